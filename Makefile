@@ -1,0 +1,51 @@
+# Every target sets up what it needs: `make demo` and `make test` work on a fresh machine.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo serve test check lint types contracts fuzz soak bench lock clean
+
+help:  ## Show this list
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+
+venv: $(STAMP)  ## Create .venv with everything, from hash-pinned requirements
+
+$(STAMP): requirements/bootstrap.txt requirements/dev.txt pyproject.toml scripts/venv.sh
+	@PYTHON=$(PYTHON) VENV=$(VENV) sh scripts/venv.sh
+	@touch $@
+
+demo: venv  ## Start Bursar on its embedded PostgreSQL and watch it work (ends by itself)
+	@$(BIN)/python scripts/demo.py
+
+serve: venv  ## Start Bursar and stay up; prints the URL and an admin token
+	@$(BIN)/bursar serve --data .data
+
+test: venv  ## Run all tests
+	@sh scripts/test-tools.sh
+	@$(BIN)/pytest -n 2 --dist worksteal tests
+
+check: lint types contracts test  ## What CI does: lint, types, import contracts, tests
+
+lint: venv
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	@$(BIN)/squawk --config scripts/squawk.toml src/bursar/store/sql/migrations/*.sql
+
+types: venv
+	@$(BIN)/mypy
+
+contracts: venv
+	@$(BIN)/lint-imports --no-cache | tail -n 12
+
+soak: venv  ## The long races and fault tests
+	@BURSAR_SOAK=1 $(BIN)/pytest -m soak tests
+
+bench: venv  ## All benchmarks, briefly
+	@$(BIN)/bursar bench api --seconds 5 --json
+
+lock: venv  ## Pin the dependencies anew
+	@sh scripts/lock.sh
+
+clean:  ## Remove what make created
+	rm -rf $(VENV) .data .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,10 @@
+#!/bin/sh
+# Pins every dependency with its hashes. The registry's address is deliberately not written.
+set -eu
+cd "$(dirname "$0")/.."
+compile() {
+    .venv/bin/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-header --python-version 3.11 "$@"
+}
+echo uv | compile - --output-file requirements/bootstrap.txt
+compile pyproject.toml --extra embedded --output-file requirements/runtime.txt
+compile pyproject.toml --extra embedded --group dev --constraint requirements/runtime.txt --output-file requirements/dev.txt

@@ -1,0 +1,1 @@
+"""Bursar decides who gets which GPUs, when, and who pays."""

@@ -1,0 +1,51 @@
+"""An allocation as the rules see it: what it asks for, and the phases it goes through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from bursar.core.charge import Amounts
+
+
+class Phase(StrEnum):
+    PENDING = "Pending"
+    SCHEDULED = "Scheduled"
+    RUNNING = "Running"
+    TERMINATING = "Terminating"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    CANCELLED = "Cancelled"
+
+
+ENDED = frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED})
+PLACED = frozenset({Phase.SCHEDULED, Phase.RUNNING, Phase.TERMINATING})
+
+# What may follow what. A node reports progress; nothing comes back from an end.
+NEXT: dict[Phase, frozenset[Phase]] = {
+    Phase.PENDING: frozenset({Phase.SCHEDULED, Phase.FAILED, Phase.CANCELLED}),
+    Phase.SCHEDULED: frozenset({Phase.RUNNING, Phase.TERMINATING, Phase.PENDING, *ENDED}),
+    Phase.RUNNING: frozenset({Phase.TERMINATING, Phase.PENDING, *ENDED}),
+    Phase.TERMINATING: ENDED,
+    Phase.SUCCEEDED: frozenset(),
+    Phase.FAILED: frozenset(),
+    Phase.CANCELLED: frozenset(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """A set placed all together or not at all; `timeout_seconds` 0 waits for ever."""
+
+    group_id: str
+    min_members: int
+    timeout_seconds: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked of each of `nodes` nodes."""
+
+    requests: Amounts
+    nodes: int = 1
+    exclusive: bool = False

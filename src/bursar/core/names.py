@@ -1,0 +1,129 @@
+"""What names, labels and annotations may look like.
+
+Every check returns the faults it found, as sentences, and an empty list when there are none, so that one answer can
+tell a user everything that is wrong with an object. The rules are those of Kubernetes, because its clients rely on
+them; the limits on how many are ours.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Final
+
+LABELS_MAX: Final = 64
+ANNOTATIONS_BYTES_MAX: Final = 256 * 1024
+
+_LABEL_CHARS_MAX: Final = 63
+_SUBDOMAIN_CHARS_MAX: Final = 253
+_FAULTS_MAX: Final = 64
+_SHOWN_CHARS_MAX: Final = 63
+
+_DNS_LABEL: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
+_DNS_SUBDOMAIN: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*")
+_NAME: Final = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?")
+
+_DNS_LABEL_RULE: Final = (
+    "a lowercase RFC 1123 label may hold only lowercase letters, digits and '-', "
+    "and begins and ends with a letter or digit"
+)
+_DNS_SUBDOMAIN_RULE: Final = (
+    "a lowercase RFC 1123 subdomain may hold only lowercase letters, digits, '-' and '.', "
+    "and each part between dots begins and ends with a letter or digit"
+)
+_NAME_RULE: Final = (
+    "may hold only letters, digits, '-', '_' and '.', "
+    "and begins and ends with a letter or digit (for example 'gpu-type')"
+)
+
+
+def dns_label(value: str) -> list[str]:
+    """Faults of a name that becomes one part of a host name, such as a namespace."""
+    return _faults(value, _DNS_LABEL, _LABEL_CHARS_MAX, _DNS_LABEL_RULE)
+
+
+def dns_subdomain(value: str) -> list[str]:
+    """Faults of an object's name."""
+    return _faults(value, _DNS_SUBDOMAIN, _SUBDOMAIN_CHARS_MAX, _DNS_SUBDOMAIN_RULE)
+
+
+def label_key(value: str) -> list[str]:
+    """Faults of a key of labels or annotations: a name, optionally behind a DNS prefix and a slash."""
+    return _prefixed("label key", value)
+
+
+def qualified_name(value: str) -> list[str]:
+    """Faults of the name of a resource or quota dimension, such as `nvidia.com/gpu` or `requests.cpu`."""
+    return _prefixed("qualified name", value)
+
+
+def label_value(value: str) -> list[str]:
+    """Faults of a label's value; the empty value is a good one."""
+    return _faults(value, _NAME, _LABEL_CHARS_MAX, f"a label value {_NAME_RULE}") if value else []
+
+
+def labels(mapping: Mapping[str, object]) -> list[str]:
+    """Faults of a set of labels. Too many are one fault, so that a label bomb is not answered by a longer one."""
+    if len(mapping) > LABELS_MAX:
+        return [f"{len(mapping)} labels are too many: at most {LABELS_MAX} are allowed"]
+    return list(islice(_label_faults(mapping), _FAULTS_MAX))
+
+
+def annotations(mapping: Mapping[str, object]) -> list[str]:
+    """Faults of a whole set of annotations. Values are free text; what is bounded is their total size."""
+    size_bytes = sum(_utf8_bytes(key) + _utf8_bytes(value) for key, value in mapping.items())
+    if size_bytes > ANNOTATIONS_BYTES_MAX:
+        return [f"annotations take {size_bytes} bytes: at most {ANNOTATIONS_BYTES_MAX} are allowed in total"]
+    return list(islice(_annotation_faults(mapping), _FAULTS_MAX))
+
+
+def quoted(value: str) -> str:
+    """A user's text as messages show it: quoted, escaped to ASCII, and cut so that no message grows with its cause."""
+    if len(value) <= _SHOWN_CHARS_MAX:
+        return json.dumps(value)
+    return json.dumps(value[:_SHOWN_CHARS_MAX]) + "..."
+
+
+def _faults(value: str, shape: re.Pattern[str], chars_max: int, rule: str) -> list[str]:
+    fault = _fault(value, shape, chars_max, rule)
+    return [f"{quoted(value)}: {fault}"] if fault else []
+
+
+def _prefixed(noun: str, value: str) -> list[str]:
+    prefix, slash, name = value.rpartition("/")
+    faults = [("name part", _fault(name, _NAME, _LABEL_CHARS_MAX, _NAME_RULE))]
+    if slash:
+        faults += [("prefix part", _fault(prefix, _DNS_SUBDOMAIN, _SUBDOMAIN_CHARS_MAX, _DNS_SUBDOMAIN_RULE))]
+    return [f"{noun} {quoted(value)}: {part}: {fault}" for part, fault in faults if fault]
+
+
+def _fault(value: str, shape: re.Pattern[str], chars_max: int, rule: str) -> str | None:
+    # The length comes first: it bounds the work of the pattern.
+    if len(value) > chars_max:
+        return f"must be no longer than {chars_max} characters"
+    if not value:
+        return "must not be empty"
+    return None if shape.fullmatch(value) else rule
+
+
+def _label_faults(mapping: Mapping[str, object]) -> Iterator[str]:
+    for key, value in mapping.items():
+        yield from label_key(key)
+        if isinstance(value, str):
+            yield from (f"label {quoted(key)}: {fault}" for fault in label_value(value))
+        else:
+            yield f"label {quoted(key)}: the value must be a string"
+
+
+def _annotation_faults(mapping: Mapping[str, object]) -> Iterator[str]:
+    for key, value in mapping.items():
+        yield from label_key(key)
+        if not isinstance(value, str):
+            yield f"annotation {quoted(key)}: the value must be a string"
+        elif "\0" in value:
+            # PostgreSQL's text holds every character but this one.
+            yield f"annotation {quoted(key)}: the value must not contain a NUL character"
+
+
+def _utf8_bytes(value: object) -> int:
+    return len(value.encode("utf-8", "surrogatepass")) if isinstance(value, str) else 0

@@ -1,0 +1,159 @@
+"""A node's room: what it can give, what it has given, device by device.
+
+A whole number of a device resource takes whole devices; a fraction below one shares a single device. Capacity is
+checked for increases only: a node that lost a GPU may stand above what it has left, and nothing is stopped for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from bursar.core.charge import Amounts
+
+WHOLE = 1000  # one device, one node, in thousandths
+DEVICES_MAX = 1024
+
+Devices = Mapping[str, tuple[int, ...]]  # resource → indices of the devices given
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRoom:
+    name: str
+    generation: int
+    schedulable: bool
+    allocatable: Amounts
+    allocated: Amounts = field(default_factory=dict)
+    # resource → what of each device is given away, in thousandths
+    devices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """Why something does not fit on a node, with its numbers."""
+
+    resource: str
+    needs: int
+    has: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What a placement takes from a node."""
+
+    resources: Amounts
+    devices: Devices
+
+
+EXCLUSIVE = "exclusive"  # the mark on a node that is given as a whole
+
+
+def is_device(resource: str) -> bool:
+    """Extended resources are counted device by device; cpu, memory and the like are not."""
+    return "/" in resource
+
+
+def device_list(allocatable: Amounts, devices: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+    """One entry per device that the node has; the use of those it had before is kept."""
+    listed: dict[str, tuple[int, ...]] = {}
+    for resource, amount in allocatable.items():
+        if is_device(resource):
+            used = tuple(devices.get(resource, ()))
+            count = max(min(amount // WHOLE, DEVICES_MAX), _last_used(used))
+            listed[resource] = (used + (0,) * count)[:count]
+    for resource, before in devices.items():
+        # A resource that is gone is remembered until what used it is gone as well.
+        if resource not in listed and any(before):
+            listed[resource] = tuple(before)
+    return listed
+
+
+def _last_used(used: Sequence[int]) -> int:
+    return max((index + 1 for index, amount in enumerate(used) if amount), default=0)
+
+
+def fit(node: NodeRoom, requests: Amounts, *, exclusive: bool, wanted: Devices | None = None) -> Fit | Shortage:
+    """What placing this would take, or the first thing that is short."""
+    if EXCLUSIVE in node.allocated:
+        return Shortage(EXCLUSIVE, WHOLE, 0)
+    if exclusive:
+        return _fit_whole(node, requests)
+    needs = {**requests, **({"pods": WHOLE} if "pods" in node.allocatable else {})}
+    for resource, amount in needs.items():
+        free = node.allocatable.get(resource, 0) - node.allocated.get(resource, 0)
+        if amount > free:
+            return Shortage(resource, amount, max(0, free))
+    devices: dict[str, tuple[int, ...]] = {}
+    for resource, amount in requests.items():
+        if is_device(resource) and amount:
+            chosen = choose_devices(_usable(node, resource), amount, (wanted or {}).get(resource))
+            if chosen is None:
+                return Shortage(resource, amount, sum(WHOLE - used for used in _usable(node, resource) if used < WHOLE))
+            devices[resource] = chosen
+    return Fit(needs, devices)
+
+
+def _fit_whole(node: NodeRoom, requests: Amounts) -> Fit | Shortage:
+    if any(node.allocated.values()):
+        return Shortage(EXCLUSIVE, WHOLE, 0)
+    for resource, amount in requests.items():
+        if amount > node.allocatable.get(resource, 0):
+            return Shortage(resource, amount, node.allocatable.get(resource, 0))
+    devices = {resource: tuple(range(len(_usable(node, resource)))) for resource in node.devices}
+    return Fit({**node.allocatable, EXCLUSIVE: WHOLE}, devices)
+
+
+def _usable(node: NodeRoom, resource: str) -> tuple[int, ...]:
+    """The devices still there: a node that lost some keeps the first ones."""
+    return tuple(node.devices.get(resource, ()))[: node.allocatable.get(resource, 0) // WHOLE]
+
+
+def choose_devices(used: Sequence[int], amount: int, wanted: Sequence[int] | None) -> tuple[int, ...] | None:
+    """Which devices to give: those asked for if they are free, else whole ones from the left, a share on the fullest."""
+    if amount < WHOLE:
+        room = [index for index, taken in enumerate(used) if taken + amount <= WHOLE]
+        if wanted is not None:
+            return (wanted[0],) if len(wanted) == 1 and wanted[0] in room else None
+        # The fullest device that still has room, so that whole ones stay whole.
+        return (max(room, key=lambda index: (used[index], -index)),) if room else None
+    count = amount // WHOLE
+    free = [index for index, taken in enumerate(used) if not taken]
+    if wanted is not None:
+        return tuple(sorted(wanted)) if len(set(wanted)) == len(wanted) == count and set(wanted) <= set(free) else None
+    return tuple(free[:count]) if len(free) >= count else None
+
+
+def give(node: NodeRoom, taken: Fit, requests: Amounts) -> NodeRoom:
+    return _change(node, taken.resources, taken.devices, requests, 1)
+
+
+def take_back(node: NodeRoom, resources: Amounts, devices: Devices, requests: Amounts) -> NodeRoom:
+    """The exact reverse of `give`."""
+    return _change(node, resources, devices, requests, -1)
+
+
+def _change(node: NodeRoom, resources: Amounts, devices: Devices, requests: Amounts, sign: int) -> NodeRoom:
+    allocated = dict(node.allocated)
+    for resource, amount in resources.items():
+        allocated[resource] = allocated.get(resource, 0) + sign * amount
+        assert allocated[resource] >= 0, f"node {node.name} would have given back more {resource} than it gave"
+        if not allocated[resource]:
+            del allocated[resource]
+    use = {resource: list(used) for resource, used in node.devices.items()}
+    for resource, indices in devices.items():
+        # One shared device carries the fraction; whole ones are taken whole.
+        each = requests[resource] if requests.get(resource, WHOLE) < WHOLE and EXCLUSIVE not in resources else WHOLE
+        for index in indices:
+            use[resource][index] += sign * each
+            assert 0 <= use[resource][index] <= WHOLE, f"device {index} of {node.name} out of range"
+    return replace(node, allocated=allocated, devices={resource: tuple(used) for resource, used in use.items()})
+
+
+def dominant_fraction(node: NodeRoom, requests: Amounts) -> int:
+    """The largest part of any of the node's resources that this takes, in thousandths of the node, rounded up."""
+    parts = [
+        -(-amount * WHOLE // node.allocatable[resource])
+        for resource, amount in requests.items()
+        if amount and node.allocatable.get(resource)
+    ]
+    return min(WHOLE, max(parts, default=1))

@@ -1,0 +1,268 @@
+"""Quota arithmetic: counters, what raises them, and when that is refused.
+
+A counter is one row of (scope, dimension). Only increases are guarded: usage may stand above a limit that was lowered,
+and nothing is stopped for it; it may just not grow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from bursar.core.charge import NOTHING, Charge
+from bursar.core.quantity import AMOUNT_MAX, UNLIMITED
+from bursar.core.tree import (
+    SYSTEM_SCOPE,
+    Enforcement,
+    ResourceQuota,
+    Row,
+    Tree,
+    enforcement_of,
+    hard_of,
+    limits_of,
+    matches,
+    rows_of,
+    soft_of,
+    tenant_scope,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    hard: int = UNLIMITED
+    soft: int | None = None
+    accepted: int = 0
+    bound: int = 0
+
+
+def headroom(counter: Counter) -> int:
+    """How much more may be accepted before the hard limit; zero when usage is already above it."""
+    if counter.hard == UNLIMITED:
+        return UNLIMITED
+    return max(0, counter.hard - counter.accepted)
+
+
+@dataclass(frozen=True, slots=True)
+class Exceeded:
+    """A limit without room for what was asked."""
+
+    scope: str
+    dimension: str
+    limit: int
+    used: int
+    requested: int
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """An object's charge, before and after a command."""
+
+    namespace: str
+    before: Charge = NOTHING
+    after: Charge = NOTHING
+
+
+Pair = tuple[int, int]  # (accepted, bound)
+
+
+@dataclass(slots=True)
+class _Delta:
+    accepted: int = 0
+    bound: int = 0
+
+
+class Counters:
+    """The counters of one batch as they stand after the commands decided so far.
+
+    A move that finds no room leaves no trace, so that each command sees exactly the effects of those before it.
+    """
+
+    def __init__(self, tree: Tree, rows: Mapping[Row, Counter]) -> None:
+        self.tree = tree
+        self.rows = dict(rows)
+        self._started = dict(rows)
+
+    def move(self, moves: Sequence[Move]) -> list[Exceeded]:
+        """Charge all the moves together or, where any limit has no room, none; nearest scope first."""
+        deltas = _deltas(self.tree, moves)
+        if exceeded := [fault for row, delta in deltas.items() if (fault := self._exceeded(row, delta))]:
+            return exceeded
+        for row, delta in deltas.items():
+            counter = self.rows[row]
+            self.rows[row] = replace(
+                counter, accepted=counter.accepted + delta.accepted, bound=counter.bound + delta.bound
+            )
+        return []
+
+    def changes(self) -> dict[Row, Pair]:
+        """By how much each counter was moved in all, without those that ended where they began."""
+        moved: dict[Row, Pair] = {}
+        for row, counter in self.rows.items():
+            start = self._started[row]
+            if (delta := (counter.accepted - start.accepted, counter.bound - start.bound)) != (0, 0):
+                moved[row] = delta
+        return moved
+
+    def _exceeded(self, row: Row, delta: _Delta) -> Exceeded | None:
+        counter = self.rows[row]
+        ceiling = counter.hard if enforcement_of(self.tree, row[0]) is Enforcement.REJECT else AMOUNT_MAX
+        if delta.accepted > 0 and counter.accepted + delta.accepted > ceiling:
+            return Exceeded(*row, counter.hard, counter.accepted, delta.accepted)
+        if delta.bound > 0 and counter.bound + delta.bound > counter.hard:
+            return Exceeded(*row, counter.hard, counter.bound, delta.bound)
+        return None
+
+
+def _deltas(tree: Tree, moves: Iterable[Move]) -> dict[Row, _Delta]:
+    deltas: dict[Row, _Delta] = {}
+    for move in moves:
+        # What is taken comes first, so that the scopes of the new charge decide the order of the causes.
+        _add(deltas, tree, move.namespace, move.after, 1)
+        _add(deltas, tree, move.namespace, move.before, -1)
+    return deltas
+
+
+def _add(deltas: dict[Row, _Delta], tree: Tree, namespace: str, charge: Charge, sign: int) -> None:
+    if charge is NOTHING:
+        return
+    accepted, bound = charge.accepted, charge.bound
+    for row in rows_of(tree, namespace, charge):
+        delta = deltas.get(row)
+        if delta is None:
+            delta = deltas[row] = _Delta()
+        delta.accepted += sign * accepted.get(row[1], 0)
+        delta.bound += sign * bound.get(row[1], 0)
+
+
+# Recounting: what the counters must be after the tree changed.
+
+
+def needs_recount(old: Tree, new: Tree) -> bool:
+    """Whether a change of the tree moves usage between counters, rather than only limits on counters.
+
+    A tenant that has nothing below it counts the same with and without a limit.
+    """
+    if frozenset(old.system) != frozenset(new.system):
+        return True
+    parents = {tenant.parent for tree in (old, new) for tenant in tree.tenants.values()}
+    return any(_moved(old, new, name, name in parents) for name in old.tenants)
+
+
+def _moved(old: Tree, new: Tree, name: str, is_parent: bool) -> bool:
+    if name not in new.tenants:
+        return False
+    if old.tenants[name].parent != new.tenants[name].parent:
+        return True
+    return is_parent and frozenset(limits_of(old, name)) != frozenset(limits_of(new, name))
+
+
+def recount(old: Tree, new: Tree, rows: Mapping[Row, Counter]) -> dict[Row, Counter]:
+    """All counters of tenants and the system as the new tree wants them, from those that the old tree kept."""
+    own = _own_usage(old, rows)
+    dimensions = sorted({dimension for _, dimension in rows} | set(new.system) | _limited_anywhere(new))
+    totals = _totals(new, own, dimensions)
+    result: dict[Row, Counter] = {}
+    for name in new.tenants:
+        limited = limits_of(new, name)
+        for dimension in dimensions:
+            row = (tenant_scope(name), dimension)
+            accepted, bound = totals[row] if dimension in limited else own.get(row, (0, 0))
+            if dimension in limited or row in rows:
+                result[row] = Counter(hard_of(new, row), soft_of(new, row), accepted, bound)
+    roots = [name for name, tenant in new.tenants.items() if tenant.parent not in new.tenants]
+    for dimension, hard in new.system.items():
+        accepted, bound = _sum([totals[(tenant_scope(name), dimension)] for name in roots])
+        result[(SYSTEM_SCOPE, dimension)] = Counter(hard, None, accepted, bound)
+    return result
+
+
+def _limited_anywhere(tree: Tree) -> set[str]:
+    return {dimension for name in tree.tenants for dimension in limits_of(tree, name)}
+
+
+def _own_usage(tree: Tree, rows: Mapping[Row, Counter]) -> dict[Row, Pair]:
+    """What each tenant's own namespaces use: its counter, less what its descendants put into it."""
+    below = _below(tree)
+    totals: dict[Row, Pair] = {}
+    own: dict[Row, Pair] = {}
+    dimensions = sorted({dimension for _, dimension in rows})
+    for name in _bottom_up(tree):
+        limited = limits_of(tree, name)
+        for dimension in dimensions:
+            row = (tenant_scope(name), dimension)
+            counter = rows.get(row, Counter())
+            accepted, bound = _sum([totals[(tenant_scope(child), dimension)] for child in below.get(name, ())])
+            if dimension in limited:
+                totals[row] = (counter.accepted, counter.bound)
+                own[row] = (counter.accepted - accepted, counter.bound - bound)
+            else:
+                totals[row] = (counter.accepted + accepted, counter.bound + bound)
+                own[row] = (counter.accepted, counter.bound)
+    return own
+
+
+def _bottom_up(tree: Tree) -> list[str]:
+    """Every tenant after all that is below it."""
+    below = _below(tree)
+    order: list[str] = []
+    queue = [name for name, tenant in tree.tenants.items() if tenant.parent not in tree.tenants]
+    while queue:
+        name = queue.pop()
+        order.append(name)
+        queue.extend(below.get(name, ()))
+    return order[::-1]
+
+
+def _below(tree: Tree) -> dict[str, list[str]]:
+    below: dict[str, list[str]] = {}
+    for name, tenant in tree.tenants.items():
+        below.setdefault(tenant.parent, []).append(name)
+    return below
+
+
+def _totals(tree: Tree, own: Mapping[Row, Pair], dimensions: Sequence[str]) -> dict[Row, Pair]:
+    """What each tenant and everything below it use together."""
+    below = _below(tree)
+    totals: dict[Row, Pair] = {}
+    for name in _bottom_up(tree):
+        for dimension in dimensions:
+            row = (tenant_scope(name), dimension)
+            parts = [own.get(row, (0, 0)), *(totals[(tenant_scope(child), dimension)] for child in below.get(name, ()))]
+            totals[row] = _sum(parts)
+    return totals
+
+
+def _sum(pairs: Sequence[Pair]) -> Pair:
+    return sum(accepted for accepted, _ in pairs), sum(bound for _, bound in pairs)
+
+
+def count_quota(quota: ResourceQuota, charges: Iterable[Charge]) -> dict[Row, Counter]:
+    """The counters of a ResourceQuota from everything charged in its namespace."""
+    counted = [charge for charge in charges if matches(quota, charge.facts)]
+    return {
+        (quota.scope, dimension): Counter(
+            quota.hard.get(dimension, UNLIMITED),
+            quota.soft.get(dimension),
+            sum(charge.accepted.get(dimension, 0) for charge in counted),
+            sum(charge.bound.get(dimension, 0) for charge in counted),
+        )
+        for dimension in quota.dimensions
+    }
+
+
+def overrun(old: Tree, new: Tree, before: Mapping[Row, Counter], after: Mapping[Row, Counter]) -> list[Exceeded]:
+    """Counters that moving a tenant would raise above their limit.
+
+    A limit that is new, or lower than before, raises nothing: it shows what was there already.
+    """
+    faults: list[Exceeded] = []
+    for row, counter in sorted(after.items()):
+        if hard_of(old, row) == UNLIMITED:
+            continue
+        was = before.get(row, Counter())
+        queued = enforcement_of(new, row[0]) is Enforcement.QUEUE
+        if counter.accepted > max(was.accepted, counter.hard) and not queued:
+            faults.append(Exceeded(*row, counter.hard, was.accepted, counter.accepted - was.accepted))
+        elif counter.bound > max(was.bound, counter.hard):
+            faults.append(Exceeded(*row, counter.hard, was.bound, counter.bound - was.bound))
+    return faults

@@ -1,0 +1,80 @@
+"""Refusals: every expected "no", as values.
+
+A refusal carries the numbers that explain it and what would help. Doors translate `Code` in one table each (HTTP
+status, gRPC status, exit code); nothing else looks at the message. The codes stand in order of precedence: when several
+apply, the first one is what the caller is told.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Code(StrEnum):
+    # What no retry will cure, unless the request changes.
+    INVALID = "invalid"
+    TOO_LARGE = "too_large"
+    UNSUPPORTED_MEDIA = "unsupported_media"
+    METHOD_NOT_ALLOWED = "method_not_allowed"
+    NOT_ACCEPTABLE = "not_acceptable"
+    UNAUTHENTICATED = "unauthenticated"
+    FORBIDDEN = "forbidden"
+    NOT_FOUND = "not_found"
+    REQUEST_REUSED = "request_id_reused"
+    IMMUTABLE = "immutable"
+    UNSATISFIABLE = "unsatisfiable"
+    # What depends on the state of things, and may succeed later.
+    ALREADY_EXISTS = "already_exists"
+    CONFLICT = "conflict"
+    TERMINATING = "terminating"
+    IN_USE = "in_use"
+    GONE = "gone"
+    QUOTA_EXCEEDED = "quota_exceeded"
+    NO_CAPACITY = "no_capacity"
+    STALE = "stale"
+    # What passes by itself: try again.
+    RATE_LIMITED = "rate_limited"
+    OVERLOADED = "overloaded"
+    UNAVAILABLE = "unavailable"
+
+
+# Decisions that depend on nothing but the request or on a passing condition are not remembered under its request_id.
+FORGETTABLE = frozenset(
+    {Code.INVALID, Code.UNAUTHENTICATED, Code.CONFLICT, Code.STALE, Code.RATE_LIMITED, Code.OVERLOADED, Code.UNAVAILABLE}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One reason among several: a field that is wrong, or a limit that has no room."""
+
+    reason: str
+    message: str
+    field: str = ""
+    dimension: str = ""
+    scope: str = ""
+    limit: str = ""
+    current_usage: str = ""
+    requested_delta: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    code: Code
+    message: str
+    hint: str = ""
+    causes: tuple[Cause, ...] = ()
+    retry_after_seconds: int = 0
+
+    @property
+    def remembered(self) -> bool:
+        return self.code not in FORGETTABLE
+
+
+def invalid(message: str, *causes: Cause, hint: str = "") -> Refusal:
+    return Refusal(Code.INVALID, message, hint, causes)
+
+
+def field_fault(field: str, message: str) -> Cause:
+    return Cause(reason="FieldValueInvalid", message=message, field=field)

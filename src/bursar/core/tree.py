@@ -1,0 +1,283 @@
+"""The tree: tenants under tenants, their tiers, their namespaces and the quotas in them.
+
+It says which counters a charge raises. It changes rarely and is read by every write, so it is an immutable value: a
+change makes a new tree, and whoever charges holds the tree's row shared, so that the tree it reads is the one in force.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from bursar.core.charge import Charge, Facts
+from bursar.core.quantity import UNLIMITED
+
+SYSTEM_SCOPE = "system"
+
+Row = tuple[str, str]  # (scope, dimension): the key of one counter
+
+
+class Enforcement(StrEnum):
+    """Whether a limit without room refuses at the door, or lets the request in to wait."""
+
+    REJECT = "Reject"
+    QUEUE = "Queue"
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    name: str
+    limits: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    name: str
+    parent: str = ""
+    tier: str = ""
+    limits: Mapping[str, int] = field(default_factory=dict)
+    enforcement: Enforcement = Enforcement.REJECT
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    name: str
+    tenant: str
+    terminating: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeTerm:
+    """One expression of a scope selector, as Kubernetes writes it: scopeName, operator, values."""
+
+    scope: str
+    operator: str
+    values: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceQuota:
+    namespace: str
+    name: str
+    hard: Mapping[str, int] = field(default_factory=dict)
+    soft: Mapping[str, int] = field(default_factory=dict)
+    terms: tuple[ScopeTerm, ...] = ()
+    enforcement: Enforcement = Enforcement.REJECT
+
+    @property
+    def scope(self) -> str:
+        return quota_scope(self.namespace, self.name)
+
+    @property
+    def dimensions(self) -> frozenset[str]:
+        return frozenset(self.hard) | frozenset(self.soft)
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """An effective limit and where it comes from: `override`, `tier:<name>`, or `unlimited`."""
+
+    value: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    tenants: Mapping[str, Tenant] = field(default_factory=dict)
+    tiers: Mapping[str, Tier] = field(default_factory=dict)
+    namespaces: Mapping[str, Namespace] = field(default_factory=dict)
+    quotas: Mapping[str, tuple[ResourceQuota, ...]] = field(default_factory=dict)  # by namespace
+    system: Mapping[str, int] = field(default_factory=dict)
+    # Answers already worked out for this tree, which never change: it is immutable.
+    _rows: dict[tuple[str, Facts, frozenset[str]], tuple[Row, ...]] = field(default_factory=dict, compare=False)
+    _limited: dict[str, Mapping[str, int]] = field(default_factory=dict, compare=False)
+
+
+def tenant_scope(tenant: str) -> str:
+    return f"tenant:{tenant}"
+
+
+def quota_scope(namespace: str, name: str) -> str:
+    return f"quota:{namespace}/{name}"
+
+
+def effective_limits(tree: Tree, tenant: Tenant) -> dict[str, Limit]:
+    """Explicit override of the tenant, else its tier's default; what neither names is unlimited."""
+    tier = tree.tiers.get(tenant.tier)
+    limits = {dimension: Limit(value, f"tier:{tenant.tier}") for dimension, value in (tier.limits if tier else {}).items()}
+    limits.update({dimension: Limit(value, "override") for dimension, value in tenant.limits.items()})
+    return limits
+
+
+def limits_of(tree: Tree, tenant: str) -> Mapping[str, int]:
+    """The effective limits of a tenant as plain numbers; a tenant that is not in the tree has none."""
+    known = tree._limited.get(tenant)
+    if known is None:
+        owner = tree.tenants.get(tenant)
+        known = {name: limit.value for name, limit in effective_limits(tree, owner).items()} if owner else {}
+        tree._limited[tenant] = known
+    return known
+
+
+def lineage(tree: Tree, tenant: str) -> Iterator[str]:
+    """The tenant, its parent, and so on up to the root."""
+    current = tree.tenants.get(tenant)
+    while current is not None:
+        yield current.name
+        current = tree.tenants.get(current.parent)
+
+
+def children(tree: Tree, tenant: str) -> list[str]:
+    return sorted(name for name, other in tree.tenants.items() if other.parent == tenant)
+
+
+def subtree(tree: Tree, tenant: str) -> set[str]:
+    """The tenant and everything below it."""
+    below: dict[str, list[str]] = {}
+    for name, other in tree.tenants.items():
+        below.setdefault(other.parent, []).append(name)
+    found: set[str] = set()
+    queue = [tenant]
+    while queue:
+        name = queue.pop()
+        found.add(name)
+        queue.extend(below.get(name, ()))
+    return found
+
+
+def matches(quota: ResourceQuota, facts: Facts) -> bool:
+    """Whether a ResourceQuota counts an object with these facts: all of its terms must hold."""
+    return all(_term_holds(term, facts) for term in quota.terms)
+
+
+def _term_holds(term: ScopeTerm, facts: Facts) -> bool:
+    if not facts.scoped:
+        return True  # Kinds that know no scopes (services, volumes) are counted by every quota that names them.
+    match term.scope:
+        case "Terminating":
+            return facts.terminating
+        case "NotTerminating":
+            return not facts.terminating
+        case "BestEffort":
+            return facts.best_effort
+        case "NotBestEffort":
+            return not facts.best_effort
+        case "PriorityClass":
+            return _priority_class_holds(term, facts.priority_class)
+    return False
+
+
+def _priority_class_holds(term: ScopeTerm, priority_class: str) -> bool:
+    match term.operator:
+        case "In":
+            return priority_class in term.values
+        case "NotIn":
+            return priority_class not in term.values
+        case "DoesNotExist":
+            return not priority_class
+    return bool(priority_class)
+
+
+def rows_of(tree: Tree, namespace: str, charge: Charge) -> tuple[Row, ...]:
+    """The counters that a charge raises: its namespace's matching quotas, its tenant, ancestors that limit, the system."""
+    key = (namespace, charge.facts, charge.dimensions)
+    rows = tree._rows.get(key)
+    if rows is None:
+        rows = tuple(_rows_of(tree, namespace, charge.facts, charge.dimensions))
+        tree._rows[key] = rows
+    return rows
+
+
+def _rows_of(tree: Tree, namespace: str, facts: Facts, dimensions: frozenset[str]) -> Iterator[Row]:
+    for quota in tree.quotas.get(namespace, ()):
+        if matches(quota, facts):
+            yield from ((quota.scope, dimension) for dimension in sorted(dimensions & quota.dimensions))
+    for tenant in lineage(tree, tree.namespaces[namespace].tenant):
+        limited = limits_of(tree, tenant)
+        own = tenant == tree.namespaces[namespace].tenant
+        yield from ((tenant_scope(tenant), name) for name in sorted(dimensions) if own or name in limited)
+    yield from ((SYSTEM_SCOPE, dimension) for dimension in sorted(dimensions) if dimension in tree.system)
+
+
+def enforcement_of(tree: Tree, scope: str) -> Enforcement:
+    kind, _, name = scope.partition(":")
+    if kind == "tenant":
+        return tree.tenants[name].enforcement
+    if kind == "quota":
+        namespace, _, quota_name = name.partition("/")
+        for quota in tree.quotas.get(namespace, ()):
+            if quota.name == quota_name:
+                return quota.enforcement
+    return Enforcement.REJECT
+
+
+def hard_of(tree: Tree, row: Row) -> int:
+    """The hard limit that the tree sets for a counter."""
+    scope, dimension = row
+    kind, _, name = scope.partition(":")
+    if kind == "tenant":
+        return limits_of(tree, name).get(dimension, UNLIMITED)
+    if kind == "quota":
+        quota = _find_quota(tree, name)
+        return quota.hard.get(dimension, UNLIMITED) if quota else UNLIMITED
+    return tree.system.get(dimension, UNLIMITED)
+
+
+def soft_of(tree: Tree, row: Row) -> int | None:
+    scope, dimension = row
+    kind, _, name = scope.partition(":")
+    quota = _find_quota(tree, name) if kind == "quota" else None
+    return quota.soft.get(dimension) if quota else None
+
+
+def _find_quota(tree: Tree, key: str) -> ResourceQuota | None:
+    namespace, _, name = key.partition("/")
+    return next((quota for quota in tree.quotas.get(namespace, ()) if quota.name == name), None)
+
+
+# Changes. Each returns a new tree; the caches of the old one are not carried over.
+
+
+def with_tenant(tree: Tree, tenant: Tenant) -> Tree:
+    return _fresh(tree, tenants={**tree.tenants, tenant.name: tenant})
+
+
+def without_tenant(tree: Tree, name: str) -> Tree:
+    return _fresh(tree, tenants={key: value for key, value in tree.tenants.items() if key != name})
+
+
+def with_tier(tree: Tree, tier: Tier) -> Tree:
+    return _fresh(tree, tiers={**tree.tiers, tier.name: tier})
+
+
+def without_tier(tree: Tree, name: str) -> Tree:
+    return _fresh(tree, tiers={key: value for key, value in tree.tiers.items() if key != name})
+
+
+def with_namespace(tree: Tree, namespace: Namespace) -> Tree:
+    return _fresh(tree, namespaces={**tree.namespaces, namespace.name: namespace})
+
+
+def without_namespace(tree: Tree, name: str) -> Tree:
+    return _fresh(tree, namespaces={key: value for key, value in tree.namespaces.items() if key != name})
+
+
+def with_quota(tree: Tree, quota: ResourceQuota) -> Tree:
+    others = without_quota(tree, quota.namespace, quota.name).quotas.get(quota.namespace, ())
+    # In name order, so that every process names the same quota first.
+    together = tuple(sorted((*others, quota), key=lambda one: one.name))
+    return _fresh(tree, quotas={**tree.quotas, quota.namespace: together})
+
+
+def without_quota(tree: Tree, namespace: str, name: str) -> Tree:
+    left = tuple(quota for quota in tree.quotas.get(namespace, ()) if quota.name != name)
+    return _fresh(tree, quotas={**tree.quotas, namespace: left})
+
+
+def with_system(tree: Tree, limits: Mapping[str, int]) -> Tree:
+    return _fresh(tree, system=dict(limits))
+
+
+def _fresh(tree: Tree, **changes: object) -> Tree:
+    return replace(tree, **changes, _rows={}, _limited={})  # type: ignore[arg-type]

@@ -1,0 +1,118 @@
+"""Connections to PostgreSQL, and the one place that knows which of its errors are worth another try."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, TypeAlias
+
+import asyncpg
+
+# asyncpg ships no types; the alias keeps the word in signatures.
+Connection: TypeAlias = Any
+
+# A paused process must not freeze the others: the server ends its transaction, and those who waited go on.
+# The lock timeout is longer than that, so that a waiter outlives the culprit.
+SESSION_SETTINGS = {
+    "application_name": "bursar",
+    "timezone": "UTC",
+    "idle_in_transaction_session_timeout": "2000",
+    "lock_timeout": "5000",
+    "statement_timeout": "30000",
+    "client_connection_check_interval": "2000",
+    "tcp_keepalives_idle": "5",
+    "tcp_keepalives_interval": "2",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "10000",
+    "default_transaction_isolation": "read committed",
+    "plan_cache_mode": "force_generic_plan",
+    "jit": "off",
+}
+
+CONNECT_TIMEOUT_SECONDS = 5.0
+COMMAND_TIMEOUT_SECONDS = 15.0
+
+
+class Unavailable(Exception):
+    """The database cannot be reached, or is not accepting work, now."""
+
+
+class Stale(Exception):
+    """A guard did not hold at the moment of writing: what was decided must be decided again."""
+
+
+# Lost races: the server undid the whole transaction, and the same work may succeed on the next try.
+RACES: tuple[type[Exception], ...] = (
+    asyncpg.SerializationError,
+    asyncpg.DeadlockDetectedError,
+    asyncpg.LockNotAvailableError,
+    Stale,
+)
+
+# The connection or the server went away; whether a COMMIT under way took effect is not known.
+LOSSES: tuple[type[BaseException], ...] = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.InterfaceError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
+    asyncpg.TooManyConnectionsError,
+    asyncpg.QueryCanceledError,
+    asyncpg.ReadOnlySQLTransactionError,
+    ConnectionError,
+    OSError,
+    TimeoutError,
+    asyncio.IncompleteReadError,
+)
+
+
+async def connect(url: str) -> Connection:
+    try:
+        return await asyncpg.connect(
+            url,
+            server_settings=SESSION_SETTINGS,
+            timeout=CONNECT_TIMEOUT_SECONDS,
+            command_timeout=COMMAND_TIMEOUT_SECONDS,
+        )
+    except LOSSES as error:
+        raise Unavailable(f"cannot connect to the database: {error}") from error
+
+
+class Database:
+    """A pool for reads, and connections of their own for those who keep one (lanes, the feed)."""
+
+    def __init__(self, url: str, pool: Any) -> None:
+        self.url = url
+        self._pool = pool
+
+    @classmethod
+    async def open(cls, url: str, *, readers: int = 4) -> Database:
+        pool = await asyncpg.create_pool(
+            url,
+            min_size=0,
+            max_size=readers,
+            server_settings=SESSION_SETTINGS,
+            timeout=CONNECT_TIMEOUT_SECONDS,
+            command_timeout=COMMAND_TIMEOUT_SECONDS,
+        )
+        return cls(url, pool)
+
+    async def close(self) -> None:
+        try:
+            await asyncio.wait_for(self._pool.close(), timeout=5)
+        except TimeoutError:
+            self._pool.terminate()
+
+    @asynccontextmanager
+    async def reader(self) -> AsyncIterator[Connection]:
+        """A connection for statements that stand alone. A lost one becomes Unavailable."""
+        try:
+            async with self._pool.acquire(timeout=CONNECT_TIMEOUT_SECONDS) as db:
+                yield db
+        except LOSSES as error:
+            raise Unavailable(f"the database is away: {error}") from error
+
+    async def connect(self) -> Connection:
+        return await connect(self.url)

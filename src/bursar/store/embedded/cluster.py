@@ -1,0 +1,119 @@
+"""Making a cluster, and moving one to another major version of PostgreSQL."""
+
+import asyncio
+import os
+import shlex
+import shutil
+from pathlib import Path
+
+from bursar.store.embedded.account import Account
+from bursar.store.embedded.binaries import Binaries, find_binaries
+from bursar.store.embedded.directory import PORT, Directory, make_private
+from bursar.store.embedded.error import EmbeddedError
+from bursar.store.embedded.process import spawn
+
+SUPERUSER = "postgres"
+ROLE = "bursar"  # also the name of its database
+
+# Locale C sorts by code point, so no index depends on the C library's version. `trust` is for the socket alone, which
+# sits in a directory that only its owner (and root) can enter.
+INITDB = (
+    f"--username={SUPERUSER} --encoding=UTF8 --locale=C --data-checksums --auth-local=trust --auth-host=reject"
+).split()
+SETTINGS = {
+    "listen_addresses": "",
+    "port": str(PORT),
+    "fsync": "on",
+    "synchronous_commit": "on",
+    "full_page_writes": "on",
+    "shared_buffers": "128MB",
+    "max_connections": "100",
+    "wal_level": "replica",
+    "wal_compression": "on",
+    "max_wal_size": "2GB",
+    "checkpoint_timeout": "15min",
+    "logging_collector": "off",
+    "log_destination": "stderr",
+    "log_timezone": "UTC",
+    "timezone": "UTC",
+    "jit": "off",
+    "autovacuum_naptime": "10s",  # hot rows are updated thousands of times a second
+    "autovacuum_vacuum_cost_delay": "1ms",
+}
+
+
+async def initialise(directory: Directory, binaries: Binaries, account: Account, alive_fd: int) -> None:
+    """A new cluster, made aside and renamed when complete, so that one cut short is never taken for a cluster."""
+    _clear_unfinished(directory, account)
+    command = [str(binaries.bin_dir / "initdb"), *INITDB, "--no-instructions", "-D", str(directory.unfinished)]
+    initdb = await spawn(command, account, alive_fd=alive_fd, output=asyncio.subprocess.PIPE)
+    output, _ = await initdb.communicate()
+    if initdb.returncode != 0:
+        raise EmbeddedError(
+            f"initdb ended with status {initdb.returncode}: {output.decode(errors='replace').strip()[-2000:]}",
+            f"Mend what it names and start again; {directory.unfinished} is made anew each time.",
+        )
+    _publish(directory)
+
+
+def _clear_unfinished(directory: Directory, account: Account) -> None:
+    if directory.unfinished.exists():
+        shutil.rmtree(directory.unfinished)
+    make_private(directory.unfinished, account)
+
+
+def _publish(directory: Directory) -> None:
+    directory.unfinished.rename(directory.pgdata)
+    root = os.open(directory.root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(root)
+    finally:
+        os.close(root)
+
+
+def choose_binaries(directory: Directory, account: Account, socket_dir: Path) -> Binaries:
+    """Binaries of the version that wrote the cluster; when there are none here, the refusal shows both ways out."""
+    major = directory.version()
+    try:
+        return find_binaries(major, account)
+    except EmbeddedError as error:
+        if major is None:
+            raise
+        try:
+            new = find_binaries(None, account)
+        except EmbeddedError:
+            raise error from None
+        move = move_script(directory, account, socket_dir, major, new)
+        raise EmbeddedError(
+            error.problem,
+            f"{error.next_step}\nOr, with its binaries at hand once, move the data to PostgreSQL {new.major}:\n{move}",
+        ) from None
+
+
+def move_script(directory: Directory, account: Account, socket_dir: Path, major: int, new: Binaries) -> str:
+    """The commands that dump a cluster with its old version and restore it into a fresh one of the new version."""
+    q = shlex.quote
+    run = f"runuser -u {q(account.name)} -- " if account.switch else ""
+    pgdata, kept = q(str(directory.pgdata)), q(f"{directory.pgdata}.{major}")
+    dump, socket = q(str(directory.root / "bursar.dump")), q(str(socket_dir))
+    owner = f"-o {q(account.name)} " if account.switch else ""
+    options = q(f"-c listen_addresses='' -c unix_socket_directories='{socket_dir}' -c port={PORT}")
+    connect = f"-h {socket} -p {PORT} -U {SUPERUSER}"
+    return "\n".join(
+        (
+            "  set -e; cd /",
+            f"  OLD=/path/to/postgresql-{major}/bin NEW={q(str(new.bin_dir))}",
+            f"  {run}$OLD/pg_ctl start -w -s -l /dev/null -D {pgdata} -o {options}",
+            f"  {run}$NEW/pg_dump {connect} -Fc {ROLE} > {dump}",
+            f"  {run}$OLD/pg_ctl stop -w -s -D {pgdata}",
+            f"  mv {pgdata} {kept}",
+            f"  install -d -m 700 {owner}{pgdata}",
+            f"  {run}$NEW/initdb {' '.join(INITDB)} -D {pgdata} > /dev/null",
+            f"  {run}$NEW/pg_ctl start -w -s -l /dev/null -D {pgdata} -o {options}",
+            f"  {run}$NEW/createuser {connect} {ROLE}",
+            f"  {run}$NEW/createdb {connect} -O {ROLE} {ROLE}",
+            f"  {run}$NEW/pg_restore {connect} -e -d {ROLE} < {dump}",
+            f"  {run}$NEW/pg_ctl stop -w -s -D {pgdata}",
+            f"  # then start Bursar; when all is well, remove {kept} and {dump}",
+        )
+    )

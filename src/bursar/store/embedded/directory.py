@@ -1,0 +1,232 @@
+"""The data directory: its paths, its two locks, and where the socket can be."""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import stat
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from bursar.store.embedded.account import Account, blocking_directory
+from bursar.store.embedded.error import EmbeddedError
+from bursar.store.embedded.process import kill_living, living
+
+PORT = 5432
+SOCKET_PATH_BYTES_MAX = 103  # macOS; Linux allows 107
+LOG_BYTES_MAX = 10_000_000
+GONE_SECONDS_MAX = 15.0
+STRANGER_SECONDS_MAX = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    root: Path
+
+    @property
+    def pgdata(self) -> Path:
+        return self.root / "postgres"
+
+    @property
+    def unfinished(self) -> Path:
+        return self.root / "postgres.new"
+
+    @property
+    def log(self) -> Path:
+        return self.root / "postgres.log"
+
+    @property
+    def socket_record(self) -> Path:
+        return self.root / "socket-dir"
+
+    @property
+    def workplaces(self) -> tuple[Path, Path]:
+        return (self.pgdata, self.unfinished)
+
+    def version(self) -> int | None:
+        """The major version that wrote the cluster; None when there is no cluster yet."""
+        try:
+            return int((self.pgdata / "PG_VERSION").read_text())
+        except FileNotFoundError:
+            pass
+        if self.pgdata.exists() and any(self.pgdata.iterdir()):
+            raise EmbeddedError(
+                f"{self.pgdata} holds files but is no PostgreSQL cluster: it has no PG_VERSION.",
+                f"Move it away (mv {self.pgdata} {self.pgdata}.old) or choose another data directory, and start again.",
+            )
+        return None
+
+
+def open_directory(path: Path) -> Directory:
+    """The data directory, created if need be; only a directory we create ourselves gets a mode from us."""
+    root = Path(os.path.realpath(path))
+    try:
+        if not root.exists():
+            root.mkdir(parents=True)
+            # Root's database user has to pass through, and nobody has to list it.
+            root.chmod(0o711 if os.geteuid() == 0 else 0o700)
+    except OSError as error:
+        raise EmbeddedError(
+            f"The data directory {root} cannot be created: {error.strerror}.",
+            "Choose another one, or create it and give it to this user.",
+        ) from error
+    return Directory(root)
+
+
+def check_reachable(directory: Directory, account: Account) -> None:
+    """Refuses a directory the account cannot reach; the directories above ours are not ours to change."""
+    blocked = blocking_directory(directory.root, account)
+    if blocked is not None:
+        raise EmbeddedError(
+            f"PostgreSQL runs as the user {account.name}, who cannot reach {directory.root}: {blocked} is in the way.",
+            f"Let that user pass (chmod o+x {blocked}), or choose another data directory, such as /var/lib/bursar.",
+        )
+
+
+def lock_supervisor(directory: Directory) -> int:
+    """The lock that makes this process the only one to supervise the directory, until it is closed or we die."""
+    path = directory.root / "lock"
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise EmbeddedError(
+            f"{path} cannot be opened: {error.strerror}.",
+            "Start Bursar as the user who owns the data directory, or choose another one.",
+        ) from error
+    if not _try_lock(fd):
+        holder = os.read(fd, 32).decode().strip()
+        os.close(fd)
+        raise EmbeddedError(
+            f"The data directory {directory.root} is in use by {f'process {holder}' if holder else 'another process'}.",
+            "Stop that one first, or choose another data directory.",
+        )
+    os.truncate(fd, 0)
+    os.write(fd, f"{os.getpid()}\n".encode())
+    return fd
+
+
+async def claim(directory: Directory, grace_seconds: float) -> int:
+    """The lock a new generation of PostgreSQL processes inherits, had only when none of the last one is left.
+
+    The last one ends by itself when its supervisor or its postmaster dies, all but a backend busy with a long
+    computation; what is left after the grace is killed. Neither pids nor postmaster.pid have a say in it: a lock
+    inherited by every process cannot be stale, and a zombie does not hold it.
+    """
+    fd = os.open(directory.root / "postgres.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        await _wait_until_gone(directory, fd, grace_seconds)
+        await _refuse_strangers(directory)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+async def _wait_until_gone(directory: Directory, fd: int, grace_seconds: float) -> None:
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    while not _try_lock(fd):
+        waited = loop.time() - began
+        if waited > GONE_SECONDS_MAX:
+            pids = ", ".join(map(str, living(directory.workplaces))) or "see postmaster.pid there"
+            raise EmbeddedError(
+                f"The PostgreSQL of an earlier run still works in {directory.pgdata} and does not end (pid {pids}).",
+                "End it (kill -QUIT, then kill -KILL) and start again.",
+            )
+        if waited > grace_seconds:
+            kill_living(directory.workplaces)
+        await asyncio.sleep(0.01)
+
+
+async def _refuse_strangers(directory: Directory) -> None:
+    """A PostgreSQL that does not hold our lock was started by hand, and is not ours to end."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + STRANGER_SECONDS_MAX
+    while pids := living(directory.workplaces):
+        if loop.time() > deadline:
+            raise EmbeddedError(
+                f"A PostgreSQL that Bursar did not start works in {directory.pgdata} (pid {min(pids)}).",
+                f"Stop it (pg_ctl stop -D {directory.pgdata}) and start again.",
+            )
+        await asyncio.sleep(0.01)
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def remove_stale_pid_file(directory: Directory) -> None:
+    """Only after `claim`. PostgreSQL would believe the file while its pid is a zombie's, or by now someone else's."""
+    if Path("/proc/self").exists():
+        (directory.pgdata / "postmaster.pid").unlink(missing_ok=True)
+
+
+def open_log(directory: Directory) -> IO[bytes]:
+    with contextlib.suppress(FileNotFoundError):
+        if directory.log.stat().st_size > LOG_BYTES_MAX:
+            directory.log.replace(directory.log.with_name("postgres.log.1"))
+    return os.fdopen(os.open(directory.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "ab")
+
+
+def make_private(path: Path, account: Account) -> None:
+    """A directory of the account's alone."""
+    path.mkdir(mode=0o700, exist_ok=True)
+    if account.switch:
+        os.chown(path, account.uid, account.gid, follow_symlinks=False)
+    path.chmod(0o700)
+
+
+def prepare_socket_dir(directory: Directory, account: Account) -> Path:
+    """`run` in the data directory; when that path is too long for a socket, a private directory elsewhere, recorded."""
+    inside = directory.root / "run"
+    if _fits(inside):
+        make_private(inside, account)
+        return inside
+    with contextlib.suppress(FileNotFoundError):
+        recorded = Path(directory.socket_record.read_text().strip())
+        if _is_private(recorded, account) and _fits(recorded):
+            return recorded
+    outside = _make_outside(account)
+    directory.socket_record.write_text(f"{outside}\n")
+    return outside
+
+
+def _make_outside(account: Account) -> Path:
+    for parent in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):  # noqa: S108
+        if not parent or not os.access(parent, os.W_OK) or blocking_directory(Path(parent), account) is not None:
+            continue
+        outside = Path(tempfile.mkdtemp(prefix="bursar-", dir=parent))
+        if _fits(outside):
+            make_private(outside, account)
+            return outside
+        outside.rmdir()
+    raise EmbeddedError(
+        "The data directory's path is too long to hold a socket, and no temporary directory could.",
+        "Set XDG_RUNTIME_DIR to a short directory the database user can reach, or use a shorter data directory.",
+    )
+
+
+def forget_socket_dir(directory: Directory, socket_dir: Path) -> None:
+    """Removes what `prepare_socket_dir` made outside the data directory, once the server is stopped."""
+    if socket_dir.parent != directory.root:
+        with contextlib.suppress(OSError):
+            socket_dir.rmdir()
+        directory.socket_record.unlink(missing_ok=True)
+
+
+def _fits(socket_dir: Path) -> bool:
+    return len(os.fsencode(socket_dir / f".s.PGSQL.{PORT}")) <= SOCKET_PATH_BYTES_MAX
+
+
+def _is_private(path: Path, account: Account) -> bool:
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == account.uid and not status.st_mode & 0o077

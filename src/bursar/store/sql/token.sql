@@ -1,0 +1,44 @@
+-- name: insert
+INSERT INTO token (id, hash, role, tenant, username, node, single_use, created_at, created_by, expires_at)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10);
+
+-- name: find
+SELECT id, hash, role, tenant, username, node, single_use, created_at, created_by, expires_at, used_at, revoked_at
+  FROM token
+ WHERE id = ANY($1::text[]);
+
+-- name: list_all
+SELECT id, hash, role, tenant, username, node, single_use, created_at, created_by, expires_at, used_at, revoked_at
+  FROM token
+ ORDER BY created_at, id;
+
+-- name: list_of_tenants
+SELECT id, hash, role, tenant, username, node, single_use, created_at, created_by, expires_at, used_at, revoked_at
+  FROM token
+ WHERE tenant = ANY($1::text[])
+ ORDER BY created_at, id;
+
+-- name: revoke
+-- The first revocation stands, so that the record says since when the token was dead.
+UPDATE token
+   SET revoked_at = coalesce(revoked_at, $2)
+ WHERE id = $1
+RETURNING id, hash, role, tenant, username, node, single_use, created_at, created_by, expires_at, used_at, revoked_at;
+
+-- name: consume
+-- Of two who use it at once the second waits for the first's transaction, and then finds it used.
+UPDATE token
+   SET used_at = $2
+ WHERE id = $1
+   AND single_use
+   AND used_at IS NULL
+   AND revoked_at IS NULL
+   AND (expires_at IS NULL OR expires_at > $2)
+RETURNING id;
+
+-- name: lock_against_writers
+-- Two servers that start together: the second sees what the first has written.
+LOCK TABLE token IN SHARE ROW EXCLUSIVE MODE;
+
+-- name: exists_of_role
+SELECT EXISTS (SELECT FROM token WHERE role = $1);

@@ -1,0 +1,81 @@
+"""Bearer tokens: who they stand for, until when, and the hash of their secret. The secret itself is never here."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from bursar.core.access import Role
+from bursar.store.database import Connection
+from bursar.store.statements import statements
+
+SQL = statements("token")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRecord:
+    id: str
+    hash: bytes = field(repr=False)
+    role: Role
+    tenant: str
+    user: str
+    node: str
+    single_use: bool
+    created_at: datetime
+    created_by: str
+    expires_at: datetime | None
+    used_at: datetime | None = None
+    revoked_at: datetime | None = None
+
+
+async def save_token(db: Connection, token: TokenRecord) -> None:
+    await db.execute(
+        SQL.insert,
+        token.id,
+        token.hash,
+        str(token.role),
+        token.tenant,
+        token.user,
+        token.node,
+        token.single_use,
+        token.created_at,
+        token.created_by,
+        token.expires_at,
+    )
+
+
+async def load_tokens(db: Connection, token_ids: Collection[str]) -> dict[str, TokenRecord]:
+    """The tokens with these ids, by id; unknown ids are left out."""
+    return {row["id"]: _record(row) for row in await db.fetch(SQL.find, list(token_ids))}
+
+
+async def list_tokens(db: Connection, tenants: Collection[str] | None) -> list[TokenRecord]:
+    """The tokens of these tenants, or all of them, oldest first."""
+    rows = await (db.fetch(SQL.list_all) if tenants is None else db.fetch(SQL.list_of_tenants, sorted(tenants)))
+    return [_record(row) for row in rows]
+
+
+async def save_revoked(db: Connection, token_id: str, now: datetime) -> TokenRecord | None:
+    row = await db.fetchrow(SQL.revoke, token_id, now)
+    return None if row is None else _record(row)
+
+
+async def save_used(db: Connection, token_id: str, now: datetime) -> bool:
+    """Use up a single-use token, in the caller's transaction; False when it was used, revoked or out of time."""
+    return await db.fetchval(SQL.consume, token_id, now) is not None
+
+
+async def lock_tokens(db: Connection) -> None:
+    await db.execute(SQL.lock_against_writers)
+
+
+async def load_role_exists(db: Connection, role: Role) -> bool:
+    """Whether any token of this role was ever made, dead ones included."""
+    return bool(await db.fetchval(SQL.exists_of_role, str(role)))
+
+
+def _record(row: Any) -> TokenRecord:
+    columns = dict(row)
+    return TokenRecord(role=Role(columns.pop("role")), user=columns.pop("username"), **columns)

@@ -1,0 +1,65 @@
+"""Maps of dimension → quantity as they stand on the wire, and as exact amounts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import UnsetType
+
+from bursar.core.names import qualified_name
+from bursar.core.quantity import QuantityError, amount, format_amount
+from bursar.core.refusal import Cause, field_fault
+from bursar.wire.meta import Quantity
+
+DIMENSIONS_MAX = 64
+
+
+def quantity_text(value: Quantity) -> str | int:
+    """Numbers that YAML made of unquoted text; `repr` gives back the shortest text that means the same."""
+    return repr(value) if isinstance(value, float) else value
+
+
+def dimension_name(name: str) -> str:
+    """`requests.cpu` is another name of `cpu`."""
+    return name.removeprefix("requests.")
+
+
+def amounts(given: Mapping[str, Quantity] | UnsetType) -> dict[str, int]:
+    """Exact amounts; call only on what `amounts_faults` found nothing wrong with."""
+    if isinstance(given, UnsetType):
+        return {}
+    return {dimension_name(name): amount(dimension_name(name), quantity_text(value)) for name, value in given.items()}
+
+
+def canonical(given: Mapping[str, Quantity]) -> dict[str, str]:
+    return {
+        name: format_amount(dimension_name(name), amount(dimension_name(name), quantity_text(value)))
+        for name, value in given.items()
+    }
+
+
+def amounts_faults(field: str, given: Mapping[str, Quantity] | UnsetType) -> list[Cause]:
+    if isinstance(given, UnsetType):
+        return []
+    if len(given) > DIMENSIONS_MAX:
+        return [field_fault(field, f"at most {DIMENSIONS_MAX} dimensions may be named, got {len(given)}")]
+    faults: list[Cause] = []
+    seen: dict[str, str] = {}
+    for name, value in given.items():
+        path = f"{field}[{name[:63]}]"
+        faults += [field_fault(path, fault) for fault in qualified_name(name)]
+        dimension = dimension_name(name)
+        if dimension in seen:
+            faults.append(field_fault(path, f"names the same dimension as {seen[dimension]}"))
+        seen[dimension] = name
+        try:
+            amount(dimension, quantity_text(value))
+        except QuantityError as error:
+            faults.append(field_fault(path, str(error)))
+    return faults
+
+
+def show_amounts(given: object) -> str:
+    if not isinstance(given, Mapping) or not given:
+        return "<none>"
+    return ", ".join(f"{name}: {value}" for name, value in sorted(given.items()))

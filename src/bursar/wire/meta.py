@@ -1,0 +1,72 @@
+"""What every object has: metadata, conditions, and the shapes that Kubernetes clients expect around them."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from msgspec import UNSET, Struct, UnsetType
+
+API_VERSION = "v1"
+
+# Quantities come as text, or as the numbers that YAML makes of unquoted text.
+Quantity: TypeAlias = str | int | float
+Text: TypeAlias = str | UnsetType
+
+
+class Wire(Struct, rename="camel", forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """Fields are camelCase on the wire; what was not given is left out again, so that specs are echoed as given."""
+
+
+class OwnerReference(Wire):
+    kind: str
+    name: str
+    uid: str
+    api_version: Text = UNSET
+    controller: bool | UnsetType = UNSET
+    block_owner_deletion: bool | UnsetType = UNSET
+
+
+class ObjectMeta(Wire):
+    name: Text = UNSET
+    generate_name: Text = UNSET
+    namespace: Text = UNSET
+    uid: Text = UNSET
+    resource_version: Text = UNSET
+    generation: int | UnsetType = UNSET
+    creation_timestamp: Text = UNSET
+    deletion_timestamp: Text = UNSET
+    deletion_grace_period_seconds: int | UnsetType = UNSET
+    labels: dict[str, str] | UnsetType = UNSET
+    annotations: dict[str, str] | UnsetType = UNSET
+    owner_references: list[OwnerReference] | UnsetType = UNSET
+    finalizers: list[str] | UnsetType = UNSET
+    # Accepted because real clients send them; never stored.
+    self_link: Text = UNSET
+    managed_fields: list[dict[str, object]] | UnsetType = UNSET
+
+
+class Condition(Wire):
+    type: str
+    status: str
+    reason: Text = UNSET
+    message: Text = UNSET
+    last_transition_time: Text = UNSET
+    last_heartbeat_time: Text = UNSET
+    last_update_time: Text = UNSET
+    observed_generation: int | UnsetType = UNSET
+
+
+class LabelSelectorRequirement(Wire):
+    key: str
+    operator: str
+    values: list[str] | UnsetType = UNSET
+
+
+class LabelSelector(Wire):
+    match_labels: dict[str, str] | UnsetType = UNSET
+    match_expressions: list[LabelSelectorRequirement] | UnsetType = UNSET
+
+
+def given(value: object) -> bool:
+    """Whether a field was in the body."""
+    return value is not UNSET and value is not None

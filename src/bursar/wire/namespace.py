@@ -1,0 +1,69 @@
+"""Namespace: where a tenant's objects live. It belongs to exactly one tenant, named by a label."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import UNSET, UnsetType
+
+from bursar.core import tree
+from bursar.core.names import dns_label
+from bursar.core.refusal import Cause, field_fault
+from bursar.wire.kind import Kind, column
+from bursar.wire.meta import Condition, ObjectMeta, Text, Wire, given
+
+TENANT_LABEL = "bursar.io/tenant"
+DEFAULT_TENANT = "default"
+
+
+class NamespaceSpec(Wire):
+    finalizers: list[str] | UnsetType = UNSET
+
+
+class NamespaceStatus(Wire):
+    phase: Text = UNSET
+    conditions: list[Condition] | UnsetType = UNSET
+
+
+class Namespace(Wire):
+    api_version: Text = UNSET
+    kind: Text = UNSET
+    metadata: ObjectMeta
+    spec: NamespaceSpec | UnsetType = UNSET
+    status: NamespaceStatus | UnsetType = UNSET
+
+
+def tenant_of(namespace: Namespace) -> str:
+    labels = namespace.metadata.labels
+    return (labels.get(TENANT_LABEL) if isinstance(labels, dict) else None) or DEFAULT_TENANT
+
+
+def to_tree(namespace: Namespace) -> tree.Namespace:
+    return tree.Namespace(
+        str(namespace.metadata.name), tenant_of(namespace), terminating=given(namespace.metadata.deletion_timestamp)
+    )
+
+
+def _check(namespace: Namespace) -> list[Cause]:
+    return [field_fault("metadata.name", fault) for fault in dns_label(str(namespace.metadata.name))]
+
+
+def _first_status(_: Namespace, __: str) -> dict[str, Any]:
+    return {"phase": "Active"}
+
+
+NAMESPACE = Kind(
+    name="Namespace",
+    plural="namespaces",
+    type=Namespace,
+    namespaced=False,
+    description="Where a tenant's objects live.",
+    short_names=("ns",),
+    uid_prefix="ns",
+    check=_check,
+    selectable=("status.phase",),
+    fields=lambda one: {"status.phase": "Terminating" if given(one.metadata.deletion_timestamp) else "Active"},
+    first_status=_first_status,
+    columns=(column("Status", "status.phase"), column("Tenant", f"metadata.labels.{TENANT_LABEL}")),
+    in_tree=True,
+)

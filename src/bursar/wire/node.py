@@ -1,0 +1,159 @@
+"""Node: gives resources. Its spec is what an admin says, its status what the node itself reports and what schedules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import UNSET, UnsetType
+
+from bursar.core.names import label_key, label_value
+from bursar.core.refusal import Cause, field_fault
+from bursar.wire.allocation import EFFECTS
+from bursar.wire.kind import Column, Kind, column, read
+from bursar.wire.limits import amounts, amounts_faults
+from bursar.wire.meta import Condition, ObjectMeta, Quantity, Text, Wire
+
+HOSTNAME_LABEL = "kubernetes.io/hostname"
+ZONE_LABEL = "topology.kubernetes.io/zone"
+
+
+class Taint(Wire):
+    key: str
+    value: Text = UNSET
+    effect: Text = UNSET
+    time_added: Text = UNSET
+
+
+class NodeSpec(Wire):
+    capacity: dict[str, Quantity] | UnsetType = UNSET
+    allocatable: dict[str, Quantity] | UnsetType = UNSET
+    taints: list[Taint] | UnsetType = UNSET
+    unschedulable: bool | UnsetType = UNSET
+    cpu_overcommit: float | UnsetType = UNSET
+    provider_id: Text = UNSET
+
+
+class NodeStatus(Wire):
+    phase: Text = UNSET
+    reason: Text = UNSET
+    message: Text = UNSET
+    lease_id: Text = UNSET
+    token: Text = UNSET
+    capacity: dict[str, Quantity] | UnsetType = UNSET
+    allocatable: dict[str, Quantity] | UnsetType = UNSET
+    allocated: dict[str, Quantity] | UnsetType = UNSET
+    used: dict[str, Quantity] | UnsetType = UNSET
+    conditions: list[Condition] | UnsetType = UNSET
+    last_heartbeat_time: Text = UNSET
+
+
+class Node(Wire):
+    api_version: Text = UNSET
+    kind: Text = UNSET
+    metadata: ObjectMeta
+    spec: NodeSpec | UnsetType = UNSET
+    status: NodeStatus | UnsetType = UNSET
+
+
+def allocatable_of(node: Node) -> dict[str, int]:
+    """What schedules: the status where it says so, else the spec; cpu scaled by the overcommit, memory never."""
+    spec = node.spec if isinstance(node.spec, NodeSpec) else NodeSpec()
+    status = node.status if isinstance(node.status, NodeStatus) else NodeStatus()
+    result = {**amounts(spec.capacity), **amounts(spec.allocatable), **amounts(status.allocatable)}
+    if isinstance(spec.cpu_overcommit, float) and "cpu" in result:
+        result["cpu"] = int(result["cpu"] * spec.cpu_overcommit)
+    return result
+
+
+def _check(node: Node) -> list[Cause]:
+    faults: list[Cause] = []
+    if isinstance(node.spec, NodeSpec):
+        faults += _spec_faults(node.spec)
+    if isinstance(node.status, NodeStatus):
+        for name in ("capacity", "allocatable", "used"):
+            faults += amounts_faults(f"status.{name}", getattr(node.status, name))
+    return faults
+
+
+def _spec_faults(spec: NodeSpec) -> list[Cause]:
+    faults = amounts_faults("spec.capacity", spec.capacity) + amounts_faults("spec.allocatable", spec.allocatable)
+    if not faults and isinstance(spec.capacity, dict) and isinstance(spec.allocatable, dict):
+        capacity = amounts(spec.capacity)
+        faults += [
+            field_fault(f"spec.allocatable[{name}]", "is above the node's capacity")
+            for name, value in amounts(spec.allocatable).items()
+            if name in capacity and value > capacity[name]
+        ]
+    if isinstance(spec.cpu_overcommit, float | int) and not 1 <= spec.cpu_overcommit <= 100:
+        faults.append(field_fault("spec.cpuOvercommit", "must be between 1 and 100"))
+    for index, taint in enumerate(spec.taints or ()):
+        faults += [field_fault(f"spec.taints[{index}].key", fault) for fault in label_key(taint.key)]
+        if taint.effect is not UNSET and taint.effect not in EFFECTS:
+            faults.append(field_fault(f"spec.taints[{index}].effect", f"must be one of {', '.join(EFFECTS)}"))
+        faults += [field_fault(f"spec.taints[{index}].value", fault) for fault in label_value(taint.value or "")]
+    return faults
+
+
+def _normalise(node: Node) -> None:
+    """Labels that scheduling relies on are always there."""
+    labels = node.metadata.labels if isinstance(node.metadata.labels, dict) else {}
+    labels = {HOSTNAME_LABEL: str(node.metadata.name), **labels}
+    if "zone" in labels:
+        labels.setdefault(ZONE_LABEL, labels["zone"])
+    node.metadata.labels = labels
+
+
+def _first_status(node: Node, now: str) -> dict[str, Any]:
+    spec = node.spec if isinstance(node.spec, NodeSpec) else NodeSpec()
+    capacity = spec.capacity or spec.allocatable or {}
+    return {
+        "phase": "Ready",
+        "leaseId": f"lease-{node.metadata.name}",
+        "capacity": dict(capacity),
+        "allocatable": {**capacity, **(spec.allocatable or {})},
+        "conditions": [{"type": "Ready", "status": "True", "reason": "Registered", "lastTransitionTime": now}],
+    }
+
+
+def _state(document: dict[str, Any]) -> str:
+    phase = str(read(document, "status.phase", "Unknown"))
+    return f"{phase},SchedulingDisabled" if read(document, "spec.unschedulable", False) else phase
+
+
+def _free(resource: str, label: str) -> Column:
+    def value(document: dict[str, Any]) -> str:
+        whole = read(document, "status.allocatable", {})
+        if resource not in whole:
+            return "<none>"
+        given = (read(document, "status.allocated", {}) or {}).get(resource, "0")
+        return f"{given}/{whole[resource]}"
+
+    return Column(label, value)
+
+
+NODE = Kind(
+    name="Node",
+    plural="nodes",
+    type=Node,
+    namespaced=False,
+    description="Gives resources.",
+    short_names=("no",),
+    uid_prefix="node",
+    check=_check,
+    selectable=("status.phase", "spec.unschedulable"),
+    fields=lambda node: {
+        "status.phase": (node.status.phase or "Ready") if isinstance(node.status, NodeStatus) else "Ready",
+        "spec.unschedulable": str(isinstance(node.spec, NodeSpec) and node.spec.unschedulable is True).lower(),
+    },
+    first_status=_first_status,
+    normalise=_normalise,
+    columns=(
+        Column("Status", _state),
+        _free("nvidia.com/gpu", "GPU"),
+        _free("cpu", "CPU"),
+        _free("memory", "Memory"),
+        column("GPU-Type", "metadata.labels.gpu-type", wide=True, default="<none>"),
+    ),
+    merge_keys={"spec.taints": "key", "status.conditions": "type"},
+)
+

@@ -1,0 +1,122 @@
+"""Tenant: owns limits, share and budget. Tenants form a tree; a limit holds for the whole subtree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import UNSET, UnsetType
+
+from bursar.core import tree
+from bursar.core.refusal import Cause, field_fault
+from bursar.core.wording import dimension_of
+from bursar.wire.kind import Column, Kind, column
+from bursar.wire.limits import amounts, amounts_faults, show_amounts
+from bursar.wire.meta import Condition, ObjectMeta, Quantity, Text, Wire
+
+ENFORCEMENTS = tuple(tree.Enforcement)
+
+# The flat fields of a tenant that are not limits.
+SOFT_FIELDS = ("gpu_hours_budget", "node_hours_budget", "fair_share_target", "burst_allowance", "weight")
+FLAT_TEXT_FIELDS = ("tier", "parent", "enforcement", "display_name")
+
+
+class TenantSpec(Wire):
+    parent: Text = UNSET
+    tier: Text = UNSET
+    limits: dict[str, Quantity] | UnsetType = UNSET
+    enforcement: Text = UNSET
+    display_name: Text = UNSET
+    weight: float | UnsetType = UNSET
+    fair_share_target: float | UnsetType = UNSET
+    burst_allowance: float | UnsetType = UNSET
+    gpu_hours_budget: float | UnsetType = UNSET
+    node_hours_budget: float | UnsetType = UNSET
+
+
+class TenantStatus(Wire):
+    conditions: list[Condition] | UnsetType = UNSET
+
+
+class Tenant(Wire):
+    api_version: Text = UNSET
+    kind: Text = UNSET
+    metadata: ObjectMeta
+    spec: TenantSpec | UnsetType = UNSET
+    status: TenantStatus | UnsetType = UNSET
+
+
+def to_tree(tenant: Tenant) -> tree.Tenant:
+    spec = tenant.spec if isinstance(tenant.spec, TenantSpec) else TenantSpec()
+    return tree.Tenant(
+        name=str(tenant.metadata.name),
+        parent=spec.parent or "",
+        tier=spec.tier or "",
+        limits=amounts(spec.limits),
+        enforcement=tree.Enforcement(spec.enforcement or tree.Enforcement.REJECT),
+    )
+
+
+def merge_from_flat(body: Mapping[str, Any]) -> dict[str, Any] | list[Cause]:
+    """A merge patch from the flat form `{"max_nodes": 250, "gpu_hours_budget": 150000}`, or its faults."""
+    spec: dict[str, Any] = {}
+    limits: dict[str, Any] = {}
+    faults: list[Cause] = []
+    for name, value in body.items():
+        if name.startswith("max_"):
+            limits[dimension_of(name)] = value
+        elif name in SOFT_FIELDS or name in FLAT_TEXT_FIELDS:
+            spec[_camel(name)] = value
+        else:
+            faults.append(Cause("FieldValueNotFound", f"unknown field {name[:63]!r}", field=name[:63]))
+    if faults:
+        return faults
+    return {"spec": {**spec, **({"limits": limits} if limits else {})}}
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(part.capitalize() for part in rest)
+
+
+def _check(tenant: Tenant) -> list[Cause]:
+    if not isinstance(tenant.spec, TenantSpec):
+        return []
+    spec = tenant.spec
+    faults = amounts_faults("spec.limits", spec.limits)
+    if spec.enforcement is not UNSET and spec.enforcement not in ENFORCEMENTS:
+        faults.append(field_fault("spec.enforcement", f"must be one of {', '.join(ENFORCEMENTS)}"))
+    if spec.parent == tenant.metadata.name:
+        faults.append(field_fault("spec.parent", "a tenant cannot be its own parent"))
+    for name in SOFT_FIELDS:
+        value = getattr(spec, name)
+        if value is not UNSET and not 0 <= value <= 1e15:
+            faults.append(field_fault(f"spec.{_camel(name)}", f"must be a number from 0 on, got {value}"))
+    if isinstance(spec.fair_share_target, float) and spec.fair_share_target > 1:
+        faults.append(field_fault("spec.fairShareTarget", "is a fraction of the system: at most 1"))
+    if isinstance(spec.burst_allowance, float) and spec.burst_allowance < 1:
+        faults.append(field_fault("spec.burstAllowance", "is a factor on the share: at least 1"))
+    return faults
+
+
+TENANT = Kind(
+    name="Tenant",
+    plural="tenants",
+    type=Tenant,
+    namespaced=False,
+    description="Owns limits, share and budget.",
+    short_names=("tn",),
+    uid_prefix="tenant",
+    check=_check,
+    selectable=("spec.parent", "spec.tier"),
+    fields=lambda one: {
+        "spec.parent": (one.spec.parent or "") if isinstance(one.spec, TenantSpec) else "",
+        "spec.tier": (one.spec.tier or "") if isinstance(one.spec, TenantSpec) else "",
+    },
+    columns=(
+        column("Parent", "spec.parent", default="<none>"),
+        column("Tier", "spec.tier", default="<none>"),
+        Column("Limits", lambda document: show_amounts((document.get("spec") or {}).get("limits"))),
+    ),
+    in_tree=True,
+)

@@ -1,0 +1,101 @@
+"""PostgreSQL for the tests: one embedded server per run (per xdist worker), and a database of its own for each test."""
+
+import importlib.util
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+from anyio.from_thread import start_blocking_portal
+
+from bursar.store.embedded import Embedded, start
+
+TEMPLATE = "bursar_template"
+MEMORY = Path("/dev/shm")
+MEMORY_FREE_BYTES_MIN = 2_000_000_000
+# Durability stays on, so that timing and behaviour are those of production; only what costs start-up time is small.
+SETTINGS = {"shared_buffers": "64MB", "max_wal_size": "256MB", "autovacuum_naptime": "60s"}
+
+
+@pytest.fixture(scope="session")
+def embedded_postgres() -> Iterator[Embedded]:
+    """The server itself, supervised by an event loop in a thread of its own, so that it outlives each test's loop."""
+    data_dir = Path(tempfile.mkdtemp(prefix="bursar-tests-", dir=_directory()))
+    data_dir.chmod(0o711)
+    try:
+        with start_blocking_portal() as portal:
+            embedded = portal.call(lambda: start(data_dir, settings=SETTINGS))
+            try:
+                yield embedded
+            finally:
+                portal.call(embedded.stop)
+    finally:
+        shutil.rmtree(data_dir)
+
+
+@pytest.fixture(scope="session")
+def postgres_server(embedded_postgres: Embedded) -> str:
+    """The server's URL: database and role `bursar`, no superuser, as in production."""
+    return embedded_postgres.url
+
+
+@pytest.fixture(scope="session")
+def postgres_admin(embedded_postgres: Embedded) -> str:
+    """The same server as its superuser."""
+    return embedded_postgres.admin_url
+
+
+@pytest.fixture(scope="session")
+async def database_template(embedded_postgres: Embedded) -> str:
+    """A migrated database to clone; PostgreSQL demands that nobody is connected to it."""
+    await _as_admin(embedded_postgres, f"CREATE DATABASE {TEMPLATE} OWNER bursar")
+    if importlib.util.find_spec("bursar.store.migrate"):
+        from bursar.store.migrate import migrate
+
+        connection = await asyncpg.connect(_url(embedded_postgres, TEMPLATE))
+        try:
+            await migrate(connection)
+        finally:
+            await connection.close()
+    return TEMPLATE
+
+
+@pytest.fixture
+async def database_url(embedded_postgres: Embedded, database_template: str) -> AsyncIterator[str]:
+    """A fresh migrated database for one test."""
+    name = await clone_database(embedded_postgres, database_template)
+    yield _url(embedded_postgres, name)
+    await drop_database(embedded_postgres, name)
+
+
+async def clone_database(embedded: Embedded, template: str) -> str:
+    name = f"test_{uuid.uuid4().hex}"
+    await _as_admin(embedded, f"CREATE DATABASE {name} TEMPLATE {template} OWNER bursar")
+    return name
+
+
+async def drop_database(embedded: Embedded, name: str) -> None:
+    await _as_admin(embedded, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+async def _as_admin(embedded: Embedded, statement: str) -> None:
+    connection = await asyncpg.connect(embedded.admin_url)
+    try:
+        await connection.execute(statement)
+    finally:
+        await connection.close()
+
+
+def _url(embedded: Embedded, database: str) -> str:
+    return embedded.url.replace("@/bursar?", f"@/{database}?")
+
+
+def _directory() -> Path | None:
+    """Memory where there is plenty: creating a database is mostly creating files, and some disks are slow at it."""
+    if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > MEMORY_FREE_BYTES_MIN:
+        return MEMORY
+    return None
