@@ -10,6 +10,7 @@ from pathlib import Path
 
 import asyncpg
 import pytest
+import pytest_asyncio
 from anyio.from_thread import start_blocking_portal
 
 from bursar.store.embedded import Embedded, start
@@ -18,7 +19,7 @@ TEMPLATE = "bursar_template"
 MEMORY = Path("/dev/shm")
 MEMORY_FREE_BYTES_MIN = 2_000_000_000
 # Durability stays on, so that timing and behaviour are those of production; only what costs start-up time is small.
-SETTINGS = {"shared_buffers": "64MB", "max_wal_size": "256MB", "autovacuum_naptime": "60s"}
+SETTINGS = {"shared_buffers": "64MB", "max_wal_size": "256MB", "autovacuum_naptime": "60s", "wal_compression": "off"}
 
 
 @pytest.fixture(scope="session")
@@ -49,7 +50,7 @@ def postgres_admin(embedded_postgres: Embedded) -> str:
     return embedded_postgres.admin_url
 
 
-@pytest.fixture(scope="session")
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def database_template(embedded_postgres: Embedded) -> str:
     """A migrated database to clone; PostgreSQL demands that nobody is connected to it."""
     await _as_admin(embedded_postgres, f"CREATE DATABASE {TEMPLATE} OWNER bursar")

@@ -17,7 +17,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from bursar.store.embedded import Embedded, EmbeddedError, find_binaries, start
+from bursar.store.embedded import Embedded, EmbeddedError, find_binaries, start, supervisor
 from bursar.store.embedded.account import choose_account
 from bursar.store.embedded.process import living
 
@@ -57,15 +57,41 @@ async def test_stop_leaves_no_process_and_a_start_finds_the_data_again(data_dir:
     embedded = await launch(data_dir)
     await write(embedded, "kept")
     assert living([data_dir / "postgres"]) != []
+    client = await asyncpg.connect(embedded.url)
+    await client.execute("BEGIN")
     began = time.monotonic()
     await embedded.stop()
     assert time.monotonic() - began < 3
+    client.terminate()
     assert living([data_dir / "postgres"]) == []
     assert not (data_dir / "postgres" / "postmaster.pid").exists()
     await embedded.stop()
 
     again = await launch(data_dir)
     assert await read(again) == ["kept"]
+
+
+async def test_stop_ends_a_server_that_does_not_listen(
+    data_dir: Path, launch: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = tuple((step, 0.1 if step != signal.SIGKILL else 5.0) for step, _ in supervisor.STOP_STEPS)
+    monkeypatch.setattr(supervisor, "STOP_STEPS", steps)
+    embedded = await launch(data_dir)
+    assert embedded.pid is not None
+    os.kill(embedded.pid, signal.SIGSTOP)
+    await embedded.stop()
+    assert living([data_dir / "postgres"]) == []
+    assert await read(await launch(data_dir)) == []
+
+
+async def test_a_start_given_up_midway_leaves_nothing_in_the_way(data_dir: Path, launch: Start) -> None:
+    starting = asyncio.create_task(start(data_dir))
+    await until((data_dir / "postgres.new" / "global").exists)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert living([data_dir / "postgres", data_dir / "postgres.new"]) == []
+    assert await read(await launch(data_dir)) == []
 
 
 async def test_the_server_is_durable_private_and_its_role_is_no_superuser(data_dir: Path, launch: Start) -> None:
@@ -127,11 +153,11 @@ async def test_a_backend_busy_while_its_postmaster_dies_does_not_delay_the_next(
 
 
 async def test_a_killed_supervisor_takes_its_postgres_along(data_dir: Path, launch: Start) -> None:
-    supervisor = await supervise(data_dir)
-    assert await answers(supervisor, "INSERT") == "written"
-    supervisor.kill()
+    other = await supervise(data_dir)
+    assert await answers(other, "INSERT") == "written"
+    other.kill()
     await until(lambda: not living([data_dir / "postgres"]))
-    await supervisor.wait()
+    await other.wait()
 
     again = await launch(data_dir)
     assert await read(again) == ["written"]
@@ -140,25 +166,25 @@ async def test_a_killed_supervisor_takes_its_postgres_along(data_dir: Path, laun
 async def test_a_start_right_after_the_supervisor_was_killed_waits_for_its_postgres(
     data_dir: Path, launch: Start
 ) -> None:
-    supervisor = await supervise(data_dir)
-    assert await answers(supervisor, "INSERT") == "written"
-    supervisor.kill()
+    other = await supervise(data_dir)
+    assert await answers(other, "INSERT") == "written"
+    other.kill()
     again = await launch(data_dir)
     assert await read(again) == ["written"]
-    await supervisor.wait()
+    await other.wait()
 
 
 async def test_supervisor_and_postmaster_killed_together(data_dir: Path, launch: Start) -> None:
     """Then nobody removes postmaster.pid, and the pid in it may be a zombie's for a while."""
-    supervisor = await supervise(data_dir)
-    assert await answers(supervisor, "INSERT") == "written"
+    other = await supervise(data_dir)
+    assert await answers(other, "INSERT") == "written"
     postmaster = int((data_dir / "postgres" / "postmaster.pid").read_text().split()[0])
-    os.kill(supervisor.pid, signal.SIGSTOP)
+    os.kill(other.pid, signal.SIGSTOP)
     os.kill(postmaster, signal.SIGKILL)
-    supervisor.kill()
+    other.kill()
     again = await launch(data_dir)
     assert await read(again) == ["written"]
-    await supervisor.wait()
+    await other.wait()
 
 
 async def test_a_stale_pid_file_with_the_pid_of_a_live_stranger(data_dir: Path, launch: Start) -> None:
@@ -170,13 +196,13 @@ async def test_a_stale_pid_file_with_the_pid_of_a_live_stranger(data_dir: Path, 
 
 
 async def test_a_second_start_is_refused_and_names_the_holder(data_dir: Path, launch: Start) -> None:
-    supervisor = await supervise(data_dir)
-    with pytest.raises(EmbeddedError, match=f"in use by process {supervisor.pid}") as refusal:
+    other = await supervise(data_dir)
+    with pytest.raises(EmbeddedError, match=f"in use by process {other.pid}") as refusal:
         await launch(data_dir)
     assert "choose another data directory" in str(refusal.value)
-    assert await answers(supervisor, "INSERT") == "written"
-    supervisor.terminate()
-    await supervisor.wait()
+    assert await answers(other, "INSERT") == "written"
+    other.terminate()
+    await other.wait()
     await until(lambda: not living([data_dir / "postgres"]))
 
 
@@ -188,7 +214,8 @@ async def test_a_postgres_started_by_hand_is_refused_and_left_alone(data_dir: Pa
         [embedded.binaries.bin_dir / "postgres", "-D", data_dir / "postgres", "-k", data_dir / "run", "-h", ""],
         stderr=subprocess.DEVNULL,
         cwd="/",
-        **({"user": account.uid, "group": account.gid} if account.switch else {}),
+        user=account.uid if account.switch else None,
+        group=account.gid if account.switch else None,
     )
     try:
         await until(lambda: by_hand.pid in living([data_dir / "postgres"]))
@@ -201,10 +228,10 @@ async def test_a_postgres_started_by_hand_is_refused_and_left_alone(data_dir: Pa
 
 
 async def test_initdb_cut_short_is_done_again(data_dir: Path, launch: Start) -> None:
-    supervisor = await supervise(data_dir, wait=False)
-    await until(lambda: (data_dir / "postgres.new" / "global").exists())
-    supervisor.kill()
-    await supervisor.wait()
+    other = await supervise(data_dir, wait=False)
+    await until((data_dir / "postgres.new" / "global").exists)
+    other.kill()
+    await other.wait()
     assert not (data_dir / "postgres").exists()
     embedded = await launch(data_dir)
     await write(embedded, "whole")
@@ -267,9 +294,9 @@ async def test_another_major_version_is_refused_and_the_way_out_works(
     with pytest.raises(EmbeddedError, match=f"written by PostgreSQL {old.major}") as refusal:
         await launch(data_dir)
     script = (
-        str(refusal.value).partition("  set -e")[2].replace(f"/path/to/postgresql-{old.major}/bin", str(old.bin_dir))
+        str(refusal.value).partition("  (set -e")[2].replace(f"/path/to/postgresql-{old.major}/bin", str(old.bin_dir))
     )
-    moved = subprocess.run(["sh", "-c", f"set -e{script}"], capture_output=True, text=True)
+    moved = subprocess.run(["sh", "-c", f"(set -e{script}"], capture_output=True, text=True)
     assert moved.returncode == 0, moved.stderr
 
     again = await launch(data_dir)
@@ -318,12 +345,12 @@ async def test_an_ordinary_user_runs_it_as_itself(data_dir: Path, launch: Start)
     nobody = pwd.getpwnam("nobody")
     data_dir.mkdir()
     os.chown(data_dir, nobody.pw_uid, nobody.pw_gid)
-    supervisor = await supervise(data_dir, python=python_for(nobody), user=nobody.pw_uid, group=nobody.pw_gid)
-    assert await answers(supervisor, "INSERT") == "written"
+    other = await supervise(data_dir, python=python_for(nobody), user=nobody)
+    assert await answers(other, "INSERT") == "written"
     assert {path.stat().st_uid for path in data_dir.rglob("*")} == {nobody.pw_uid}
-    supervisor.kill()
+    other.kill()
     await until(lambda: not living([data_dir / "postgres"]))
-    await supervisor.wait()
+    await other.wait()
 
     # Root runs the cluster as the user who owns it.
     again = await launch(data_dir)
@@ -354,31 +381,33 @@ asyncio.run(main())
 
 
 async def supervise(
-    data_dir: Path, *, wait: bool = True, python: str = sys.executable, **user: int
+    data_dir: Path, *, wait: bool = True, python: str = sys.executable, user: pwd.struct_passwd | None = None
 ) -> asyncio.subprocess.Process:
     """Another process that supervises the directory."""
     paths = [str(REPOSITORY / "src"), *(path for path in sys.path if path.endswith("site-packages"))]
-    supervisor = await asyncio.create_subprocess_exec(
+    other = await asyncio.create_subprocess_exec(
         *(python, "-c", SUPERVISOR, str(data_dir)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
         env={"PATH": os.environ["PATH"], "PYTHONPATH": ":".join(paths), "PYTHONDONTWRITEBYTECODE": "1"},
         cwd="/",
-        **({"extra_groups": [], **user} if user else {}),
+        user=user.pw_uid if user else None,
+        group=user.pw_gid if user else None,
+        extra_groups=[] if user else None,
     )
     if wait:
-        assert await answers(supervisor) == "ready"
-    return supervisor
+        assert await answers(other) == "ready"
+    return other
 
 
-async def answers(supervisor: asyncio.subprocess.Process, order: str | None = None) -> str:
-    assert supervisor.stdin is not None
-    assert supervisor.stderr is not None
+async def answers(other: asyncio.subprocess.Process, order: str | None = None) -> str:
+    assert other.stdin is not None
+    assert other.stderr is not None
     if order:
-        supervisor.stdin.write(f"{order}\n".encode())
-    line = (await supervisor.stderr.readline()).decode().strip()
-    return line if line in {"ready", "written"} else line + (await supervisor.stderr.read()).decode()
+        other.stdin.write(f"{order}\n".encode())
+    line = (await other.stderr.readline()).decode().strip()
+    return line if line in {"ready", "written"} else line + (await other.stderr.read()).decode()
 
 
 def python_for(user: pwd.struct_passwd) -> str:
@@ -414,7 +443,7 @@ async def read(embedded: Embedded) -> list[str]:
 
 async def until(condition: Callable[[], bool], seconds_max: float = 10) -> None:
     async with asyncio.timeout(seconds_max):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - what is awaited happens in other processes
             await asyncio.sleep(0.005)
 
 

@@ -18,6 +18,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 LIMIT_PER_MINUTE_DEFAULT = 1000
+ANSWER_SECONDS_MAX = 0.25
 
 _log = structlog.get_logger(__name__)
 
@@ -122,13 +123,13 @@ def _verdict(allowed: bool, limit: int, debt: int, parts: int, wall_seconds: flo
     return Verdict(
         allowed,
         limit,
-        remaining if remaining > 0 else 0,
+        max(0, remaining),
         int(wall_seconds) + -(-debt // parts_per_second),
         -(-lacking // parts_per_second),
     )
 
 
-# The same arithmetic, in microseconds: Lua's numbers are exact up to 2^53. The server's clock is the one everybody shares.
+# The same arithmetic, in microseconds, as Lua's numbers are exact up to 2^53; by the server's clock, which all share.
 # A bucket that is full again is the same as none, so the key lives just as long as its debt.
 _SCRIPT = """
 local limit = tonumber(ARGV[1])
@@ -153,7 +154,6 @@ return {allowed, string.format('%.0f', debt), time[1]}
 """
 _SCRIPT_PARTS = 60_000_000
 
-_ANSWER_SECONDS_MAX = 0.25
 _RETRY_NS = _NS_PER_SECOND
 
 
@@ -177,15 +177,17 @@ class RedisRateLimit:
         self._retry_at_ns = 0
 
     @classmethod
-    def open(cls, url: str, *, fallback: MemoryRateLimit | None = None) -> RedisRateLimit:
+    def open(
+        cls, url: str, *, fallback: MemoryRateLimit | None = None, answer_seconds_max: float = ANSWER_SECONDS_MAX
+    ) -> RedisRateLimit:
         """Nothing is connected yet: a Redis that is away does not keep a server from starting."""
-        # A limiter that is late is worse than one that counts alone: it answers soon or is taken as away, without retries.
+        # A limiter that is late is worse than one that counts alone: it answers soon, or it is away. No retries.
         pool = BlockingConnectionPool.from_url(
             url,
             max_connections=16,
-            timeout=_ANSWER_SECONDS_MAX,
-            socket_timeout=_ANSWER_SECONDS_MAX,
-            socket_connect_timeout=_ANSWER_SECONDS_MAX,
+            timeout=answer_seconds_max,
+            socket_timeout=answer_seconds_max,
+            socket_connect_timeout=answer_seconds_max,
             retry=Retry(NoBackoff(), 0),
         )
         return cls(Redis.from_pool(pool), fallback=fallback)
@@ -216,7 +218,9 @@ class RedisRateLimit:
         self._retry_at_ns = self._clock_ns() + _RETRY_NS
         if not self._away:
             self._away = True
-            _log.warning("Redis is away: rate limits hold for each API process alone until it is back", error=repr(error))
+            _log.warning(
+                "Redis is away: rate limits hold for each API process alone until it is back", error=repr(error)
+            )
 
     def _found(self) -> None:
         if self._away:

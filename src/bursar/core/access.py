@@ -109,8 +109,8 @@ CATALOGUE = ("nodes", "priorityclasses", "queues", "tiers")
 # What tenants make and run.
 WORK = (
     "allocations", "jobs", "resourceclaims",
-    "apps", "deploys", "environments", "execsessions", "ipv4addresses", "logstreams", "releases", "restorejobs", "routes",
-    "snapshots", "volumeattachments", "volumes", "workloads",
+    "apps", "deploys", "environments", "execsessions", "ipv4addresses", "logstreams", "releases", "restorejobs",
+    "routes", "snapshots", "volumeattachments", "volumes", "workloads",
 )  # fmt: skip
 # Where it lives, and what bounds it inside the tenant.
 BOUNDS = ("namespaces", "resourcequotas")
@@ -128,7 +128,8 @@ def _with_parts(*kinds: str) -> tuple[str, ...]:
 
 
 _EVERYBODY = (
-    Rule(READ, _with_parts(*CATALOGUE)),
+    # No other part: what is said of a node's evictions is said of tenants' work.
+    Rule(READ, (*CATALOGUE, *(f"{kind}/status" for kind in CATALOGUE))),
     Rule(("create",), REVIEWS),
 )
 
@@ -157,6 +158,7 @@ GRANTS: dict[Role, tuple[Rule, ...]] = {
     Role.NODE: (
         *_EVERYBODY,
         Rule(("get", "update", "patch"), ("nodes/status",)),
+        Rule(READ, ("nodes/evictions",)),
         Rule(READ, ("allocations", "allocations/status")),
         Rule(("update", "patch"), ("allocations/status",)),
         Rule(("get", "extend", "close"), ("leases",)),

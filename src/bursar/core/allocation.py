@@ -42,6 +42,18 @@ class Gang:
     timeout_seconds: int = 0
 
 
+GangKey = tuple[str, str]  # (namespace, group id)
+
+
+@dataclass(frozen=True, slots=True)
+class GangRow:
+    """How many members a gang has, and whether they were charged as a set."""
+
+    min_members: int
+    members: int = 0
+    charged: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """What is asked of each of `nodes` nodes."""

@@ -8,7 +8,7 @@ recomputing its counters, so the two always agree.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 Amounts = Mapping[str, int]  # dimension → amount, in the dimension's unit
 
@@ -25,11 +25,15 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """`accepted` from the moment the object is let in; `bound` from the moment it is placed."""
+    """`accepted` from the moment the object is let in; `bound` from the moment it is placed.
+
+    A gang is charged as a set: until it is complete, what a member will be charged is `due`, and counts nowhere.
+    """
 
     facts: Facts = Facts()
     accepted: Amounts = field(default_factory=dict)
     bound: Amounts = field(default_factory=dict)
+    due: Amounts = field(default_factory=dict)
 
     @property
     def dimensions(self) -> frozenset[str]:
@@ -43,12 +47,14 @@ class Charge:
 NOTHING = Charge()
 
 
-def plus(left: Amounts, right: Amounts) -> dict[str, int]:
-    total = dict(left)
-    for dimension, amount in right.items():
-        total[dimension] = total.get(dimension, 0) + amount
-    return total
+def deferred(charge: Charge) -> Charge:
+    return replace(charge, accepted={}, due=charge.accepted)
 
 
-def times(amounts: Amounts, factor: int) -> dict[str, int]:
-    return {dimension: amount * factor for dimension, amount in amounts.items()}
+def fallen_due(charge: Charge) -> Charge:
+    return replace(charge, accepted=charge.due, due={}) if charge.due else charge
+
+
+def unbound(charge: Charge) -> Charge:
+    """What a stopped object keeps when it waits to run again."""
+    return replace(charge, bound={})

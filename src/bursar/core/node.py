@@ -45,6 +45,22 @@ class Fit:
     devices: Devices
 
 
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What one node is wanted to run, and what it gave for it."""
+
+    node: str
+    uid: str
+    namespace: str
+    name: str
+    tenant: str
+    epoch: int
+    exclusive: bool
+    resources: Amounts
+    devices: Devices
+    wanted: bool = True
+
+
 EXCLUSIVE = "exclusive"  # the mark on a node that is given as a whole
 
 

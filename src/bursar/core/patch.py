@@ -111,7 +111,7 @@ def _retained(target: dict[str, Json], patch: dict[str, Json], path: str) -> dic
     """The target without the fields that `$retainKeys` leaves out: how a client clears the other members of a union."""
     if _RETAIN_KEYS not in patch:
         return target
-    kept = _listed(patch, _RETAIN_KEYS)
+    kept = {field for field in _listed(patch, _RETAIN_KEYS) if isinstance(field, str)}
     stray = [field for field in patch if not _is_directive(field) and field not in kept]
     if stray:
         raise PatchError(f"{_place(path)}: field {quoted(stray[0])} is set but not named in {_RETAIN_KEYS}")
@@ -188,10 +188,10 @@ def _required_key(element: Json, key: str, path: str) -> object:
 
 def _key_of(element: Json, key: str) -> object:
     """What tells the element apart in its list, or None where it has no such thing."""
-    value = element.get(key) if isinstance(element, dict) and key else element
-    if value is None or isinstance(value, dict | list):
-        return None
-    return _identity(value)
+    value = element
+    if key:
+        value = element.get(key) if isinstance(element, dict) else None
+    return None if value is None or isinstance(value, dict | list) else _identity(value)
 
 
 def _identity(value: Json) -> object:

@@ -41,7 +41,15 @@ class Code(StrEnum):
 
 # Decisions that depend on nothing but the request or on a passing condition are not remembered under its request_id.
 FORGETTABLE = frozenset(
-    {Code.INVALID, Code.UNAUTHENTICATED, Code.CONFLICT, Code.STALE, Code.RATE_LIMITED, Code.OVERLOADED, Code.UNAVAILABLE}
+    {
+        Code.INVALID,
+        Code.UNAUTHENTICATED,
+        Code.CONFLICT,
+        Code.STALE,
+        Code.RATE_LIMITED,
+        Code.OVERLOADED,
+        Code.UNAVAILABLE,
+    }
 )
 
 

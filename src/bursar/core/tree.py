@@ -105,7 +105,9 @@ def quota_scope(namespace: str, name: str) -> str:
 def effective_limits(tree: Tree, tenant: Tenant) -> dict[str, Limit]:
     """Explicit override of the tenant, else its tier's default; what neither names is unlimited."""
     tier = tree.tiers.get(tenant.tier)
-    limits = {dimension: Limit(value, f"tier:{tenant.tier}") for dimension, value in (tier.limits if tier else {}).items()}
+    limits = {
+        dimension: Limit(value, f"tier:{tenant.tier}") for dimension, value in (tier.limits if tier else {}).items()
+    }
     limits.update({dimension: Limit(value, "override") for dimension, value in tenant.limits.items()})
     return limits
 

@@ -10,7 +10,17 @@ from bursar.core.refusal import Cause, Code, Refusal
 
 # Names that Kubernetes knows; every other plain word is a limit of the platform and is printed with its `max_`.
 _KUBERNETES = frozenset(
-    {"cpu", "memory", "storage", "ephemeral-storage", "pods", "services", "persistentvolumeclaims", "secrets", "configmaps"}
+    {
+        "cpu",
+        "memory",
+        "storage",
+        "ephemeral-storage",
+        "pods",
+        "services",
+        "persistentvolumeclaims",
+        "secrets",
+        "configmaps",
+    }
 )
 _PRINTED = {"allocations": "max_concurrent_allocations"}
 
@@ -70,4 +80,6 @@ def _message(subject: str, fault: Exceeded) -> str:
             f"  New limit: {limit} {fault.dimension}\n"
             f"  Hint: {_WAIT}"
         )
-    return f"{subject} rejected: {owner} would exceed {label} quota (current: {used}, requested: {asked}, limit: {limit})"
+    return (
+        f"{subject} rejected: {owner} would exceed {label} quota (current: {used}, requested: {asked}, limit: {limit})"
+    )

@@ -158,9 +158,7 @@ async def _holds_admin_token(db: Connection, path: Path, now: datetime) -> bool:
     record = (await store.load_tokens(db, [presented.id])).get(presented.id)
     if record is None or not is_token_of(record, presented):
         return False
-    if record.role is not Role.SYSTEM_ADMIN or token_death(record, now):
-        return False
-    return True
+    return record.role is Role.SYSTEM_ADMIN and not token_death(record, now)
 
 
 def _read_token(path: Path) -> TokenText | None:
@@ -171,7 +169,9 @@ def _read_token(path: Path) -> TokenText | None:
     except (FileNotFoundError, UnicodeDecodeError):
         return None
     except OSError as error:
-        raise TokenFileError(f"cannot use {path} for the administrator's token: {error.strerror}; {_FILE_HINT}") from error
+        raise TokenFileError(
+            f"cannot use {path} for the administrator's token: {error.strerror}; {_FILE_HINT}"
+        ) from error
     return parse_token(text.strip())
 
 
@@ -186,7 +186,9 @@ def _write_secret(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         beside.replace(path)
     except OSError as error:
-        raise TokenFileError(f"cannot write the administrator's token to {path}: {error.strerror}; {_FILE_HINT}") from error
+        raise TokenFileError(
+            f"cannot write the administrator's token to {path}: {error.strerror}; {_FILE_HINT}"
+        ) from error
     finally:
         with suppress(FileNotFoundError):
             beside.unlink()

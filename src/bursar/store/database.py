@@ -42,6 +42,14 @@ class Stale(Exception):
     """A guard did not hold at the moment of writing: what was decided must be decided again."""
 
 
+class MissingPartition(Exception):
+    """The feed has no partition for the next revision yet."""
+
+
+def is_missing_partition(error: BaseException) -> bool:
+    return isinstance(error, asyncpg.CheckViolationError) and "no partition" in str(error)
+
+
 # Lost races: the server undid the whole transaction, and the same work may succeed on the next try.
 RACES: tuple[type[Exception], ...] = (
     asyncpg.SerializationError,
@@ -51,7 +59,7 @@ RACES: tuple[type[Exception], ...] = (
 )
 
 # The connection or the server went away; whether a COMMIT under way took effect is not known.
-LOSSES: tuple[type[BaseException], ...] = (
+LOSSES: tuple[type[Exception], ...] = (
     asyncpg.PostgresConnectionError,
     asyncpg.InterfaceError,
     asyncpg.AdminShutdownError,
@@ -68,16 +76,30 @@ LOSSES: tuple[type[BaseException], ...] = (
 )
 
 
+AWAY: tuple[type[Exception], ...] = (*LOSSES, Unavailable)
+
+
 async def connect(url: str) -> Connection:
     try:
-        return await asyncpg.connect(
+        db = await asyncpg.connect(
             url,
             server_settings=SESSION_SETTINGS,
             timeout=CONNECT_TIMEOUT_SECONDS,
             command_timeout=COMMAND_TIMEOUT_SECONDS,
         )
+        await set_codecs(db)
+        return db
     except LOSSES as error:
         raise Unavailable(f"cannot connect to the database: {error}") from error
+
+
+async def set_codecs(db: Connection) -> None:
+    """JSON travels as bytes both ways: documents are encoded and decoded once, elsewhere."""
+    await db.set_type_codec("json", schema="pg_catalog", format="binary", encoder=bytes, decoder=bytes)
+    # jsonb's binary form is its text behind one byte of version.
+    await db.set_type_codec(
+        "jsonb", schema="pg_catalog", format="binary", encoder=b"\x01".__add__, decoder=lambda raw: bytes(raw[1:])
+    )
 
 
 class Database:
@@ -96,6 +118,7 @@ class Database:
             server_settings=SESSION_SETTINGS,
             timeout=CONNECT_TIMEOUT_SECONDS,
             command_timeout=COMMAND_TIMEOUT_SECONDS,
+            init=set_codecs,
         )
         return cls(url, pool)
 

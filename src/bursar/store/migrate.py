@@ -51,7 +51,9 @@ async def migrate(db: Connection, wanted: Sequence[Migration] | None = None) -> 
     wanted = migrations() if wanted is None else wanted
     # Two processes that start together: the second waits here, then finds nothing left to do.
     async with db.transaction():
-        await db.execute("SET LOCAL lock_timeout = 0; SET LOCAL statement_timeout = 0; SELECT pg_advisory_xact_lock(4207)")
+        await db.execute(
+            "SET LOCAL lock_timeout = 0; SET LOCAL statement_timeout = 0; SELECT pg_advisory_xact_lock(4207)"
+        )
         await db.execute(_CREATE)
         await db.execute("LOCK TABLE migration IN EXCLUSIVE MODE")
         applied = {row["version"]: row for row in await db.fetch("SELECT version, name, checksum FROM migration")}

@@ -10,9 +10,7 @@ from msgspec import UNSET, UnsetType
 from bursar.core.allocation import Gang, Request
 from bursar.core.charge import Charge, Facts
 from bursar.core.duration import DurationError, parse_seconds
-from bursar.core.names import annotations as annotation_faults
 from bursar.core.names import dns_subdomain, label_key, label_value
-from bursar.core.names import labels as label_faults
 from bursar.core.node import WHOLE, is_device
 from bursar.core.quantity import amount
 from bursar.core.refusal import Cause, field_fault
@@ -162,7 +160,7 @@ class AllocationStatus(Wire):
     queue_position: int | UnsetType = UNSET
 
 
-class Allocation(Wire):
+class Allocation(Wire, kw_only=True):
     api_version: Text = UNSET
     kind: Text = UNSET
     metadata: ObjectMeta
@@ -311,7 +309,8 @@ def _annotation_gang_faults(allocation: Allocation) -> Iterator[Cause]:
         gang = gang_spec(allocation.spec)
         if size != "1" and (gang is None or not gang.group_id):
             yield field_fault(
-                "spec.gangScheduling.groupId", f"is required with the annotation {GANG_SIZE}: it names the gang's members"
+                "spec.gangScheduling.groupId",
+                f"is required with the annotation {GANG_SIZE}: it names the gang's members",
             )
     if MAX_WAIT in notes:
         yield from _duration_faults(f"metadata.annotations[{MAX_WAIT}]", notes[MAX_WAIT])
@@ -437,16 +436,6 @@ def _label_selector_faults(path: str, selector: LabelSelector) -> Iterator[Cause
             yield field_fault(f"{where}.operator", f"must be one of {', '.join(LABEL_OPERATORS)}")
         else:
             yield from _values_faults(where, one.operator, one.values or [])
-
-
-def meta_faults(metadata: ObjectMeta) -> list[Cause]:
-    """Labels and annotations, which every kind has."""
-    faults: list[Cause] = []
-    if isinstance(metadata.labels, dict):
-        faults += [field_fault("metadata.labels", fault) for fault in label_faults(metadata.labels)]
-    if isinstance(metadata.annotations, dict):
-        faults += [field_fault("metadata.annotations", fault) for fault in annotation_faults(metadata.annotations)]
-    return faults
 
 
 # How it shows.

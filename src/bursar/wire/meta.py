@@ -6,6 +6,10 @@ from typing import TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType
 
+from bursar.core.names import annotations as annotation_faults
+from bursar.core.names import labels as label_faults
+from bursar.core.refusal import Cause, field_fault
+
 API_VERSION = "v1"
 
 # Quantities come as text, or as the numbers that YAML makes of unquoted text.
@@ -13,7 +17,7 @@ Quantity: TypeAlias = str | int | float
 Text: TypeAlias = str | UnsetType
 
 
-class Wire(Struct, rename="camel", forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+class Wire(Struct, rename="camel", forbid_unknown_fields=True, omit_defaults=True):
     """Fields are camelCase on the wire; what was not given is left out again, so that specs are echoed as given."""
 
 
@@ -70,3 +74,13 @@ class LabelSelector(Wire):
 def given(value: object) -> bool:
     """Whether a field was in the body."""
     return value is not UNSET and value is not None
+
+
+def meta_faults(metadata: ObjectMeta) -> list[Cause]:
+    """Labels and annotations, which every kind has."""
+    faults: list[Cause] = []
+    if isinstance(metadata.labels, dict):
+        faults += [field_fault("metadata.labels", fault) for fault in label_faults(metadata.labels)]
+    if isinstance(metadata.annotations, dict):
+        faults += [field_fault("metadata.annotations", fault) for fault in annotation_faults(metadata.annotations)]
+    return faults

@@ -25,7 +25,7 @@ class NamespaceStatus(Wire):
     conditions: list[Condition] | UnsetType = UNSET
 
 
-class Namespace(Wire):
+class Namespace(Wire, kw_only=True):
     api_version: Text = UNSET
     kind: Text = UNSET
     metadata: ObjectMeta

@@ -47,7 +47,7 @@ class NodeStatus(Wire):
     last_heartbeat_time: Text = UNSET
 
 
-class Node(Wire):
+class Node(Wire, kw_only=True):
     api_version: Text = UNSET
     kind: Text = UNSET
     metadata: ObjectMeta
@@ -156,4 +156,3 @@ NODE = Kind(
     ),
     merge_keys={"spec.taints": "key", "status.conditions": "type"},
 )
-

@@ -11,7 +11,7 @@ from bursar.wire.meta import ObjectMeta, Text, Wire
 PRIORITY_MAX = 1_000_000_000
 
 
-class PriorityClass(Wire):
+class PriorityClass(Wire, kw_only=True):
     api_version: Text = UNSET
     kind: Text = UNSET
     metadata: ObjectMeta

@@ -16,7 +16,7 @@ class QueueSpec(Wire):
     description: Text = UNSET
 
 
-class Queue(Wire):
+class Queue(Wire, kw_only=True):
     api_version: Text = UNSET
     kind: Text = UNSET
     metadata: ObjectMeta

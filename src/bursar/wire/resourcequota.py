@@ -44,7 +44,7 @@ class ResourceQuotaStatus(Wire):
     warnings: list[str] | UnsetType = UNSET
 
 
-class ResourceQuota(Wire):
+class ResourceQuota(Wire, kw_only=True):
     api_version: Text = UNSET
     kind: Text = UNSET
     metadata: ObjectMeta
@@ -83,7 +83,9 @@ def _check(quota: ResourceQuota) -> list[Cause]:
         faults.append(field_fault("spec.enforcement", f"must be one of {', '.join(tree.Enforcement)}"))
     for index, scope in enumerate(spec.scopes or ()):
         if scope not in SCOPES:
-            faults.append(field_fault(f"spec.scopes[{index}]", f"unknown scope {scope[:63]!r}; known: {', '.join(SCOPES)}"))
+            faults.append(
+                field_fault(f"spec.scopes[{index}]", f"unknown scope {scope[:63]!r}; known: {', '.join(SCOPES)}")
+            )
     faults += _contradictions(spec)
     selector = spec.scope_selector
     for index, one in enumerate((selector.match_expressions if isinstance(selector, ScopeSelector) else UNSET) or ()):
@@ -113,7 +115,9 @@ def _contradictions(spec: ResourceQuotaSpec) -> list[Cause]:
 def _requirement_faults(path: str, one: ScopeRequirement) -> list[Cause]:
     faults: list[Cause] = []
     if one.scope_name not in SCOPES:
-        faults.append(field_fault(f"{path}.scopeName", f"unknown scope {one.scope_name[:63]!r}; known: {', '.join(SCOPES)}"))
+        faults.append(
+            field_fault(f"{path}.scopeName", f"unknown scope {one.scope_name[:63]!r}; known: {', '.join(SCOPES)}")
+        )
     if one.operator not in OPERATORS:
         faults.append(field_fault(f"{path}.operator", f"must be one of {', '.join(OPERATORS)}"))
     elif one.scope_name != "PriorityClass" and one.operator != "Exists":

@@ -19,7 +19,7 @@ class SettingsSpec(Wire):
     sensitive_pool_size: int | UnsetType = UNSET
 
 
-class Settings(Wire):
+class Settings(Wire, kw_only=True):
     api_version: Text = UNSET
     kind: Text = UNSET
     metadata: ObjectMeta

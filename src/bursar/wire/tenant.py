@@ -38,7 +38,7 @@ class TenantStatus(Wire):
     conditions: list[Condition] | UnsetType = UNSET
 
 
-class Tenant(Wire):
+class Tenant(Wire, kw_only=True):
     api_version: Text = UNSET
     kind: Text = UNSET
     metadata: ObjectMeta

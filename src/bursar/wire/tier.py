@@ -17,7 +17,7 @@ class TierSpec(Wire):
     description: Text = UNSET
 
 
-class Tier(Wire):
+class Tier(Wire, kw_only=True):
     api_version: Text = UNSET
     kind: Text = UNSET
     metadata: ObjectMeta

@@ -34,7 +34,9 @@ def find_binaries(major: int | None = None, account: Account | None = None) -> B
         raise EmbeddedError(f"No PostgreSQL {MAJOR_MIN} or newer that could run here; found: {here}.", INSTALL)
     raise EmbeddedError(
         f"The data was written by PostgreSQL {major}, and only that major version can read it; found here: {here}.",
-        f"Install PostgreSQL {major}, or set BURSAR_POSTGRES_BIN to the directory of its binaries, and start again.",
+        f"Install PostgreSQL {major}, or set BURSAR_POSTGRES_BIN to the directory of its binaries, and start again."
+        if major >= MAJOR_MIN
+        else f"Bursar needs PostgreSQL {MAJOR_MIN} or newer.",
     )
 
 

@@ -47,7 +47,11 @@ async def initialise(directory: Directory, binaries: Binaries, account: Account,
     _clear_unfinished(directory, account)
     command = [str(binaries.bin_dir / "initdb"), *INITDB, "--no-instructions", "-D", str(directory.unfinished)]
     initdb = await spawn(command, account, alive_fd=alive_fd, output=asyncio.subprocess.PIPE)
-    output, _ = await initdb.communicate()
+    try:
+        output, _ = await initdb.communicate()
+    finally:
+        if initdb.returncode is None:  # cancelled
+            initdb.kill()
     if initdb.returncode != 0:
         raise EmbeddedError(
             f"initdb ended with status {initdb.returncode}: {output.decode(errors='replace').strip()[-2000:]}",
@@ -101,7 +105,7 @@ def move_script(directory: Directory, account: Account, socket_dir: Path, major:
     connect = f"-h {socket} -p {PORT} -U {SUPERUSER}"
     return "\n".join(
         (
-            "  set -e; cd /",
+            "  (set -e; umask 077; cd /",
             f"  OLD=/path/to/postgresql-{major}/bin NEW={q(str(new.bin_dir))}",
             f"  {run}$OLD/pg_ctl start -w -s -l /dev/null -D {pgdata} -o {options}",
             f"  {run}$NEW/pg_dump {connect} -Fc {ROLE} > {dump}",
@@ -113,7 +117,7 @@ def move_script(directory: Directory, account: Account, socket_dir: Path, major:
             f"  {run}$NEW/createuser {connect} {ROLE}",
             f"  {run}$NEW/createdb {connect} -O {ROLE} {ROLE}",
             f"  {run}$NEW/pg_restore {connect} -e -d {ROLE} < {dump}",
-            f"  {run}$NEW/pg_ctl stop -w -s -D {pgdata}",
+            f"  {run}$NEW/pg_ctl stop -w -s -D {pgdata})",
             f"  # then start Bursar; when all is well, remove {kept} and {dump}",
         )
     )

@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import shutil
 import stat
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -18,7 +20,8 @@ PORT = 5432
 SOCKET_PATH_BYTES_MAX = 103  # macOS; Linux allows 107
 LOG_BYTES_MAX = 10_000_000
 GONE_SECONDS_MAX = 15.0
-STRANGER_SECONDS_MAX = 1.0
+STRANGER_SECONDS_MAX = 0.5
+DYING_SECONDS_MAX = 0.5  # a process killed a moment ago holds its locks until the kernel has taken it down
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,10 @@ def lock_supervisor(directory: Directory) -> int:
             f"{path} cannot be opened: {error.strerror}.",
             "Start Bursar as the user who owns the data directory, or choose another one.",
         ) from error
-    if not _try_lock(fd):
+    deadline = time.monotonic() + DYING_SECONDS_MAX
+    while not (locked := _try_lock(fd)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if not locked:
         holder = os.read(fd, 32).decode().strip()
         os.close(fd)
         raise EmbeddedError(
@@ -161,10 +167,11 @@ def _try_lock(fd: int) -> bool:
     return True
 
 
-def remove_stale_pid_file(directory: Directory) -> None:
-    """Only after `claim`. PostgreSQL would believe the file while its pid is a zombie's, or by now someone else's."""
+def remove_stale_lock_files(directory: Directory, socket_dir: Path) -> None:
+    """Only after `claim`. PostgreSQL would believe them while their pid is a zombie's, or by now someone else's."""
     if Path("/proc/self").exists():
         (directory.pgdata / "postmaster.pid").unlink(missing_ok=True)
+        (socket_dir / f".s.PGSQL.{PORT}.lock").unlink(missing_ok=True)
 
 
 def open_log(directory: Directory) -> IO[bytes]:
@@ -215,8 +222,7 @@ def _make_outside(account: Account) -> Path:
 def forget_socket_dir(directory: Directory, socket_dir: Path) -> None:
     """Removes what `prepare_socket_dir` made outside the data directory, once the server is stopped."""
     if socket_dir.parent != directory.root:
-        with contextlib.suppress(OSError):
-            socket_dir.rmdir()
+        shutil.rmtree(socket_dir, ignore_errors=True)
         directory.socket_record.unlink(missing_ok=True)
 
 

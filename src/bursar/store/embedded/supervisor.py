@@ -26,7 +26,7 @@ from bursar.store.embedded.directory import (
     open_directory,
     open_log,
     prepare_socket_dir,
-    remove_stale_pid_file,
+    remove_stale_lock_files,
 )
 from bursar.store.embedded.error import EmbeddedError
 from bursar.store.embedded.process import spawn
@@ -53,7 +53,8 @@ async def start(
     try:
         await embedded._begin()  # noqa: SLF001
     except BaseException:
-        await embedded.stop()
+        with contextlib.suppress(EmbeddedError):  # the first error is the one to tell
+            await embedded.stop()
         raise
     return embedded
 
@@ -170,7 +171,7 @@ class Embedded:
         try:
             if self.directory.version() is None:
                 await initialise(self.directory, self.binaries, self._account, alive_fd)
-            remove_stale_pid_file(self.directory)
+            remove_stale_lock_files(self.directory, self._socket_dir)
             with open_log(self.directory) as output:
                 self._log_offset = output.seek(0, os.SEEK_END)
                 self._process = await spawn(self._command(), self._account, alive_fd=alive_fd, output=output)

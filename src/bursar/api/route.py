@@ -1,0 +1,87 @@
+"""What a route is. The one route table (routes.py) is made of these; the server, discovery and OpenAPI all read it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from bursar.core.access import Identity
+from bursar.core.refusal import Refusal
+from bursar.wire.kind import Kind
+
+if TYPE_CHECKING:
+    from bursar.api.house import House
+
+JSON = "application/json"
+
+
+@dataclass(slots=True)
+class Call:
+    """One request, after it was authenticated and its body was read."""
+
+    house: House
+    route: Route
+    identity: Identity
+    request_id: str
+    parameters: Mapping[str, str]  # from the path
+    query: Mapping[str, str]
+    headers: Mapping[str, str]  # lower-case names
+    body: bytes = b""
+
+    @property
+    def media_type(self) -> str:
+        """The body's content type without its parameters; JSON where none is given."""
+        return self.headers.get("content-type", JSON).partition(";")[0].strip().lower() or JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    body: bytes
+    media_type: str = JSON
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """An answer that goes on: the door sends each piece as it comes, and closes `pieces` when the client leaves."""
+
+    pieces: Any  # AsyncGenerator[bytes, None]
+    media_type: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+Outcome: TypeAlias = Answer | Stream | Refusal
+Handler: TypeAlias = Callable[[Call], Awaitable[Outcome]]
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """A query parameter."""
+
+    name: str
+    description: str
+    type: str = "string"  # string, integer or boolean
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    method: str
+    path: str  # /api/v1/namespaces/{namespace}/allocations/{name}
+    handler: Handler
+    summary: str
+    verb: str = "get"  # what core.access knows it as
+    resource: str = ""  # plural noun
+    subresource: str = ""
+    kind: Kind | None = None
+    params: tuple[Param, ...] = ()
+    body: type | None = None  # msgspec type of the body
+    body_media: tuple[str, ...] = (JSON,)
+    answer: type | None = None  # msgspec type of the answer; None: any JSON object
+    answer_media: tuple[str, ...] = (JSON,)
+    is_list: bool = False  # the answer is a list of `answer`
+    status: int = 200
+    refusals: tuple[int, ...] = ()
+    public: bool = False  # needs no token
+    free: bool = False  # not counted by the rate limit

@@ -1,0 +1,290 @@
+"""What can be done with the objects of one kind, and the few calls beside that. Each is a flow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+from urllib.parse import quote
+
+import msgspec
+
+from bursar.client.errors import NotFound
+from bursar.client.flow import (
+    IDEMPOTENCY_KEY,
+    JSON,
+    Document,
+    Feed,
+    Flow,
+    Give,
+    Request,
+    Retries,
+    document_of,
+    encoded,
+    json_of,
+)
+
+ROOT = "/api/v1"
+PAGE_ITEMS = 500
+TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
+
+# A dict, or one of the typed objects of bursar.wire.
+Given = Mapping[str, Any] | msgspec.Struct
+PatchType = Literal["merge", "strategic", "json"]
+PATCH_MEDIA: dict[str, str] = {
+    "merge": "application/merge-patch+json",
+    "strategic": "application/strategic-merge-patch+json",
+    "json": "application/json-patch+json",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the objects of a kind are; without a namespace, those of all namespaces."""
+
+    plural: str
+    namespaced: bool
+    retries: Retries
+    namespace: str = ""
+
+    def within(self, namespace: str) -> Place:
+        if not self.namespaced and namespace:
+            raise ValueError(f"{self.plural} do not live in namespaces")
+        return replace(self, namespace=namespace)
+
+    @property
+    def path(self) -> str:
+        inside = f"/namespaces/{segment(self.namespace)}" if self.namespace else ""
+        return f"{ROOT}{inside}/{self.plural}"
+
+    def path_of(self, name: str, subresource: str = "") -> str:
+        self._require_namespace()
+        return f"{self.path}/{segment(name)}" + (f"/{subresource}" if subresource else "")
+
+    def path_for(self, document: Mapping[str, Any]) -> str:
+        """Where a new object goes: an object may name its namespace itself."""
+        return self.owning(document).path
+
+    def owning(self, document: Mapping[str, Any]) -> Place:
+        named = str((document.get("metadata") or {}).get("namespace") or "")
+        place = self.within(named) if self.namespaced and not self.namespace and named else self
+        place._require_namespace()
+        return place
+
+    def _require_namespace(self) -> None:
+        if self.namespaced and not self.namespace:
+            raise ValueError(f'{self.plural} live in a namespace: name it, as in client.{self.plural}("ml-team")')
+
+
+def segment(name: str) -> str:
+    """A name as one segment of a path. An empty one would address the whole collection."""
+    if not name or name in (".", ".."):
+        raise ValueError(f"{name!r} is not a name")
+    return quote(name, safe="")
+
+
+def as_document(given: Given) -> Document:
+    return dict(given) if isinstance(given, Mapping) else msgspec.to_builtins(given)
+
+
+# --- Reading
+
+
+def get(place: Place, name: str, *, subresource: str = "") -> Flow[Document]:
+    """One object, or one of its parts, such as `status`."""
+    return document_of(Request("GET", place.path_of(name, subresource)), place.retries)
+
+
+def page(
+    place: Place,
+    *,
+    label_selector: str = "",
+    field_selector: str = "",
+    limit: int = 0,
+    continue_token: str = "",
+    as_table: bool = False,
+) -> Flow[Document]:
+    """One page of a list as the API answers it: `items`, and in `metadata` the revision and where it goes on."""
+    query = selection(label_selector, field_selector)
+    if limit:
+        query["limit"] = str(limit)
+    if continue_token:
+        query["continue"] = continue_token
+    return document_of(Request("GET", place.path, query, accepting(as_table)), place.retries)
+
+
+def list_(
+    place: Place, *, label_selector: str = "", field_selector: str = "", limit: int = PAGE_ITEMS
+) -> Feed[Document]:
+    """Every object that matches, page after page of `limit`; all pages show the same moment."""
+    for_all = {"label_selector": label_selector, "field_selector": field_selector}
+    continue_token = ""
+    while True:
+        found = yield from page(place, **for_all, limit=limit, continue_token=continue_token)
+        for item in found.get("items") or []:
+            yield Give(item)
+        continue_token = continuation(found)
+        if not continue_token:
+            return
+
+
+def table(
+    place: Place, name: str = "", *, label_selector: str = "", field_selector: str = "", limit: int = PAGE_ITEMS
+) -> Flow[Document]:
+    """What a person would want to see of one object, or of all that match: the server's own Table, in full."""
+    if name:
+        return (yield from document_of(Request("GET", place.path_of(name), {}, accepting(True)), place.retries))
+    for_all = {"label_selector": label_selector, "field_selector": field_selector}
+    whole = yield from page(place, **for_all, limit=limit, as_table=True)
+    rows = list(whole.get("rows") or [])
+    continue_token = continuation(whole)
+    while continue_token:
+        more = yield from page(place, **for_all, limit=limit, continue_token=continue_token, as_table=True)
+        rows += more.get("rows") or []
+        continue_token = continuation(more)
+    return {**whole, "rows": rows}
+
+
+def selection(label_selector: str, field_selector: str) -> dict[str, str]:
+    given = {"labelSelector": label_selector, "fieldSelector": field_selector}
+    return {name: value for name, value in given.items() if value}
+
+
+def accepting(as_table: bool) -> dict[str, str]:
+    return {"accept": f"{TABLE},{JSON}" if as_table else JSON}
+
+
+def continuation(found: Mapping[str, Any]) -> str:
+    return str((found.get("metadata") or {}).get("continue") or "")
+
+
+# --- Writing
+
+
+def create(place: Place, given: Given, *, dry_run: bool = False, request_id: str = "") -> Flow[Document]:
+    """A new object. With the same `request_id`, a repeated call has one effect and one answer."""
+    document = as_document(given)
+    return _write("POST", place.path_for(document), place, document, dry_run=dry_run, request_id=request_id)
+
+
+def replace_(place: Place, given: Given, *, subresource: str = "", dry_run: bool = False) -> Flow[Document]:
+    """Puts an object in the place of the one that has its name; with a resourceVersion, only if that is current."""
+    document = as_document(given)
+    where = place.owning(document).path_of(name_of(document), subresource)
+    return _write("PUT", where, place, document, dry_run=dry_run)
+
+
+def patch(
+    place: Place,
+    name: str,
+    patch: Mapping[str, Any] | list[Any],
+    *,
+    type: PatchType = "merge",  # noqa: A002 - what kubectl calls it
+    subresource: str = "",
+    dry_run: bool = False,
+) -> Flow[Document]:
+    """Changes part of an object: by JSON merge patch, strategic merge patch or JSON Patch."""
+    if type not in PATCH_MEDIA:
+        raise ValueError(f"type must be one of {', '.join(PATCH_MEDIA)}, not {type!r}")
+    where = place.path_of(name, subresource)
+    return _write("PATCH", where, place, patch, dry_run=dry_run, media_type=PATCH_MEDIA[type])
+
+
+def delete(
+    place: Place, name: str, *, grace_period_seconds: int | None = None, dry_run: bool = False
+) -> Flow[Document]:
+    """Asks for an object to go. What runs is given its grace first: the answer shows the object as it is until then."""
+    options: Document = {"kind": "DeleteOptions", "apiVersion": "v1"}
+    if grace_period_seconds is not None:
+        options["gracePeriodSeconds"] = grace_period_seconds
+    return _write("DELETE", place.path_of(name), place, options, dry_run=dry_run)
+
+
+def delete_collection(
+    place: Place, *, label_selector: str = "", field_selector: str = "", dry_run: bool = False
+) -> Flow[Document]:
+    """Deletes all that match; without a selector, all there are in the namespace."""
+    query = selection(label_selector, field_selector)
+    return _write("DELETE", place.path, place, None, dry_run=dry_run, query=query)
+
+
+def bulk_release(
+    place: Place, *, label_selector: str, grace_period_seconds: int | None = None, dry_run: bool = False
+) -> Flow[Document]:
+    """Releases every allocation of a namespace that matches: how many, and what that frees."""
+    body: Document = {"labelSelector": label_selector, "dryRun": dry_run}
+    if grace_period_seconds is not None:
+        body["gracePeriodSeconds"] = grace_period_seconds
+    return _write("POST", place.path_of("bulk-release"), place, body)
+
+
+def action(place: Place, name: str, verb: str, body: Mapping[str, Any] | None = None) -> Flow[Document]:
+    """What a kind can do beside being changed: `client.jobs("ml-team").action("train", "cancel", {"reason": …})`."""
+    return _write("POST", place.path_of(name, segment(verb)), place, dict(body or {}))
+
+
+def name_of(document: Mapping[str, Any]) -> str:
+    name = (document.get("metadata") or {}).get("name")
+    if not name:
+        raise ValueError("the object has no metadata.name")
+    return str(name)
+
+
+def _write(
+    method: str,
+    path: str,
+    place: Place,
+    body: object,
+    *,
+    dry_run: bool = False,
+    request_id: str = "",
+    media_type: str = JSON,
+    query: Mapping[str, str] | None = None,
+) -> Flow[Document]:
+    headers = {"content-type": media_type, "accept": JSON}
+    if request_id:
+        headers[IDEMPOTENCY_KEY] = request_id
+    options = {**(query or {}), **({"dryRun": "All"} if dry_run else {})}
+    content = b"" if body is None else encoded(body)
+    return document_of(Request(method, path, options, headers, content), place.retries)
+
+
+# --- Calls that belong to no one kind
+
+
+def request(
+    retries: Retries,
+    method: str,
+    path: str,
+    *,
+    query: Mapping[str, str] | None = None,
+    body: object = None,
+    headers: Mapping[str, str] | None = None,
+) -> Flow[Any]:
+    """Any request: the answer's JSON, its text if it is something else, or None if it is empty."""
+    content = b"" if body is None else encoded(body)
+    sent = {"content-type": JSON, "accept": JSON, **(headers or {})}
+    return json_of(Request(method.upper(), path, query or {}, sent, content), retries)
+
+
+def update_tenant(retries: Retries, name: str, changes: Mapping[str, Any]) -> Flow[Document]:
+    """Changes the named fields of a tenant: `{"max_nodes": 250, "gpu_hours_budget": 150000}`."""
+    sent = {"content-type": JSON, "accept": JSON}
+    return document_of(Request("PUT", f"{ROOT}/tenants/{segment(name)}", {}, sent, encoded(changes)), retries)
+
+
+def tenant_quotas(retries: Retries, name: str) -> Flow[Document]:
+    """Each of a tenant's limits, where it comes from, and what is used of it."""
+    return document_of(Request("GET", f"{ROOT}/tenants/{segment(name)}/quotas"), retries)
+
+
+def whoami(retries: Retries) -> Flow[Document]:
+    """Who the server takes us for: `username`, `groups` and `extra`."""
+    body = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+    path = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
+    headers = {"content-type": JSON, "accept": JSON}
+    review = yield from document_of(Request("POST", path, {}, headers, encoded(body)), retries)
+    info = (review.get("status") or {}).get("userInfo")
+    if not isinstance(info, dict):
+        raise NotFound("this server does not say who you are", status=404)
+    return info

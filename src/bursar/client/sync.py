@@ -1,0 +1,178 @@
+"""`Client`: the flows, driven by blocking calls."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator
+from functools import wraps
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+
+import httpx2
+
+from bursar.client import apply, calls, http, watch
+from bursar.client.calls import Place
+from bursar.client.contexts import Context, resolve
+from bursar.client.flow import Feed, Flow, Give, Open, Pause, Read, Request, Response, Retries, Send, Step
+from bursar.client.kinds import Kinds, place_of
+
+P = ParamSpec("P")
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+class _Errands:
+    """Does the steps of one flow."""
+
+    def __init__(self, client: httpx2.Client) -> None:
+        self._client = client
+        self._opened: httpx2.Response | None = None
+        self._pieces: Iterator[bytes] = iter(())
+
+    def run(self, flow: Flow[T]) -> T:
+        try:
+            step = next(flow)
+            while True:
+                step = self._answered(flow, step)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        finally:
+            self.close()
+
+    def iterate(self, feed: Feed[T]) -> Generator[T, None, None]:
+        try:
+            step = next(feed)
+            while True:
+                if isinstance(step, Give):
+                    yield step.value
+                    step = feed.send(None)
+                else:
+                    step = self._answered(feed, step)
+        except StopIteration:
+            return
+        finally:
+            self.close()
+
+    def _answered(self, flow: Generator[T, Any, Any], step: Step) -> T:
+        try:
+            answer = self._do(step)
+        except (httpx2.RequestError, httpx2.InvalidURL) as error:
+            return flow.throw(http.failure(error, str(self._client.base_url).rstrip("/")))
+        return flow.send(answer)
+
+    def _do(self, step: Step) -> Response | bytes | None:
+        match step:
+            case Send(request):
+                response = self._client.send(self._build(request))
+                return http.response_of(response, response.content)
+            case Open(request):
+                return self._open(request)
+            case Read():
+                return next(self._pieces, None)
+            case Pause(seconds):
+                time.sleep(seconds)
+                return None
+
+    def _open(self, request: Request) -> Response:
+        self.close()
+        response = self._client.send(self._build(request), stream=True)
+        self._opened = response
+        if response.status_code >= 300:
+            return http.response_of(response, response.read())
+        self._pieces = response.iter_bytes()
+        return http.response_of(response, b"")
+
+    def _build(self, request: Request) -> httpx2.Request:
+        return self._client.build_request(**http.arguments(request))
+
+    def close(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+
+
+class _Driven(Generic[S]):
+    """Something whose calls are flows about a subject."""
+
+    _http: httpx2.Client
+    _subject: S
+
+
+def _call(flow: Callable[Concatenate[S, P], Flow[T]]) -> Callable[Concatenate[_Driven[S], P], T]:
+    @wraps(flow)
+    def method(self: _Driven[S], *args: P.args, **kwargs: P.kwargs) -> T:
+        return _Errands(self._http).run(flow(self._subject, *args, **kwargs))
+
+    return method
+
+
+def _each(
+    feed: Callable[Concatenate[S, P], Feed[T]],
+) -> Callable[Concatenate[_Driven[S], P], Generator[T, None, None]]:
+    @wraps(feed)
+    def method(self: _Driven[S], *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
+        return _Errands(self._http).iterate(feed(self._subject, *args, **kwargs))
+
+    return method
+
+
+class Resource(_Driven[Place]):
+    """The objects of one kind: in one namespace after being called with its name, else in all."""
+
+    def __init__(self, client: httpx2.Client, place: Place) -> None:
+        self._http = client
+        self._subject = place
+
+    def __call__(self, namespace: str) -> Resource:
+        return Resource(self._http, self._subject.within(namespace))
+
+    get = _call(calls.get)
+    page = _call(calls.page)
+    list = _each(calls.list_)
+    table = _call(calls.table)
+    watch = _each(watch.watch)
+    create = _call(calls.create)
+    replace = _call(calls.replace_)
+    patch = _call(calls.patch)
+    apply = _call(apply.apply)
+    delete = _call(calls.delete)
+    delete_collection = _call(calls.delete_collection)
+    bulk_release = _call(calls.bulk_release)
+    action = _call(calls.action)
+
+
+class Client(_Driven[Retries], Kinds[Resource]):
+    """Speaks to one server. Without arguments: BURSAR_URL and BURSAR_TOKEN, else the context of `bursar login`."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        token: str | None = None,
+        *,
+        ca_file: str | None = None,
+        context: str | None = None,
+        timeout_seconds: float = 30.0,
+        retries: Retries | None = None,
+    ) -> None:
+        self.context: Context = resolve(url=url, token=token, ca_file=ca_file, context=context)
+        self._subject = retries or Retries()
+        self._http = httpx2.Client(**http.options(self.context, timeout_seconds))
+
+    def resource(self, plural: str, namespace: str = "", *, namespaced: bool | None = None) -> Resource:
+        return Resource(self._http, place_of(plural, namespace, namespaced, self._subject))
+
+    request = _call(calls.request)
+    update_tenant = _call(calls.update_tenant)
+    tenant_quotas = _call(calls.tenant_quotas)
+    whoami = _call(calls.whoami)
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Client({self.context.url!r})"

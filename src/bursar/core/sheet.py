@@ -1,0 +1,99 @@
+"""The sheet of a batch: what was read under locks, and what has been decided on it so far.
+
+Commands are decided one after another on the same sheet, so each sees the effects of those before it. A command that is
+refused must leave the sheet as it found it: rules check everything first, and only then write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from bursar.core.allocation import GangKey, GangRow
+from bursar.core.node import NodeRoom, Placement
+from bursar.core.object import UNASSIGNED, Key, Origin, Stored, Write
+from bursar.core.quota import Counter, Counters
+from bursar.core.tree import Row, Tree
+
+
+@dataclass(slots=True)
+class Sheet:
+    now: datetime
+    tree: Tree
+    counters: Counters
+    objects: dict[Key, Stored] = field(default_factory=dict)
+    nodes: dict[str, NodeRoom] = field(default_factory=dict)
+    placements: dict[str, tuple[Placement, ...]] = field(default_factory=dict)  # by the allocation's uid
+    gangs: dict[GangKey, GangRow] = field(default_factory=dict)
+    # What is to be saved.
+    writes: list[Write] = field(default_factory=list)
+    recharged: dict[Key, Stored] = field(default_factory=dict)
+    touched_nodes: set[str] = field(default_factory=set)
+    removed_nodes: set[str] = field(default_factory=set)
+    node_uids: dict[str, str] = field(default_factory=dict)
+    placed: dict[tuple[str, str], Placement] = field(default_factory=dict)  # by (node, uid)
+    lifted: set[str] = field(default_factory=set)  # uids whose placements are gone
+    touched_gangs: set[GangKey] = field(default_factory=set)
+    new_tree: Tree | None = None
+    put_counters: Mapping[Row, Counter] = field(default_factory=dict)
+    removed_counters: frozenset[Row] = frozenset()
+
+    def put(self, after: Stored, origin: Origin) -> Write:
+        """Create or change an object."""
+        write = Write(after.key, self.objects.get(after.key), replace(after, revision=UNASSIGNED), origin)
+        self.objects[after.key] = replace(after, revision=UNASSIGNED)
+        self.recharged.pop(after.key, None)
+        self.writes.append(write)
+        return write
+
+    def remove(self, key: Key, origin: Origin, last: Stored | None = None) -> Write:
+        """Remove an object; `last` is its final state, where that differs from what was stored."""
+        before = self.objects.pop(key)
+        self.recharged.pop(key, None)
+        write = Write(key, last or before, None, origin)
+        self.writes.append(write)
+        return write
+
+    def recharge(self, after: Stored) -> None:
+        """Change what an object holds, and nothing that it shows."""
+        self.objects[after.key] = after
+        if after.revision == UNASSIGNED:
+            # It was written in this batch: its line in the feed carries the charge along.
+            last = next(write for write in reversed(self.writes) if write.key == after.key)
+            last.after = after
+        else:
+            self.recharged[after.key] = after
+
+    def set_node(self, room: NodeRoom, uid: str = "") -> None:
+        self.nodes[room.name] = room
+        self.touched_nodes.add(room.name)
+        self.removed_nodes.discard(room.name)
+        if uid:
+            self.node_uids[room.name] = uid
+
+    def remove_node(self, name: str) -> None:
+        del self.nodes[name]
+        self.touched_nodes.discard(name)
+        self.removed_nodes.add(name)
+
+    def place(self, placements: Sequence[Placement]) -> None:
+        self.placements[placements[0].uid] = tuple(placements)
+        self.lifted.discard(placements[0].uid)
+        self.placed.update({(one.node, one.uid): one for one in placements})
+
+    def lift(self, uid: str) -> tuple[Placement, ...]:
+        """Remove the placements of an allocation that is confirmed gone, and return them."""
+        gone = self.placements.pop(uid, ())
+        for one in gone:
+            self.placed.pop((one.node, one.uid), None)
+        if gone:
+            self.lifted.add(uid)
+        return gone
+
+    def set_gang(self, key: GangKey, row: GangRow) -> None:
+        self.gangs[key] = row
+        self.touched_gangs.add(key)
+
+    def members(self, namespace: str, gang: str) -> Iterable[Stored]:
+        return [one for one in self.objects.values() if one.key.namespace == namespace and one.gang == gang]

@@ -1,0 +1,199 @@
+"""The walk of every write: claim, lock, read, decide, save, once per batch.
+
+Locks are taken in one global order: request claims, tree, gangs, objects, counters, nodes, and last the revision. What is
+decided from is read in a later statement than the one that took the lock: a statement that had to wait sees the new
+version of the row it waited for, but not the rows that a rival put beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+
+from bursar.core.allocation import GangKey
+from bursar.core.object import Write
+from bursar.core.quota import Counters
+from bursar.core.refusal import Refusal
+from bursar.core.sheet import Sheet
+from bursar.core.tree import Row, Tree, rows_of
+from bursar.ops.command import REUSED, Command, Reply, Result, decode_reply, encode_reply, written
+from bursar.ops.tree import TreeCache
+from bursar.store import gang as gang_store
+from bursar.store import node as node_store
+from bursar.store import object as object_store
+from bursar.store import quota as quota_store
+from bursar.store import request as request_store
+from bursar.store import tree as tree_store
+from bursar.store.database import Connection, Stale
+from bursar.store.request import Claim, Remembered, RequestKey
+
+
+class Walk:
+    """Decides batches of commands that leave the tree as it is."""
+
+    def __init__(self, trees: TreeCache) -> None:
+        self._trees = trees
+        # Counters that are known to exist. Only changes of the tree remove any, and those come with a new tree.
+        self._known: set[Row] = set()
+        self._known_in: Tree | None = None
+
+    async def __call__(self, db: Connection, commands: Sequence[Command]) -> Sequence[Reply]:
+        claimed, remembered = await claim(db, commands)
+        fresh = [command for command in commands if command.claim is None or command.claim.key in claimed]
+        tree = await self._trees.at(db, await tree_store.lock_shared(db))
+        sheet = await self._read(db, tree, fresh)
+        results = decide(sheet, commands, remembered)
+        await save(db, sheet)
+        replies = [finished(result) for result in results]
+        await remember(db, commands, claimed, replies)
+        return replies
+
+    async def _read(self, db: Connection, tree: Tree, commands: Sequence[Command]) -> Sheet:
+        sheet = Sheet(datetime.now(UTC), tree, Counters(tree, {}))
+        await lock_gangs(db, sheet, commands)
+        await self._lock_objects(db, sheet, commands)
+        await self._lock_counters(db, sheet, commands)
+        await self._lock_nodes(db, sheet, commands)
+        return sheet
+
+    async def _lock_objects(self, db: Connection, sheet: Sheet, commands: Sequence[Command]) -> None:
+        keys = {key for command in commands for key in command.keys()}
+        if sheet.gangs:
+            keys.update(await object_store.load_gang_members(db, sheet.gangs))
+        await object_store.lock(db, keys)
+        needs = {key for command in commands for key in command.needs()}
+        sheet.objects = await object_store.load(db, keys | needs)
+
+    async def _lock_counters(self, db: Connection, sheet: Sheet, commands: Sequence[Command]) -> None:
+        rows = {
+            row
+            for command in commands
+            for namespace, charge in command.charges(sheet)
+            if namespace in sheet.tree.namespaces
+            for row in rows_of(sheet.tree, namespace, charge)
+        }
+        if not rows:
+            return
+        if self._known_in is not sheet.tree:
+            self._known, self._known_in = set(), sheet.tree
+        if unknown := rows - self._known:
+            await quota_store.ensure(db, sheet.tree, unknown)
+        if await quota_store.lock(db, rows) != len(rows):
+            self._known.clear()
+            raise Stale("a counter that was known is gone")
+        sheet.counters = Counters(sheet.tree, await quota_store.load(db, rows))
+        self._known |= rows
+
+    async def _lock_nodes(self, db: Connection, sheet: Sheet, commands: Sequence[Command]) -> None:
+        names = {name for command in commands for name in command.nodes()}
+        # Where an object is placed cannot change while its row is locked.
+        placed = [
+            sheet.objects[key].uid
+            for command in commands
+            for key in command.keys()
+            if key.kind == "Allocation" and key in sheet.objects and sheet.objects[key].charge.bound
+        ]
+        if placed:
+            for one in await node_store.load_placements_of(db, placed):
+                sheet.placements[one.uid] = (*sheet.placements.get(one.uid, ()), one)
+                names.add(one.node)
+        if names:
+            await node_store.lock(db, names)
+            sheet.nodes = await node_store.load(db, names)
+
+
+async def claim(db: Connection, commands: Sequence[Command]) -> tuple[set[RequestKey], Mapping[RequestKey, Remembered]]:
+    """Which request ids are ours to answer, and what the others were answered before."""
+    claims: dict[RequestKey, Claim] = {}
+    for command in commands:
+        if command.claim is not None:
+            claims.setdefault(command.claim.key, command.claim)
+    if not claims:
+        return set(), {}
+    ours = await request_store.claim(db, list(claims.values()))
+    theirs = [key for key in claims if key not in ours]
+    if not theirs:
+        return ours, {}
+    remembered = await request_store.load(db, theirs)
+    if len(remembered) != len(theirs) or any(one.outcome is None for one in remembered.values()):
+        raise Stale("a request was claimed by a rival that did not answer it")
+    return ours, remembered
+
+
+async def lock_gangs(db: Connection, sheet: Sheet, commands: Sequence[Command]) -> None:
+    wanted: dict[GangKey, int] = {}
+    for command in commands:
+        wanted.update(command.gangs())
+    if wanted:
+        await gang_store.ensure(db, {key: size for key, size in wanted.items() if size})
+        await gang_store.lock(db, wanted)
+        sheet.gangs = await gang_store.load(db, wanted)
+
+
+def decide(
+    sheet: Sheet,
+    commands: Sequence[Command],
+    remembered: Mapping[RequestKey, Remembered],
+) -> list[Result]:
+    """One command after another. A request that comes twice, in this batch or before, gets its one answer."""
+    results: list[Result] = []
+    answered: dict[RequestKey, tuple[str, Result]] = {
+        key: (one.fingerprint, decode_reply(one.outcome)) for key, one in remembered.items() if one.outcome is not None
+    }
+    for command in commands:
+        if command.claim is None:
+            results.append(command.decide(sheet))
+            continue
+        key, fingerprint = command.claim
+        if key not in answered:
+            answered[key] = (fingerprint, command.decide(sheet))
+        results.append(answered[key][1] if answered[key][0] == fingerprint else REUSED)
+    return results
+
+
+def finished(result: Result) -> Reply:
+    return written(result) if isinstance(result, Write) else result
+
+
+async def save(db: Connection, sheet: Sheet) -> None:
+    """Everything that was decided, set by set; the revision is the last lock."""
+    if changes := sheet.counters.changes():
+        await quota_store.add(db, sheet.tree, changes)
+    if sheet.touched_gangs:
+        await gang_store.save(db, {key: sheet.gangs[key] for key in sheet.touched_gangs})
+    if sheet.touched_nodes:
+        await node_store.put(db, [sheet.nodes[name] for name in sheet.touched_nodes], sheet.node_uids)
+    if sheet.removed_nodes:
+        await node_store.remove(db, sorted(sheet.removed_nodes))
+    if sheet.lifted:
+        await node_store.remove_placements(db, sheet.lifted)
+    if sheet.recharged:
+        await object_store.save_charges(db, list(sheet.recharged.values()))
+    if not sheet.writes:
+        return
+    first = await object_store.take_revisions(db, len(sheet.writes)) + 1
+    revisions: dict[str, int] = {}
+    for offset, write in enumerate(sheet.writes):
+        write.revision = first + offset
+        revisions[write.shown.uid] = write.revision
+    if sheet.placed:
+        await node_store.put_placements(db, list(sheet.placed.values()), revisions)
+    await object_store.save(db, sheet.writes)
+
+
+async def remember(
+    db: Connection, commands: Sequence[Command], claimed: set[RequestKey], replies: Sequence[Reply]
+) -> None:
+    outcomes: dict[RequestKey, bytes] = {}
+    forgotten: set[RequestKey] = set()
+    for command, reply in zip(commands, replies, strict=True):
+        if command.claim is None or command.claim.key not in claimed or command.claim.key in outcomes:
+            continue
+        if isinstance(reply, Refusal) and not reply.remembered:
+            forgotten.add(command.claim.key)
+        else:
+            outcomes[command.claim.key] = encode_reply(reply)
+    if outcomes:
+        await request_store.save_outcomes(db, outcomes)
+    if forgotten:
+        await request_store.forget(db, sorted(forgotten))

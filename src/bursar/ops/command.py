@@ -1,0 +1,110 @@
+"""Commands: what doors ask of a batch, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import msgspec
+
+from bursar.core.allocation import GangKey
+from bursar.core.charge import Charge
+from bursar.core.object import Key, Origin, Stored, Write
+from bursar.core.refusal import Cause, Code, Refusal
+from bursar.core.sheet import Sheet
+from bursar.store.request import Claim
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """An object as it stands after the command; for a deletion, as it last stood."""
+
+    key: Key
+    doc: bytes
+    status: bytes
+    revision: int
+    deleted: bool = False
+
+
+Result: TypeAlias = Write | Refusal | Any
+Reply: TypeAlias = Written | Refusal | Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """One thing to do to one object. `decide` is called under locks, after everything named here was read."""
+
+    key: Key
+    origin: Origin
+    claim: Claim | None = None
+
+    def keys(self) -> Iterable[Key]:
+        """Objects to lock and read."""
+        return (self.key,)
+
+    def needs(self) -> Iterable[Key]:
+        """Objects to read, without a lock: whether they exist is all that matters."""
+        return ()
+
+    def gangs(self) -> dict[GangKey, int]:
+        """Gangs to lock, and the size they have if they do not exist yet."""
+        return {}
+
+    def nodes(self) -> Iterable[str]:
+        """Nodes to lock and read, beside those that the object is placed on."""
+        return ()
+
+    def charges(self, sheet: Sheet) -> Iterable[tuple[str, Charge]]:
+        """Every (namespace, charge) that deciding may take or give back."""
+        before = sheet.objects.get(self.key)
+        return ((self.key.namespace, before.charge),) if before is not None else ()
+
+    def decide(self, sheet: Sheet) -> Result:
+        raise NotImplementedError
+
+
+def written(write: Write) -> Written:
+    shown: Stored = write.shown
+    return Written(write.key, shown.doc, shown.status, write.revision, deleted=write.after is None)
+
+
+# What is remembered under a request_id.
+
+
+class _Outcome(msgspec.Struct, omit_defaults=True):
+    key: tuple[str, str, str] | None = None
+    doc: msgspec.Raw = msgspec.Raw(b"null")
+    status: msgspec.Raw = msgspec.Raw(b"null")
+    revision: int = 0
+    deleted: bool = False
+    refusal: Refusal | None = None
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(_Outcome)
+
+
+def encode_reply(reply: Reply) -> bytes:
+    if isinstance(reply, Refusal):
+        return _encoder.encode(_Outcome(refusal=reply))
+    assert isinstance(reply, Written)
+    return _encoder.encode(
+        _Outcome((*reply.key,), msgspec.Raw(reply.doc), msgspec.Raw(reply.status), reply.revision, reply.deleted)
+    )
+
+
+def decode_reply(raw: bytes) -> Reply:
+    outcome = _decoder.decode(raw)
+    if outcome.refusal is not None:
+        return outcome.refusal
+    assert outcome.key is not None
+    return Written(Key(*outcome.key), bytes(outcome.doc), bytes(outcome.status), outcome.revision, outcome.deleted)
+
+
+REUSED = Refusal(
+    Code.REQUEST_REUSED,
+    "this request_id was used before with another body",
+    "Send the same body to get the same answer, or a new request_id to do something new.",
+    (Cause("FieldValueDuplicate", "was used before with another body", field="request_id"),),
+)

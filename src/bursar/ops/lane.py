@@ -1,0 +1,181 @@
+"""The lane: a small generic batcher.
+
+One batch is in flight; the next is whatever queued meanwhile. No timers: a lane is free when idle, and when busy it
+turns one commit into hundreds of operations. Correctness never depends on it. It is bounded, and fair between tenants:
+a batch takes from each in turn, and when the lane is full it is the longest queue that is shed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import structlog
+
+from bursar.ops import metrics
+from bursar.store.database import Unavailable
+
+C = TypeVar("C")
+A = TypeVar("A")
+
+log = structlog.get_logger()
+
+# Locks are held while a batch is decided and saved: batches shrink when that takes longer than this.
+HOLD_SECONDS = 0.025
+BATCH_MIN = 16
+
+
+class Overloaded(Exception):
+    """The lane is full: the command was not taken, and nothing happened."""
+
+    def __init__(self, lane: str, retry_after_seconds: int) -> None:
+        super().__init__(f"{lane} is overloaded; try again in {retry_after_seconds} s")
+        self.retry_after_seconds = retry_after_seconds
+
+
+class Closed(Exception):
+    """The lane is shutting down."""
+
+
+@dataclass(slots=True)
+class _Entry(Generic[C, A]):
+    command: C
+    tenant: str
+    queued_at: float
+    answer: asyncio.Future[A]
+
+
+class Lane(Generic[C, A]):
+    """`run` takes a batch of commands and returns their answers, in order, after they were committed."""
+
+    def __init__(
+        self,
+        name: str,
+        run: Callable[[Sequence[C]], Awaitable[Sequence[A]]],
+        *,
+        capacity: int = 4096,
+        batch_max: int = 256,
+    ) -> None:
+        self.name = name
+        self._run = run
+        self._capacity = capacity
+        self._batch_max = batch_max
+        self._batch_limit = min(batch_max, 64)
+        self._queues: dict[str, deque[_Entry[C, A]]] = {}
+        self._turns: deque[str] = deque()
+        self._size = 0
+        self._batch_seconds = 0.01
+        self._sizes = metrics.LANE_BATCH.labels(name)
+        self._waits = metrics.LANE_WAIT.labels(name)
+        self._seconds = metrics.LANE_SECONDS.labels(name)
+        self._worker: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def submit(self, command: C, tenant: str = "") -> A:
+        """Queue a command and wait until it was decided and committed."""
+        if self._closed:
+            raise Closed(f"{self.name} is shutting down")
+        if self._size >= self._capacity:
+            self._shed(tenant)
+        loop = asyncio.get_running_loop()
+        entry = _Entry[C, A](command, tenant, loop.time(), loop.create_future())
+        self._push(entry)
+        if self._worker is None or self._worker.done():
+            self._worker = loop.create_task(self._work(), name=f"lane-{self.name}")
+        return await entry.answer
+
+    async def close(self) -> None:
+        """Take no more, and finish what was taken."""
+        self._closed = True
+        if self._worker is not None:
+            await asyncio.gather(self._worker, return_exceptions=True)
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def _push(self, entry: _Entry[C, A]) -> None:
+        queue = self._queues.get(entry.tenant)
+        if queue is None:
+            queue = self._queues[entry.tenant] = deque()
+            self._turns.append(entry.tenant)
+        queue.append(entry)
+        self._size += 1
+
+    def _shed(self, tenant: str) -> None:
+        """Make room by refusing the newest command of the longest queue, which may be the one that just came."""
+        longest = max(self._queues, key=lambda name: len(self._queues[name]))
+        mine = self._queues.get(tenant)
+        overloaded = Overloaded(self.name, self._retry_after_seconds())
+        metrics.LANE_SHED.labels(self.name).inc()
+        if mine is not None and len(mine) >= len(self._queues[longest]) - 1:
+            raise overloaded
+        victim = self._queues[longest].pop()
+        self._size -= 1
+        if not victim.answer.done():
+            victim.answer.set_exception(overloaded)
+
+    def _retry_after_seconds(self) -> int:
+        batches = self._size / max(1, self._batch_limit)
+        return max(1, min(30, round(batches * self._batch_seconds)))
+
+    def _take(self) -> list[_Entry[C, A]]:
+        """One from each tenant in turn. Those whose callers left before they were decided are dropped."""
+        batch: list[_Entry[C, A]] = []
+        while self._turns and len(batch) < self._batch_limit:
+            tenant = self._turns.popleft()
+            queue = self._queues[tenant]
+            entry = queue.popleft()
+            self._size -= 1
+            if queue:
+                self._turns.append(tenant)
+            else:
+                del self._queues[tenant]
+            if not entry.answer.done():
+                batch.append(entry)
+        return batch
+
+    async def _work(self) -> None:
+        while batch := self._take():
+            started = asyncio.get_running_loop().time()
+            self._sizes.observe(len(batch))
+            for entry in batch:
+                self._waits.observe(started - entry.queued_at)
+            answers = await self._isolate([entry.command for entry in batch], fresh=True)
+            for entry, answer in zip(batch, answers, strict=True):
+                if entry.answer.done():
+                    continue
+                if isinstance(answer, BaseException):
+                    entry.answer.set_exception(answer)
+                else:
+                    entry.answer.set_result(answer)
+            self._adapt(len(batch), asyncio.get_running_loop().time() - started)
+
+    def _adapt(self, size: int, seconds: float) -> None:
+        self._batch_seconds += 0.2 * (seconds - self._batch_seconds)
+        self._seconds.observe(seconds)
+        if seconds > HOLD_SECONDS:
+            self._batch_limit = max(BATCH_MIN, self._batch_limit * 3 // 4)
+        elif size == self._batch_limit:
+            self._batch_limit = min(self._batch_max, self._batch_limit + BATCH_MIN)
+
+    async def _isolate(self, commands: list[C], *, fresh: bool) -> list[A | BaseException]:
+        """Run a batch; one that fails unexpectedly is run again whole, then in halves, so that one poisoned command
+        cannot hurt its neighbours."""
+        try:
+            return list(await self._run(commands))
+        except Unavailable as error:
+            return [error] * len(commands)
+        except Exception as error:
+            log.warning("batch failed", lane=self.name, size=len(commands), error=repr(error))
+            if fresh and len(commands) > 1:
+                return await self._isolate(commands, fresh=False)
+            if len(commands) == 1:
+                log.exception("command failed", lane=self.name, command=type(commands[0]).__name__)
+                return [error]
+        middle = len(commands) // 2
+        left = await self._isolate(commands[:middle], fresh=False)
+        return left + await self._isolate(commands[middle:], fresh=False)

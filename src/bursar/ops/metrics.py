@@ -1,0 +1,27 @@
+"""What the verbs measure. Names and labels are part of the interface: docs/metrics.md lists them."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Histogram
+
+_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+
+LANE_BATCH = Histogram("bursar_lane_batch_size", "Commands per batch.", ["lane"], buckets=_SIZES)
+LANE_WAIT = Histogram(
+    "bursar_lane_wait_seconds", "Time from queueing to the start of the batch.", ["lane"], buckets=_SECONDS
+)
+LANE_SECONDS = Histogram(
+    "bursar_lane_batch_seconds", "Time from the start of a batch to its answers.", ["lane"], buckets=_SECONDS
+)
+LANE_SHED = Counter("bursar_lane_shed_total", "Commands refused because the lane was full.", ["lane"])
+COMMIT_SECONDS = Histogram("bursar_commit_seconds", "Time that COMMIT took.", ["lane"], buckets=_SECONDS)
+TRANSACTION_RETRIES = Counter(
+    "bursar_transaction_retries_total", "Transactions tried again, by cause.", ["lane", "cause"]
+)
+QUOTA_REJECTIONS = Counter(
+    "bursar_quota_rejections_total", "Requests refused for quota, by endpoint and dimension.", ["endpoint", "dimension"]
+)
+FEED_LAG = Histogram(
+    "bursar_feed_lag_seconds", "Time from a commit to its delivery to this process's watchers.", buckets=_SECONDS
+)

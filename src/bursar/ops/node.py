@@ -1,0 +1,75 @@
+"""Commands on nodes: their objects, and the room that schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from bursar.core.charge import Amounts
+from bursar.core.node import NodeRoom, device_list
+from bursar.core.object import Stored
+from bursar.core.refusal import Code, Refusal
+from bursar.core.sheet import Sheet
+from bursar.ops.command import Result
+from bursar.ops.object import Change, Create, Delete, not_found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisterNode(Create):
+    allocatable: Amounts
+    schedulable: bool = True
+
+    def nodes(self) -> Iterable[str]:
+        return (self.key.name,)
+
+    def _save(self, sheet: Sheet, draft: Stored) -> Result:
+        room = NodeRoom(self.key.name, 1, self.schedulable, self.allocatable, {}, device_list(self.allocatable, {}))
+        sheet.set_node(room, draft.uid)
+        return sheet.put(draft, self.origin)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeNode(Change):
+    """What the node offers or allows may have changed: plans made for it before are stale."""
+
+    allocatable: Amounts
+    schedulable: bool = True
+
+    def nodes(self) -> Iterable[str]:
+        return (self.key.name,)
+
+    def _save(self, sheet: Sheet, _before: Stored) -> Result:
+        room = sheet.nodes[self.key.name]
+        sheet.set_node(
+            replace(
+                room,
+                generation=room.generation + 1,
+                schedulable=self.schedulable,
+                allocatable=self.allocatable,
+                devices=device_list(self.allocatable, room.devices),
+            )
+        )
+        return sheet.put(self.draft, self.origin)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteNode(Delete):
+    def nodes(self) -> Iterable[str]:
+        return (self.key.name,)
+
+    def decide(self, sheet: Sheet) -> Result:
+        before = sheet.objects.get(self.key)
+        if before is None:
+            return not_found(self.key)
+        if refusal := self.preconditions.refusal(before):
+            return refusal
+        room = sheet.nodes.get(self.key.name)
+        if room is not None and any(room.allocated.values()):
+            return Refusal(
+                Code.IN_USE,
+                f'nodes "{self.key.name}" still runs allocations',
+                f"Drain it first: kubectl drain {self.key.name}, or delete the allocations bound to it.",
+            )
+        if room is not None:
+            sheet.remove_node(self.key.name)
+        return sheet.remove(self.key, self.origin)

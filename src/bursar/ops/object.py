@@ -1,0 +1,294 @@
+"""Verbs on objects of any kind: create, change, delete.
+
+A change is computed from a version that was read without a lock, and committed only if that is still the version: the
+revision proves that what was decided from is what stands. A caller that named no version is retried on the new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from msgspec import UNSET
+
+from bursar.core.allocation import Gang, GangKey, GangRow
+from bursar.core.charge import NOTHING, Charge, deferred, fallen_due
+from bursar.core.object import Key, Stored
+from bursar.core.quota import Move
+from bursar.core.refusal import Cause, Code, Refusal
+from bursar.core.sheet import Sheet
+from bursar.core.wording import quota_refusal
+from bursar.ops.command import Command, Reply, Result
+from bursar.ops.office import Office, new_uid, now, timestamp
+from bursar.store import object as store
+from bursar.wire.document import EMPTY, decode, encode, encode_object
+from bursar.wire.kind import Kind, Object
+from bursar.wire.kinds import BY_NAME
+
+TRIES_MAX = 32
+
+
+# Commands.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Create(Command):
+    draft: Stored
+    gang: Gang | None = None
+    wants: tuple[tuple[str, Key], ...] = ()  # (field, object that must exist)
+    subject: str = "object"
+
+    def needs(self) -> Iterable[Key]:
+        return (key for _, key in self.wants)
+
+    def gangs(self) -> dict[GangKey, int]:
+        return {(self.key.namespace, self.gang.group_id): self.gang.min_members} if self.gang else {}
+
+    def charges(self, sheet: Sheet) -> Iterable[tuple[str, Charge]]:
+        yield self.key.namespace, self.draft.charge
+        if self.gang:
+            for member in sheet.members(self.key.namespace, self.gang.group_id):
+                yield self.key.namespace, fallen_due(member.charge)
+
+    def decide(self, sheet: Sheet) -> Result:
+        if refusal := self._refusal(sheet):
+            return refusal
+        draft = replace(self.draft, tenant=tenant_of(sheet, self.key, self.draft.tenant))
+        if self.gang is not None:
+            return self._join_gang(sheet, draft, self.gang)
+        if exceeded := sheet.counters.move([Move(self.key.namespace, after=draft.charge)]):
+            return quota_refusal(self.subject, exceeded)
+        return self._save(sheet, draft)
+
+    def _refusal(self, sheet: Sheet) -> Refusal | None:
+        if self.key.namespace and (refusal := namespace_refusal(sheet, self.key)):
+            return refusal
+        if self.key in sheet.objects:
+            return already_exists(self.key)
+        missing = [
+            Cause("FieldValueNotFound", f"{key.kind} {key.name!r} does not exist", field=field)
+            for field, key in self.wants
+            if key not in sheet.objects
+        ]
+        if missing:
+            return Refusal(Code.INVALID, "; ".join(one.message for one in missing), causes=tuple(missing))
+        return None
+
+    def _join_gang(self, sheet: Sheet, draft: Stored, gang: Gang) -> Result:
+        """Members wait uncharged until the gang is complete; then all of them are charged together, or none."""
+        key = (self.key.namespace, gang.group_id)
+        row = sheet.gangs.get(key, GangRow(gang.min_members))
+        waiting = [one for one in sheet.members(*key) if one.charge.due]
+        if not row.charged and row.members + 1 < row.min_members:
+            sheet.set_gang(key, replace(row, members=row.members + 1))
+            return self._save(sheet, replace(draft, charge=deferred(draft.charge)))
+        moves = [Move(key[0], one.charge, fallen_due(one.charge)) for one in waiting]
+        if exceeded := sheet.counters.move([Move(key[0], after=draft.charge), *moves]):
+            return quota_refusal(self.subject, exceeded)
+        for one in waiting:
+            sheet.recharge(replace(one, charge=fallen_due(one.charge)))
+        sheet.set_gang(key, replace(row, members=row.members + 1, charged=True))
+        return self._save(sheet, draft)
+
+    def _save(self, sheet: Sheet, draft: Stored) -> Result:
+        return sheet.put(draft, self.origin)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change(Command):
+    """Replace an object by a draft that was made from revision `expected`."""
+
+    draft: Stored
+    expected: int
+    subject: str = "object"
+
+    def charges(self, sheet: Sheet) -> Iterable[tuple[str, Charge]]:
+        yield self.key.namespace, self.draft.charge
+        if before := sheet.objects.get(self.key):
+            yield self.key.namespace, before.charge
+
+    def decide(self, sheet: Sheet) -> Result:
+        before = sheet.objects.get(self.key)
+        if before is None:
+            return not_found(self.key)
+        if before.revision != self.expected:
+            return conflict(self.key)
+        # What the object holds changes only where its kind says so; what is due to its gang stays due.
+        if self.draft.charge != before.charge:
+            moves = [Move(self.key.namespace, before.charge, self.draft.charge)]
+            if exceeded := sheet.counters.move(moves):
+                return quota_refusal(self.subject, exceeded)
+        return self._save(sheet, before)
+
+    def _save(self, sheet: Sheet, _before: Stored) -> Result:
+        return sheet.put(self.draft, self.origin)
+
+
+@dataclass(frozen=True, slots=True)
+class Preconditions:
+    uid: str = ""
+    revision: int | None = None
+
+    def refusal(self, before: Stored) -> Refusal | None:
+        if self.uid and self.uid != before.uid:
+            return conflict(before.key, f"its uid is {before.uid}, not {self.uid}")
+        if self.revision is not None and self.revision != before.revision:
+            return conflict(before.key)
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delete(Command):
+    preconditions: Preconditions = Preconditions()
+
+    def decide(self, sheet: Sheet) -> Result:
+        before = sheet.objects.get(self.key)
+        if before is None:
+            return not_found(self.key)
+        if refusal := self.preconditions.refusal(before):
+            return refusal
+        if before.charge is not NOTHING:
+            sheet.counters.move([Move(self.key.namespace, before.charge)])
+        return sheet.remove(self.key, self.origin)
+
+
+# Refusals that every kind shares, in Kubernetes' words.
+
+
+def plural_of(key: Key) -> str:
+    return BY_NAME[key.kind].plural
+
+
+def not_found(key: Key) -> Refusal:
+    return Refusal(Code.NOT_FOUND, f'{plural_of(key)} "{key.name}" not found')
+
+
+def already_exists(key: Key) -> Refusal:
+    return Refusal(
+        Code.ALREADY_EXISTS,
+        f'{plural_of(key)} "{key.name}" already exists',
+        "Choose another name, or change what is there.",
+    )
+
+
+def conflict(key: Key, why: str = "it was changed meanwhile") -> Refusal:
+    return Refusal(
+        Code.CONFLICT,
+        f'Operation cannot be fulfilled on {plural_of(key)} "{key.name}": {why}',
+        "Read the object again and apply the change to its latest version.",
+    )
+
+
+def namespace_refusal(sheet: Sheet, key: Key) -> Refusal | None:
+    namespace = sheet.tree.namespaces.get(key.namespace)
+    if namespace is None:
+        return Refusal(
+            Code.NOT_FOUND,
+            f'namespaces "{key.namespace}" not found',
+            f"Create it first: bursar create namespace {key.namespace}",
+        )
+    if namespace.terminating:
+        return Refusal(
+            Code.TERMINATING,
+            f'unable to create new content in namespace "{key.namespace}" because it is being terminated',
+            "Use another namespace, or wait until this one is gone and create it anew.",
+        )
+    return None
+
+
+def tenant_of(sheet: Sheet, key: Key, default: str) -> str:
+    namespace = sheet.tree.namespaces.get(key.namespace)
+    return namespace.tenant if namespace is not None else default
+
+
+# Drafts: everything is encoded before locks are taken.
+
+
+def new_draft(kind: Kind, one: Object, *, tenant: str = "", status: dict[str, Any] | None = None) -> Stored:
+    """A new object from what a client sent: identity, times and the first status are ours."""
+    at = timestamp(now())
+    kind.normalise(one)
+    metadata = one.metadata
+    metadata.uid = new_uid(kind.uid_prefix)
+    metadata.creation_timestamp = at
+    metadata.generation = 1
+    first = status if status is not None else kind.first_status(one, at)
+    if hasattr(one, "status"):
+        one.status = UNSET
+    fields = kind.fields(one)
+    return Stored(
+        key=Key(kind.name, metadata.namespace or "", metadata.name),
+        uid=metadata.uid,
+        tenant=tenant,
+        labels=dict(metadata.labels or {}),
+        fields=fields,
+        doc=encode_object(kind, one),
+        status=encode(first) if first else EMPTY,
+        charge=kind.charge(one),
+    )
+
+
+def changed_draft(kind: Kind, before: Stored, one: Object, *, spec_changed: bool, keep_charge: bool) -> Stored:
+    """The next version of an object: its identity stays, whatever the client sent."""
+    status = encode(one.status) if getattr(one, "status", None) else EMPTY
+    kind.normalise(one)
+    metadata = one.metadata
+    metadata.uid = before.uid
+    if spec_changed:
+        metadata.generation = (metadata.generation or 1) + 1
+    fields = kind.fields(one)
+    charge = before.charge if keep_charge else kind.charge(one)
+    return replace(
+        before,
+        labels=dict(metadata.labels or {}),
+        fields=fields,
+        status=status,
+        charge=charge,
+        doc=encode_object(kind, one),
+    )
+
+
+# Verbs.
+
+
+async def get(office: Office, key: Key) -> Stored | Refusal:
+    async with office.database.reader() as db:
+        found = await store.get(db, key)
+    return found if found is not None else not_found(key)
+
+
+Edit = Callable[[Stored, dict[str, Any]], Command | Refusal]
+
+
+async def change(
+    office: Office, key: Key, edit: Edit, *, tenant: str, dry_run: bool = False, pinned: bool = False
+) -> Reply:
+    """Read, let `edit` make a command for that version, and submit it; again, while others are faster.
+
+    `pinned` callers named the version they changed: they are told of the conflict at once.
+    """
+    reply: Reply = not_found(key)
+    for _ in range(TRIES_MAX):
+        before = await get(office, key)
+        if isinstance(before, Refusal):
+            return before
+        command = edit(before, decode(before.doc, before.status, before.revision))
+        if isinstance(command, Refusal):
+            return command
+        reply = await submit(office, command, tenant=tenant, dry_run=dry_run)
+        if pinned or not (isinstance(reply, Refusal) and reply.code is Code.CONFLICT):
+            return reply
+    return reply
+
+
+async def submit(office: Office, command: Command, *, tenant: str, dry_run: bool = False) -> Reply:
+    """Put a command into its lane."""
+    shape = BY_NAME[command.key.kind].in_tree
+    if dry_run:
+        lane = office.trying_shape if shape else office.trying
+    elif shape:
+        lane = office.shaping
+    else:
+        lane = office.creating if isinstance(command, Create) else office.changing
+    return await lane.submit(command, tenant)

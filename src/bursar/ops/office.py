@@ -1,0 +1,81 @@
+"""The office: the database, the lanes and the tree in one hand. Doors hold one and call verbs with it."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from bursar.ops.batch import Walk
+from bursar.ops.command import Command, Reply
+from bursar.ops.lane import Lane
+from bursar.ops.structure import StructureWalk
+from bursar.ops.transaction import Transactor
+from bursar.ops.tree import TreeCache
+from bursar.store.change import ensure_partitions
+from bursar.store.database import Database
+
+
+@dataclass(slots=True)
+class Office:
+    """Creating has a lane of its own and is shed first; finishing, changing and binding go on."""
+
+    database: Database
+    trees: TreeCache
+    creating: Lane[Command, Reply]
+    changing: Lane[Command, Reply]
+    binding: Lane[Command, Reply]
+    shaping: Lane[Command, Reply]
+    trying: Lane[Command, Reply]  # dry runs
+    trying_shape: Lane[Command, Reply]
+    _transactors: list[Transactor[Command, Reply]]
+    # Called after each batch was committed: local watchers need not wait for a notification.
+    on_commit: list[Callable[[], None]] = field(default_factory=list)
+
+    @classmethod
+    async def open(cls, database: Database) -> Office:
+        async with database.reader() as db:
+            await ensure_partitions(db)
+        trees = TreeCache()
+        transactors: list[Transactor[Command, Reply]] = []
+        on_commit: list[Callable[[], None]] = []
+
+        def lane(name: str, *, shape: bool = False, dry: bool = False, capacity: int = 8192) -> Lane[Command, Reply]:
+            walk = StructureWalk(trees) if shape else Walk(trees)
+            transactor = Transactor[Command, Reply](name, database, walk, dry=dry, on_commit=on_commit)
+            transactors.append(transactor)
+            # A change of the tree is decided alone: what must be read depends on what it changes.
+            return Lane(name, transactor.run, capacity=capacity, batch_max=1 if shape else 256)
+
+        return cls(
+            database,
+            trees,
+            creating=lane("creating", capacity=4096),
+            changing=lane("changing"),
+            binding=lane("binding"),
+            shaping=lane("shaping", shape=True),
+            trying=lane("trying", dry=True, capacity=1024),
+            trying_shape=lane("trying-shape", shape=True, dry=True, capacity=256),
+            _transactors=transactors,
+            on_commit=on_commit,
+        )
+
+    async def close(self) -> None:
+        lanes = (self.creating, self.changing, self.binding, self.shaping, self.trying, self.trying_shape)
+        await asyncio.gather(*(lane.close() for lane in lanes))
+        await asyncio.gather(*(one.close() for one in self._transactors), return_exceptions=True)
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+def timestamp(at: datetime) -> str:
+    """RFC 3339, UTC, to the second, as Kubernetes writes times."""
+    return at.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def new_uid(prefix: str) -> str:
+    return f"{prefix}-{uuid.uuid4()}"

@@ -1,0 +1,214 @@
+"""Changing the tree: tenants, tiers, namespaces, quotas, system limits.
+
+Each change holds the tree alone, so nobody is charging meanwhile; counters are recounted from those that stand, never
+from all objects, except where a ResourceQuota begins to count its own namespace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from bursar.core.object import Key, Stored
+from bursar.core.quota import Counter, Counters, Exceeded, count_quota, needs_recount, overrun, recount
+from bursar.core.refusal import Cause, Code, Refusal
+from bursar.core.sheet import Sheet
+from bursar.core.tree import SYSTEM_SCOPE, ResourceQuota, Row, Tree, hard_of, limits_of, soft_of, tenant_scope
+from bursar.core.wording import quota_refusal
+from bursar.ops.batch import claim, decide, finished, remember, save
+from bursar.ops.command import Command, Reply, Result
+from bursar.ops.tree import TreeCache, applied
+from bursar.store import object as object_store
+from bursar.store import quota as quota_store
+from bursar.store import tree as tree_store
+from bursar.store.database import Connection
+from bursar.store.tree import TreeChange
+from bursar.wire.kinds import KINDS
+
+NAMESPACED = [kind.name for kind in KINDS if kind.namespaced]
+
+
+class StructureWalk:
+    """Decides one change of the tree at a time."""
+
+    def __init__(self, trees: TreeCache) -> None:
+        self._trees = trees
+
+    async def __call__(self, db: Connection, commands: Sequence[Command]) -> Sequence[Reply]:
+        claimed, remembered = await claim(db, commands)
+        tree = await self._trees.at(db, await tree_store.lock_exclusive(db))
+        sheet = Sheet(datetime.now(UTC), tree, Counters(tree, {}))
+        keys = {key for command in commands for key in command.keys()}
+        await object_store.lock(db, keys)
+        sheet.objects = await object_store.load(db, keys)
+        results: list[Result] = decide(sheet, commands, remembered)
+        if sheet.writes and (refusal := await self._reshape(db, sheet)):
+            # The change itself was fine; what it would do to the counters is not.
+            sheet.writes.clear()
+            results = [refusal]
+        else:
+            await save(db, sheet)
+        replies = [finished(result) for result in results]
+        await remember(db, commands, claimed, replies)
+        return replies
+
+    async def _reshape(self, db: Connection, sheet: Sheet) -> Refusal | None:
+        (write,) = sheet.writes
+        change = TreeChange(write.key, write.after is None, write.shown.doc)
+        new = applied(sheet.tree, change)
+        if refusal := await check(db, sheet.tree, new, write.key, write.after):
+            return refusal
+        plan = await _recounted(db, sheet.tree, new, write.key)
+        if plan.exceeded:
+            return _no_room(write.key, plan.exceeded)
+        if plan.put:
+            await quota_store.put(db, plan.put)
+        if plan.removed:
+            await quota_store.remove(db, plan.removed)
+        await tree_store.bump(db)
+        return None
+
+
+# Whether the new tree makes sense.
+
+
+async def check(db: Connection, old: Tree, new: Tree, key: Key, after: Stored | None) -> Refusal | None:
+    match key.kind:
+        case "Tenant":
+            return _check_tenant(new, key.name) if after else _check_tenant_gone(old, key.name)
+        case "Tier":
+            return None if after else _check_tier_gone(old, key.name)
+        case "Namespace":
+            return await _check_namespace(db, old, new, key.name, after)
+        case "ResourceQuota":
+            return _check_quota(new, key) if after else None
+    return None
+
+
+def _check_tenant(tree: Tree, name: str) -> Refusal | None:
+    tenant = tree.tenants[name]
+    if tenant.parent and tenant.parent not in tree.tenants:
+        return _dangling("spec.parent", "Tenant", tenant.parent)
+    if tenant.tier and tenant.tier not in tree.tiers:
+        return _dangling("spec.tier", "Tier", tenant.tier)
+    seen = {name}
+    above = tenant.parent
+    while above:
+        if above in seen:
+            return Refusal(
+                Code.INVALID,
+                f'tenant "{name}" cannot be below "{tenant.parent}", which is below it',
+                causes=(Cause("FieldValueInvalid", "would close a circle", field="spec.parent"),),
+            )
+        seen.add(above)
+        above = tree.tenants[above].parent
+    return None
+
+
+def _dangling(field: str, kind: str, name: str) -> Refusal:
+    message = f"{kind} {name!r} does not exist"
+    return Refusal(Code.INVALID, message, "Create it first.", (Cause("FieldValueNotFound", message, field=field),))
+
+
+def _check_tenant_gone(tree: Tree, name: str) -> Refusal | None:
+    below = sorted(one.name for one in tree.tenants.values() if one.parent == name)
+    living = sorted(one.name for one in tree.namespaces.values() if one.tenant == name)
+    if below or living:
+        what = f"tenants {', '.join(below[:5])}" if below else f"namespaces {', '.join(living[:5])}"
+        return Refusal(Code.IN_USE, f'tenants "{name}" still has {what}', "Delete or move them first.")
+    return None
+
+
+def _check_tier_gone(tree: Tree, name: str) -> Refusal | None:
+    users = sorted(one.name for one in tree.tenants.values() if one.tier == name)
+    if users:
+        return Refusal(
+            Code.IN_USE, f'tiers "{name}" is used by tenants {", ".join(users[:5])}', "Give them another tier first."
+        )
+    return None
+
+
+async def _check_namespace(db: Connection, old: Tree, new: Tree, name: str, after: Stored | None) -> Refusal | None:
+    if after is None:
+        if await object_store.is_used(db, name, NAMESPACED):
+            return Refusal(Code.IN_USE, f'namespaces "{name}" is not empty')
+        return None
+    tenant = new.namespaces[name].tenant
+    if tenant not in new.tenants:
+        return _dangling("metadata.labels[bursar.io/tenant]", "Tenant", tenant)
+    before = old.namespaces.get(name)
+    if before is not None and before.tenant != tenant and await object_store.is_used(db, name, NAMESPACED):
+        return Refusal(
+            Code.IN_USE,
+            f'namespaces "{name}" belongs to tenant "{before.tenant}" and is in use: its tenant cannot be changed',
+            "Empty the namespace first, or create another one for the new tenant.",
+        )
+    return None
+
+
+def _check_quota(tree: Tree, key: Key) -> Refusal | None:
+    if key.namespace not in tree.namespaces:
+        return Refusal(Code.NOT_FOUND, f'namespaces "{key.namespace}" not found', "Create it first.")
+    return None
+
+
+def _no_room(key: Key, exceeded: list[Exceeded]) -> Refusal:
+    refusal = quota_refusal(f'moving {key.kind.lower()} "{key.name}"', exceeded)
+    return Refusal(Code.IN_USE, refusal.message, refusal.hint, refusal.causes)
+
+
+# What the counters become.
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    put: dict[Row, Counter]
+    removed: set[Row]
+    exceeded: list[Exceeded]
+
+
+async def _recounted(db: Connection, old: Tree, new: Tree, key: Key) -> Plan:
+    if key.kind == "ResourceQuota":
+        return await _recount_quota(db, new, key)
+    if key.kind == "Namespace":
+        return Plan({}, set(), [])
+    if needs_recount(old, new):
+        before = await quota_store.load_tenants(db)
+        after = recount(old, new, before)
+        changed = {row: counter for row, counter in after.items() if before.get(row) != counter}
+        return Plan(changed, set(before) - set(after), overrun(old, new, before, after))
+    return await _relimited(db, old, new)
+
+
+async def _recount_quota(db: Connection, new: Tree, key: Key) -> Plan:
+    quota = _find(new, key)
+    scope = f"quota:{key.namespace}/{key.name}"
+    before = await quota_store.load_scopes(db, [scope])
+    if quota is None:
+        return Plan({}, set(before), [])
+    after = count_quota(quota, await object_store.load_charges_in(db, key.namespace))
+    return Plan(after, set(before) - set(after), [])
+
+
+def _find(tree: Tree, key: Key) -> ResourceQuota | None:
+    return next((one for one in tree.quotas.get(key.namespace, ()) if one.name == key.name), None)
+
+
+async def _relimited(db: Connection, old: Tree, new: Tree) -> Plan:
+    """Only limits changed: the counters keep what they count."""
+    gone = [name for name in old.tenants if name not in new.tenants]
+    touched = [name for name in new.tenants if limits_of(old, name) != limits_of(new, name)]
+    scopes = [tenant_scope(name) for name in (*gone, *touched)] + [SYSTEM_SCOPE]
+    before = await quota_store.load_scopes(db, scopes)
+    wanted = {(tenant_scope(name), dimension) for name in touched for dimension in limits_of(new, name)}
+    wanted |= {(SYSTEM_SCOPE, dimension) for dimension in new.system}
+    wanted |= {row for row in before if row[0].partition(":")[2] in touched}
+    removed = {row for row in before if row[0].partition(":")[2] in gone}
+    after = {
+        row: Counter(hard_of(new, row), soft_of(new, row), counter.accepted, counter.bound)
+        for row in wanted
+        for counter in (before.get(row, Counter()),)
+    }
+    changed = {row: counter for row, counter in after.items() if before.get(row) != counter}
+    return Plan(changed, removed, [])

@@ -1,0 +1,150 @@
+"""Running a batch as one transaction, exactly once, whatever happens to the connection.
+
+Each batch claims a marker of its own in the transaction itself. When the connection is lost during COMMIT, the batch is
+simply run again with the same marker: if the marker is taken, the first attempt was committed and its answers, still in
+memory, are right; if not, it was not, and this attempt is the first. The claim waits for a transaction that is still
+committing, so there is no moment at which the answer could be wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+import structlog
+
+from bursar.ops import metrics
+from bursar.store import request
+from bursar.store.change import ensure_partitions
+from bursar.store.database import (
+    AWAY,
+    LOSSES,
+    RACES,
+    Connection,
+    Database,
+    MissingPartition,
+    Unavailable,
+    is_missing_partition,
+)
+from bursar.store.request import MARKER_SCOPE, Claim, RequestKey
+
+C = TypeVar("C")
+A = TypeVar("A")
+
+log = structlog.get_logger()
+
+# How long a batch is tried before its commands are told that the database is away.
+PATIENCE_SECONDS = 8.0
+
+Walk = Callable[[Connection, Sequence[C]], Awaitable[Sequence[A]]]
+
+
+class Transactor(Generic[C, A]):
+    """Owns one connection, reconnects when it is lost, and runs `walk` in transactions on it."""
+
+    def __init__(
+        self,
+        name: str,
+        database: Database,
+        walk: Walk[C, A],
+        *,
+        dry: bool = False,
+        on_commit: Sequence[Callable[[], None]] = (),
+    ) -> None:
+        self.name = name
+        self._database = database
+        self._walk = walk
+        self._dry = dry  # Decide as if, and change nothing.
+        self._on_commit = on_commit
+        self._db: Connection | None = None
+
+    async def run(self, commands: Sequence[C]) -> Sequence[A]:
+        marker = Claim(RequestKey(MARKER_SCOPE, secrets.token_hex(16)), "")
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + PATIENCE_SECONDS
+        attempt = _Attempt[A]()
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                return await self._once(marker, commands, attempt)
+            except MissingPartition:
+                await self._make_room()
+            except RACES as error:
+                attempt.unsure = None  # The server undid it, and said so.
+                await self._note("race", error, tries, loop.time() < deadline)
+            except AWAY as error:
+                self._drop()
+                await self._note("loss", error, tries, loop.time() < deadline)
+
+    async def close(self) -> None:
+        if self._db is not None:
+            db, self._db = self._db, None
+            await asyncio.wait_for(db.close(), timeout=5)
+
+    async def _once(self, marker: Claim, commands: Sequence[C], attempt: _Attempt[A]) -> Sequence[A]:
+        db = await self._connected()
+        transaction = db.transaction()
+        await transaction.start()
+        try:
+            if not await request.claim(db, [marker]):
+                assert attempt.unsure is not None, "a marker is taken only by an attempt that reached COMMIT"
+                await transaction.rollback()
+                return attempt.unsure
+            attempt.unsure = None
+            answers = await self._walk(db, commands)
+        except BaseException as error:
+            await self._roll_back(transaction, db)
+            if is_missing_partition(error):
+                raise MissingPartition from error
+            raise
+        if self._dry:
+            await transaction.rollback()
+            return answers
+        attempt.unsure = answers  # Until COMMIT has answered, nobody knows.
+        with metrics.COMMIT_SECONDS.labels(self.name).time():
+            await transaction.commit()
+        for tell in self._on_commit:
+            tell()
+        return answers
+
+    async def _connected(self) -> Connection:
+        if self._db is None or self._db.is_closed():
+            self._db = await self._database.connect()
+        return self._db
+
+    async def _roll_back(self, transaction: object, db: Connection) -> None:
+        if db.is_closed():
+            return
+        try:
+            await transaction.rollback()  # type: ignore[attr-defined]
+        except LOSSES:
+            self._drop()
+
+    def _drop(self) -> None:
+        if self._db is not None:
+            self._db.terminate()
+            self._db = None
+
+    async def _note(self, cause: str, error: BaseException, tries: int, patient: bool) -> None:
+        metrics.TRANSACTION_RETRIES.labels(self.name, cause).inc()
+        if not patient:
+            raise Unavailable(f"the database did not take the change: {error}") from error
+        log.info("trying again", lane=self.name, cause=cause, error=repr(error), tries=tries)
+        await asyncio.sleep(min(0.5, 0.004 * 2 ** min(tries, 8)) * random.uniform(0.5, 1.0))  # noqa: S311
+
+    async def _make_room(self) -> None:
+        async with self._database.reader() as db:
+            await ensure_partitions(db)
+
+
+class _Attempt(Generic[A]):
+    """The answers of an attempt whose COMMIT was sent, while its fate is not known."""
+
+    __slots__ = ("unsure",)
+
+    def __init__(self) -> None:
+        self.unsure: Sequence[A] | None = None

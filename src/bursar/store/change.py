@@ -1,0 +1,136 @@
+"""The feed in the database: read in order, kept in partitions, dropped a partition at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import asyncpg
+
+from bursar.core.object import Key
+from bursar.store.database import Connection
+from bursar.store.statements import statements
+
+SQL = statements("change")
+
+PARTITION_SIZE = 1_000_000
+CHANNEL = "bursar_change"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    revision: int
+    key: Key
+    uid: str
+    tenant: str
+    type: str
+    labels: bytes
+    fields: bytes
+    before_labels: bytes | None
+    before_fields: bytes | None
+    doc: bytes
+    status: bytes
+
+
+class Happening(NamedTuple):
+    """A line of the audit log."""
+
+    revision: int
+    key: Key
+    uid: str
+    tenant: str
+    type: str
+    actor: str
+    verb: str
+    reason: str
+    at: datetime
+
+
+class Position(NamedTuple):
+    revision: int
+    floor: int
+
+
+async def load_since(db: Connection, revision: int, limit: int) -> list[Change]:
+    return [
+        Change(
+            row["revision"],
+            Key(row["kind"], row["namespace"], row["name"]),
+            row["uid"],
+            row["tenant"],
+            row["type"],
+            row["labels"],
+            row["fields"],
+            row["before_labels"],
+            row["before_fields"],
+            row["doc"],
+            row["status"] or b"{}",
+        )
+        for row in await db.fetch(SQL.since, revision, limit)
+    ]
+
+
+async def load_position(db: Connection) -> Position:
+    row = await db.fetchrow(SQL.position)
+    return Position(row["value"], row["floor"])
+
+
+def _happening(row: Any) -> Happening:
+    return Happening(
+        row["revision"],
+        Key(row["kind"], row["namespace"], row["name"]),
+        row["uid"],
+        row["tenant"],
+        row["type"],
+        row["actor"],
+        row["verb"],
+        row["reason"],
+        row["at"],
+    )
+
+
+async def load_happenings_of(db: Connection, namespace: str, name: str, kind: str, limit: int) -> list[Happening]:
+    return [_happening(row) for row in await db.fetch(SQL.events_of_object, name, namespace, kind, limit)]
+
+
+async def load_happenings(
+    db: Connection, since: int, namespace: str, tenants: Sequence[str] | None, limit: int
+) -> list[Happening]:
+    return [_happening(row) for row in await db.fetch(SQL.events, since, namespace, tenants, limit)]
+
+
+async def ensure_partitions(db: Connection) -> None:
+    """Room for the next numbers, well before they come."""
+    position = await load_position(db)
+    first = position.revision // PARTITION_SIZE
+    there = {row["name"] for row in await db.fetch(SQL.partitions)}
+    for index in (first, first + 1):
+        name = f"change_{index:09d}"
+        if name not in there:
+            try:
+                await db.execute(
+                    f"CREATE TABLE {name} PARTITION OF change "
+                    f"FOR VALUES FROM ({index * PARTITION_SIZE}) TO ({(index + 1) * PARTITION_SIZE})"
+                )
+            except (asyncpg.DuplicateTableError, asyncpg.UniqueViolationError):
+                continue  # another process was faster
+
+
+async def raise_floor(db: Connection, revision: int) -> None:
+    """Nothing at or below this revision can be watched from any more."""
+    await db.execute(SQL.raise_floor, revision)
+
+
+async def drop_before(db: Connection, revision: int) -> list[str]:
+    """Drop the partitions that lie wholly below a revision; the feed's floor is raised first."""
+    dropped: list[str] = []
+    for row in await db.fetch(SQL.partitions):
+        name: str = row["name"]
+        end = (int(name.rpartition("_")[2]) + 1) * PARTITION_SIZE
+        if end <= revision:
+            await raise_floor(db, end)
+            await db.execute(f"DROP TABLE IF EXISTS {name}")
+            dropped.append(name)
+    return dropped

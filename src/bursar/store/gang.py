@@ -1,0 +1,43 @@
+"""Gangs in the database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from bursar.core.allocation import GangKey, GangRow
+from bursar.store.database import Connection
+from bursar.store.statements import statements
+
+SQL = statements("gang")
+
+def _columns(keys: Iterable[GangKey]) -> tuple[list[str], list[str]]:
+    ordered = sorted(keys)
+    return [key[0] for key in ordered], [key[1] for key in ordered]
+
+
+async def ensure(db: Connection, min_members: Mapping[GangKey, int]) -> None:
+    ordered = sorted(min_members)
+    await db.execute(SQL.ensure, *_columns(ordered), [min_members[key] for key in ordered])
+
+
+async def lock(db: Connection, keys: Iterable[GangKey]) -> None:
+    await db.fetchval(SQL.lock, *_columns(keys))
+
+
+async def load(db: Connection, keys: Iterable[GangKey]) -> dict[GangKey, GangRow]:
+    rows = await db.fetch(SQL.read, *_columns(keys))
+    return {
+        (row["namespace"], row["name"]): GangRow(row["min_members"], row["members"], row["charged"]) for row in rows
+    }
+
+
+async def save(db: Connection, gangs: Mapping[GangKey, GangRow]) -> None:
+    ordered = sorted(gangs)
+    await db.execute(
+        SQL.save,
+        *_columns(ordered),
+        [gangs[key].min_members for key in ordered],
+        [gangs[key].members for key in ordered],
+        [gangs[key].charged for key in ordered],
+    )
+    await db.execute(SQL.remove_empty, *_columns(ordered))

@@ -1,0 +1,112 @@
+"""Nodes' room and placements in the database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from bursar.core.node import NodeRoom, Placement
+from bursar.store.database import Connection
+from bursar.store.statements import statements
+
+SQL = statements("node")
+
+_encode = msgspec.json.Encoder().encode
+_decode_amounts = msgspec.json.Decoder(dict[str, int]).decode
+_decode_devices = msgspec.json.Decoder(dict[str, tuple[int, ...]]).decode
+
+
+def _room(row: Any) -> NodeRoom:
+    return NodeRoom(
+        row["name"],
+        row["generation"],
+        row["schedulable"],
+        _decode_amounts(row["allocatable"]),
+        _decode_amounts(row["allocated"]),
+        _decode_devices(row["devices"]),
+    )
+
+
+def _placement(row: Any) -> Placement:
+    return Placement(
+        row["node"],
+        row["uid"],
+        row["namespace"],
+        row["name"],
+        row["tenant"],
+        row["epoch"],
+        row["exclusive"],
+        _decode_amounts(row["resources"]),
+        _decode_devices(row["devices"]),
+        row["wanted"],
+    )
+
+
+async def lock(db: Connection, names: Iterable[str]) -> None:
+    await db.fetchval(SQL.lock, sorted(names))
+
+
+async def load(db: Connection, names: Iterable[str]) -> dict[str, NodeRoom]:
+    return {row["name"]: _room(row) for row in await db.fetch(SQL.read, sorted(names))}
+
+
+async def load_all(db: Connection) -> dict[str, NodeRoom]:
+    return {row["name"]: _room(row) for row in await db.fetch(SQL.read_all)}
+
+
+async def put(db: Connection, rooms: Sequence[NodeRoom], uids: Mapping[str, str]) -> None:
+    ordered = sorted(rooms, key=lambda room: room.name)
+    await db.execute(
+        SQL.put,
+        [room.name for room in ordered],
+        [uids.get(room.name, "") for room in ordered],
+        [room.generation for room in ordered],
+        [room.schedulable for room in ordered],
+        [_encode(room.allocatable) for room in ordered],
+        [_encode(room.allocated) for room in ordered],
+        [_encode(room.devices) for room in ordered],
+    )
+
+
+async def remove(db: Connection, names: Sequence[str]) -> None:
+    await db.execute(SQL.remove, list(names))
+
+
+async def load_placements_of(db: Connection, uids: Iterable[str]) -> list[Placement]:
+    return [_placement(row) for row in await db.fetch(SQL.placements_of, sorted(uids))]
+
+
+async def load_placements_on(db: Connection, names: Iterable[str]) -> list[Placement]:
+    return [_placement(row) for row in await db.fetch(SQL.placements_on, sorted(names))]
+
+
+async def put_placements(db: Connection, placements: Sequence[Placement], revisions: Mapping[str, int]) -> None:
+    await db.execute(
+        SQL.put_placements,
+        [one.node for one in placements],
+        [one.uid for one in placements],
+        [one.namespace for one in placements],
+        [one.name for one in placements],
+        [one.tenant for one in placements],
+        [one.epoch for one in placements],
+        [one.exclusive for one in placements],
+        [_encode(one.resources) for one in placements],
+        [_encode(one.devices) for one in placements],
+        [one.wanted for one in placements],
+        [revisions[one.uid] for one in placements],
+    )
+
+
+async def remove_placements(db: Connection, uids: Iterable[str]) -> None:
+    await db.execute(SQL.remove_placements, sorted(uids))
+
+
+async def save_seen(db: Connection, names: Sequence[str]) -> None:
+    await db.execute(SQL.seen, list(names))
+
+
+async def load_last_seen(db: Connection, names: Sequence[str]) -> dict[str, datetime]:
+    return {row["node"]: row["at"] for row in await db.fetch(SQL.last_seen, list(names))}

@@ -1,0 +1,176 @@
+"""Objects in the database: locked, read, saved with their changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from bursar.core.charge import NOTHING, Charge, Facts
+from bursar.core.object import Key, Stored, Write
+from bursar.store.database import Connection, Stale
+from bursar.store.statements import statements
+
+SQL = statements("object")
+
+_encode = msgspec.json.Encoder().encode
+_decode_map = msgspec.json.Decoder(dict[str, str]).decode
+
+
+class _ChargeRow(msgspec.Struct, omit_defaults=True):
+    """How a charge is written down; short names, for it stands in every row."""
+
+    accepted: dict[str, int] = {}
+    bound: dict[str, int] = {}
+    due: dict[str, int] = {}
+    scoped: bool = False
+    terminating: bool = False
+    best_effort: bool = False
+    priority_class: str = ""
+
+
+_decode_charge = msgspec.json.Decoder(_ChargeRow).decode
+
+
+def encode_charge(charge: Charge) -> bytes | None:
+    if charge is NOTHING or (charge.empty and not charge.due):
+        return None
+    facts = charge.facts
+    return _encode(
+        _ChargeRow(
+            dict(charge.accepted),
+            dict(charge.bound),
+            dict(charge.due),
+            facts.scoped,
+            facts.terminating,
+            facts.best_effort,
+            facts.priority_class,
+        )
+    )
+
+
+def decode_charge(raw: bytes | None) -> Charge:
+    if raw is None:
+        return NOTHING
+    row = _decode_charge(raw)
+    facts = Facts(row.scoped, row.terminating, row.best_effort, row.priority_class)
+    return Charge(facts, row.accepted, row.bound, row.due)
+
+
+def stored(row: Any) -> Stored:
+    return Stored(
+        Key(row["kind"], row["namespace"], row["name"]),
+        row["uid"],
+        row["tenant"],
+        _decode_map(row["labels"]),
+        _decode_map(row["fields"]),
+        row["doc"],
+        row["status"] or b"{}",
+        decode_charge(row["charge"]),
+        row["gang"] or "",
+        row["revision"],
+    )
+
+
+def _columns(keys: Iterable[Key]) -> tuple[list[str], list[str], list[str]]:
+    ordered = sorted(keys)
+    return [key.kind for key in ordered], [key.namespace for key in ordered], [key.name for key in ordered]
+
+
+async def lock(db: Connection, keys: Iterable[Key]) -> None:
+    await db.fetchval(SQL.lock, *_columns(keys))
+
+
+async def load(db: Connection, keys: Iterable[Key]) -> dict[Key, Stored]:
+    found = [stored(row) for row in await db.fetch(SQL.read, *_columns(keys))]
+    return {one.key: one for one in found}
+
+
+async def load_gang_members(db: Connection, gangs: Iterable[tuple[str, str]]) -> list[Key]:
+    ordered = sorted(gangs)
+    rows = await db.fetch(SQL.members_of_gangs, [one[0] for one in ordered], [one[1] for one in ordered])
+    return [Key(row["kind"], row["namespace"], row["name"]) for row in rows]
+
+
+async def get(db: Connection, key: Key) -> Stored | None:
+    row = await db.fetchrow(SQL.get, *key)
+    return stored(row) if row else None
+
+
+async def load_charges_in(db: Connection, namespace: str) -> list[Charge]:
+    return [decode_charge(row["charge"]) for row in await db.fetch(SQL.charges_in, namespace)]
+
+
+async def is_used(db: Connection, namespace: str, kinds: Sequence[str]) -> bool:
+    used: bool = await db.fetchval(SQL.is_used, namespace, list(kinds))
+    return used
+
+
+async def take_revisions(db: Connection, count: int) -> int:
+    """The last lock of the transaction. Returns the number before the first one taken."""
+    before: int = await db.fetchval(SQL.take_revisions, count)
+    return before
+
+
+async def save(db: Connection, writes: Sequence[Write]) -> None:
+    """Write each object's last state, and every change; the writes have their revisions."""
+    last = {write.key: index for index, write in enumerate(writes)}
+    first: dict[Key, Stored | None] = {}
+    for write in writes:
+        first.setdefault(write.key, write.before)
+    lines = [
+        _line(write, _op(first[write.key], write, last[write.key] == index), first[write.key])
+        for index, write in enumerate(writes)
+    ]
+    counts = await db.fetchrow(SQL.save, *map(list, zip(*lines, strict=True)))
+    ops = [line[0] for line in lines]
+    for op, column in (("insert", "inserted"), ("update", "updated"), ("delete", "deleted")):
+        if counts[column] != ops.count(op):
+            raise Stale(f"{ops.count(op)} rows to {op}, {counts[column]} found as decided")
+
+
+def _op(first: Stored | None, write: Write, is_last: bool) -> str:
+    if not is_last:
+        return "leave"
+    if write.after is None:
+        return "delete" if first is not None else "leave"
+    return "update" if first is not None else "insert"
+
+
+def _line(write: Write, op: str, first: Stored | None) -> tuple[Any, ...]:
+    shown, before = write.shown, write.before
+    return (
+        op,
+        first.revision if first is not None else 0,
+        write.revision,
+        *write.key,
+        shown.uid,
+        shown.tenant,
+        write.type,
+        _encode(shown.labels),
+        _encode(shown.fields),
+        _encode(before.labels) if before is not None else None,
+        _encode(before.fields) if before is not None else None,
+        shown.gang or None,
+        encode_charge(shown.charge),
+        shown.doc,
+        shown.status,
+        write.origin.actor,
+        write.origin.verb,
+        write.origin.reason,
+    )
+
+
+async def save_charges(db: Connection, objects: Sequence[Stored]) -> None:
+    """What objects hold now, where nothing that they show has changed."""
+    tag = await db.execute(
+        SQL.save_charges,
+        [one.key.kind for one in objects],
+        [one.key.namespace for one in objects],
+        [one.key.name for one in objects],
+        [one.revision for one in objects],
+        [encode_charge(one.charge) for one in objects],
+    )
+    if tag != f"UPDATE {len(objects)}":
+        raise Stale(f"{len(objects)} charges to save, but: {tag}")

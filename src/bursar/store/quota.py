@@ -1,0 +1,96 @@
+"""Counters in the database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from bursar.core.quantity import UNLIMITED
+from bursar.core.quota import Counter, Pair
+from bursar.core.tree import Enforcement, Row, Tree, enforcement_of, hard_of
+from bursar.store.database import Connection, Stale
+from bursar.store.statements import statements
+
+SQL = statements("quota")
+
+
+def _rows(found: Iterable[Any]) -> dict[Row, Counter]:
+    return {
+        (row["scope"], row["dimension"]): Counter(row["hard"], row["soft"], row["accepted"], row["bound"])
+        for row in found
+    }
+
+
+def _columns(rows: Iterable[Row]) -> tuple[list[str], list[str]]:
+    ordered = sorted(rows)
+    return [row[0] for row in ordered], [row[1] for row in ordered]
+
+
+async def ensure(db: Connection, tree: Tree, rows: Iterable[Row]) -> None:
+    ordered = sorted(rows)
+    await db.execute(SQL.ensure, *_columns(ordered), [hard_of(tree, row) for row in ordered])
+
+
+async def lock(db: Connection, rows: Iterable[Row]) -> int:
+    """Lock the counters in order; how many of them there are."""
+    count: int = await db.fetchval(SQL.lock, *_columns(rows))
+    return count
+
+
+async def load(db: Connection, rows: Iterable[Row]) -> dict[Row, Counter]:
+    return _rows(await db.fetch(SQL.read, *_columns(rows)))
+
+
+async def load_scopes(db: Connection, scopes: Sequence[str]) -> dict[Row, Counter]:
+    return _rows(await db.fetch(SQL.read_scopes, list(scopes)))
+
+
+async def load_tenants(db: Connection) -> dict[Row, Counter]:
+    return _rows(await db.fetch(SQL.read_tenants))
+
+
+async def load_all(db: Connection) -> dict[Row, Counter]:
+    return _rows(await db.fetch(SQL.read_all))
+
+
+async def add(db: Connection, tree: Tree, changes: Mapping[Row, Pair]) -> None:
+    """Move the counters by what was decided; the limit is guarded once more."""
+    ordered = sorted(changes)
+    tag = await db.execute(
+        SQL.add,
+        *_columns(ordered),
+        [changes[row][0] for row in ordered],
+        [changes[row][1] for row in ordered],
+        [enforcement_of(tree, row[0]) is Enforcement.REJECT for row in ordered],
+    )
+    if tag != f"UPDATE {len(ordered)}":
+        raise Stale(f"{len(ordered)} counters to move, but: {tag}")
+
+
+async def put(db: Connection, counters: Mapping[Row, Counter]) -> None:
+    """Set counters to what a change of the tree made them. The tree is held exclusively: nobody else is charging."""
+    ordered = sorted(counters)
+    values = [counters[row] for row in ordered]
+    await db.execute(
+        SQL.put,
+        *_columns(ordered),
+        [min(value.hard, UNLIMITED) for value in values],
+        [value.soft for value in values],
+        [value.accepted for value in values],
+        [value.bound for value in values],
+    )
+
+
+async def remove(db: Connection, rows: Iterable[Row]) -> None:
+    await db.execute(SQL.remove, *_columns(rows))
+
+
+async def load_trend(db: Connection, scopes: Sequence[str], at: datetime) -> dict[Row, tuple[int, int]]:
+    """(hard, accepted) of each counter about then."""
+    found = await db.fetch(SQL.trend, list(scopes), at)
+    return {(row["scope"], row["dimension"]): (row["hard"], row["accepted"]) for row in found}
+
+
+async def save_sample(db: Connection, now: datetime) -> None:
+    await db.execute(SQL.sample, now)

@@ -1,0 +1,43 @@
+-- The feed: what watchers, caches and auditors read.
+
+-- name: since
+SELECT revision, kind, namespace, name, uid, tenant, type, labels, fields, before_labels, before_fields, doc, status
+  FROM change
+ WHERE revision > $1
+ ORDER BY revision
+ LIMIT $2;
+
+-- name: position
+SELECT value, floor FROM revision WHERE id = 1;
+
+-- name: partitions
+SELECT child.relname AS name
+  FROM pg_inherits
+  JOIN pg_class AS child ON child.oid = pg_inherits.inhrelid
+ WHERE pg_inherits.inhparent = 'change'::regclass;
+
+-- name: raise_floor
+UPDATE revision SET floor = greatest(floor, $1) WHERE id = 1;
+
+-- name: audit
+SELECT revision, kind, namespace, name, tenant, type, actor, verb, reason, at
+  FROM change
+ WHERE revision > $1
+ ORDER BY revision
+ LIMIT $2;
+
+-- name: events_of_object
+SELECT revision, kind, namespace, name, uid, tenant, type, actor, verb, reason, at
+  FROM change
+ WHERE name = $1 AND namespace = $2 AND ($3 = '' OR kind = $3)
+ ORDER BY revision DESC
+ LIMIT $4;
+
+-- name: events
+SELECT revision, kind, namespace, name, uid, tenant, type, actor, verb, reason, at
+  FROM change
+ WHERE revision > $1
+   AND ($2 = '' OR namespace = $2)
+   AND ($3::text[] IS NULL OR tenant = ANY($3::text[]))
+ ORDER BY revision DESC
+ LIMIT $4;

@@ -1,0 +1,32 @@
+-- Gangs: how many members there are, and whether they were charged as a set.
+
+-- name: ensure
+INSERT INTO gang (namespace, name, min_members)
+SELECT * FROM unnest($1::text[], $2::text[], $3::integer[]) AS line (namespace, name, min_members)
+ ORDER BY 1, 2
+    ON CONFLICT DO NOTHING;
+
+-- name: lock
+SELECT count(*) FROM (
+    SELECT 1
+      FROM gang
+     WHERE (namespace, name) IN (SELECT * FROM unnest($1::text[], $2::text[]))
+     ORDER BY namespace, name
+       FOR NO KEY UPDATE
+) AS locked;
+
+-- name: read
+SELECT namespace, name, min_members, members, charged
+  FROM gang
+ WHERE (namespace, name) IN (SELECT * FROM unnest($1::text[], $2::text[]));
+
+-- name: save
+UPDATE gang
+   SET min_members = line.min_members, members = line.members, charged = line.charged
+  FROM unnest($1::text[], $2::text[], $3::integer[], $4::integer[], $5::boolean[])
+       AS line (namespace, name, min_members, members, charged)
+ WHERE (gang.namespace, gang.name) = (line.namespace, line.name);
+
+-- name: remove_empty
+DELETE FROM gang
+ WHERE members = 0 AND (namespace, name) IN (SELECT * FROM unnest($1::text[], $2::text[]));

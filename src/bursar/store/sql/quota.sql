@@ -1,0 +1,69 @@
+-- Counters: what each scope may use and uses, dimension by dimension.
+
+-- name: ensure
+-- A tenant's counter begins with its first use of a dimension.
+INSERT INTO quota (scope, dimension, hard)
+SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[]) AS line (scope, dimension, hard)
+ ORDER BY 1, 2
+    ON CONFLICT DO NOTHING;
+
+-- name: lock
+SELECT count(*) FROM (
+    SELECT 1
+      FROM quota
+     WHERE (scope, dimension) IN (SELECT * FROM unnest($1::text[], $2::text[]))
+     ORDER BY scope, dimension
+       FOR NO KEY UPDATE
+) AS locked;
+
+-- name: read
+SELECT scope, dimension, hard, soft, accepted, bound
+  FROM quota
+ WHERE (scope, dimension) IN (SELECT * FROM unnest($1::text[], $2::text[]));
+
+-- name: read_scopes
+SELECT scope, dimension, hard, soft, accepted, bound FROM quota WHERE scope = ANY($1::text[]);
+
+-- name: read_tenants
+SELECT scope, dimension, hard, soft, accepted, bound FROM quota WHERE scope = 'system' OR scope LIKE 'tenant:%';
+
+-- name: read_all
+SELECT scope, dimension, hard, soft, accepted, bound FROM quota;
+
+-- name: add
+-- The guard again, at the moment of writing: an increase never ends above the limit. `guarded` is whether the door
+-- refuses what is accepted beyond it (enforcement Reject).
+UPDATE quota
+   SET accepted = quota.accepted + line.accepted,
+       bound = quota.bound + line.bound
+  FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::boolean[])
+       AS line (scope, dimension, accepted, bound, guarded)
+ WHERE (quota.scope, quota.dimension) = (line.scope, line.dimension)
+   AND (line.accepted <= 0 OR NOT line.guarded OR quota.hard - line.accepted >= quota.accepted)
+   AND (line.bound <= 0 OR quota.hard - line.bound >= quota.bound);
+
+-- name: put
+INSERT INTO quota (scope, dimension, hard, soft, accepted, bound)
+SELECT *
+  FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[])
+       AS line (scope, dimension, hard, soft, accepted, bound)
+ ORDER BY 1, 2
+    ON CONFLICT (scope, dimension) DO UPDATE
+   SET hard = excluded.hard, soft = excluded.soft, accepted = excluded.accepted, bound = excluded.bound;
+
+-- name: remove
+DELETE FROM quota
+ WHERE (scope, dimension) IN (SELECT * FROM unnest($1::text[], $2::text[]));
+
+-- name: trend
+-- What was used a day ago: the nearest sample at or before that hour, if there is one.
+SELECT DISTINCT ON (scope, dimension) scope, dimension, hard, accepted
+  FROM usage_rollup
+ WHERE scope = ANY($1::text[]) AND hour <= $2 AND hour > $2 - interval '6 hours'
+ ORDER BY scope, dimension, hour DESC;
+
+-- name: sample
+INSERT INTO usage_rollup (scope, dimension, hour, hard, accepted, bound)
+SELECT scope, dimension, date_trunc('hour', $1::timestamptz), hard, accepted, bound FROM quota
+    ON CONFLICT (scope, dimension, hour) DO UPDATE
+   SET hard = excluded.hard, accepted = excluded.accepted, bound = excluded.bound;

@@ -1,0 +1,59 @@
+"""The tree's lock, and the rows that the tree is made of."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from bursar.core.object import Key
+from bursar.store.database import Connection
+from bursar.store.statements import statements
+
+SQL = statements("tree")
+
+
+class TreeChange(NamedTuple):
+    key: Key
+    deleted: bool
+    doc: bytes
+
+
+class Position(NamedTuple):
+    version: int
+    revision: int
+    floor: int
+
+
+async def lock_shared(db: Connection) -> int:
+    """Hold the tree still; returns its version."""
+    version: int = await db.fetchval(SQL.lock_shared)
+    return version
+
+
+async def lock_exclusive(db: Connection) -> int:
+    """Hold the tree alone, to change it. Row locks let sharers overtake a waiter for ever; table locks queue."""
+    await db.execute(SQL.lock_exclusive_table)
+    position = await db.fetchrow(SQL.version)
+    version: int = position["version"]
+    return version
+
+
+async def bump(db: Connection) -> None:
+    await db.fetchval(SQL.bump)
+
+
+async def load_position(db: Connection) -> Position:
+    row = await db.fetchrow(SQL.version)
+    return Position(row["version"], row["revision"], row["floor"])
+
+
+async def load_all(db: Connection) -> list[TreeChange]:
+    rows = await db.fetch(SQL.objects)
+    return [TreeChange(Key(row["kind"], row["namespace"], row["name"]), False, row["doc"]) for row in rows]
+
+
+async def load_since(db: Connection, revision: int) -> list[TreeChange]:
+    rows = await db.fetch(SQL.changes_since, revision)
+    return [
+        TreeChange(Key(row["kind"], row["namespace"], row["name"]), row["type"] == "DELETED", row["doc"])
+        for row in rows
+    ]

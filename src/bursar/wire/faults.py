@@ -1,0 +1,146 @@
+"""Every fault of a body, in words.
+
+msgspec stops at the first thing it cannot take, which is right for speed and wrong for people. When it refuses a body,
+the body is held against the JSON schema of the same type, and everything that is wrong with it is listed.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from itertools import islice
+from typing import Any
+
+import msgspec
+from jsonschema_rs import Draft202012Validator, ValidationError, ValidationErrorKind
+
+FAULTS_MAX = 50
+VALUE_CHARS_MAX = 63
+PATH_CHARS_MAX = 512
+
+_TYPE_WORDS = {
+    "string": "a string",
+    "integer": "an integer",
+    "number": "a number",
+    "boolean": "a boolean",
+    "object": "an object",
+    "array": "a list",
+    "null": "null",
+}
+
+
+def all_faults(kind_type: type, document: Any) -> list[tuple[str, str]]:
+    """Path and message of everything wrong with a body, in the order of the paths; none where the schema sees none."""
+    schema, validator = _compiled(kind_type)
+    try:
+        errors = list(islice(validator.iter_errors(document), FAULTS_MAX))
+    except (ValueError, TypeError, OverflowError):
+        # Nested too deep, or a value that JSON does not have: what msgspec said is all there is to say.
+        return []
+    found = (fault for error in errors for fault in _explain(schema, error))
+    return sorted(dict.fromkeys(islice(found, FAULTS_MAX)))
+
+
+def schema_components(
+    types: Iterable[type], ref_template: str = "#/$defs/{name}"
+) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
+    """The JSON schemas of these types and of all they are made of: what the API publishes is what it checks."""
+    roots, components = msgspec.json.schema_components(types, schema_hook=_any_value, ref_template=ref_template)
+    return list(roots), components
+
+
+def _any_value(_: type) -> dict[str, Any]:
+    return {"description": "Any JSON value."}
+
+
+@cache
+def _compiled(kind_type: type) -> tuple[dict[str, Any], Draft202012Validator]:
+    (root,), components = schema_components([kind_type])
+    schema = {**root, "$defs": components}
+    return schema, Draft202012Validator(schema)
+
+
+def _explain(schema: dict[str, Any], error: ValidationError) -> Iterator[tuple[str, str]]:
+    path = list(error.instance_path)
+    match error.kind:
+        case ValidationErrorKind.AdditionalProperties(unexpected):
+            known = _known_fields(schema, error.schema_path)
+            yield from ((dotted([*path, name]), _unknown(name, known)) for name in unexpected)
+        case ValidationErrorKind.Required(property=name):
+            yield dotted([*path, name]), "is required"
+        case ValidationErrorKind.Type(types):
+            yield dotted(path), _wrong_type(types, error.instance)
+        case ValidationErrorKind.AnyOf(context):
+            yield from _explain_any_of(schema, path, context, error.instance)
+        case ValidationErrorKind.Enum(options):
+            yield dotted(path), f"must be one of {', '.join(map(str, options))}, got {_shown(error.instance)}"
+        case _:
+            yield dotted(path), _shortened(error.message, 4 * VALUE_CHARS_MAX)
+
+
+def _explain_any_of(
+    schema: dict[str, Any], path: list[str | int], branches: list[list[ValidationError]], value: Any
+) -> Iterator[tuple[str, str]]:
+    """Where one form has the right type, what is wrong inside it is meant; else the types that would do are named."""
+    for errors in branches:
+        if all(len(list(error.instance_path)) > len(path) for error in errors):
+            yield from (fault for error in errors for fault in _explain(schema, error))
+            return
+        if not any(isinstance(error.kind, ValidationErrorKind.Type) for error in errors):
+            yield from (fault for error in errors for fault in _explain(schema, error))
+            return
+    types = [name for errors in branches for error in errors for name in getattr(error.kind, "types", ())]
+    yield dotted(path), _wrong_type(list(dict.fromkeys(types)), value)
+
+
+def _known_fields(schema: dict[str, Any], schema_path: Sequence[str | int]) -> list[str]:
+    """The fields of the object whose `additionalProperties` this path of the schema names."""
+    here: Any = schema
+    for step in list(schema_path)[:-1]:
+        here = here.get(step) if isinstance(here, dict) else None
+    return list(here.get("properties", ())) if isinstance(here, dict) else []
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name[:VALUE_CHARS_MAX], known, n=1)
+    return f"unknown field; did you mean {close[0]}?" if close else "unknown field"
+
+
+def _wrong_type(types: Sequence[str], value: Any) -> str:
+    # Every integer is a number, so naming both would only puzzle.
+    wanted = [_TYPE_WORDS.get(name, name) for name in types if not (name == "integer" and "number" in types)]
+    return f"must be {' or '.join(wanted)}, got {_shown(value)}"
+
+
+def _shown(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return f"the boolean {str(value).lower()}"
+        case int() if value.bit_length() > 256:
+            return "a very large number"
+        case int() | float():
+            return f"the number {_shortened(str(value), VALUE_CHARS_MAX)}"
+        case str():
+            return f"the string {_shortened(value, VALUE_CHARS_MAX)!r}"
+        case dict():
+            return "an object"
+        case _:
+            return "a list"
+
+
+def _shortened(text: str, chars_max: int) -> str:
+    return text if len(text) <= chars_max else text[: chars_max - 1] + "…"
+
+
+def dotted(path: Sequence[str | int]) -> str:
+    """A path as people write it: `spec.taints[0].key`, and brackets around names that have dots of their own."""
+    text = ""
+    for step in path:
+        if isinstance(step, str) and step.isidentifier():
+            text += f".{_shortened(step, VALUE_CHARS_MAX)}" if text else _shortened(step, VALUE_CHARS_MAX)
+        else:
+            text += f"[{_shortened(str(step), VALUE_CHARS_MAX)}]"
+    return _shortened(text, PATH_CHARS_MAX)
