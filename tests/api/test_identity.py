@@ -194,7 +194,7 @@ async def test_a_wrong_secret_is_told_nothing_and_does_not_spoil_the_right_one(
     for _ in range(2):
         assert await _refused(authenticator, wrong) == unknown
         assert isinstance(await authenticator.authenticate(header), Identity)
-    await revoke_token(db, record.id, NOW)
+    await revoke_token(db, record.id, NOW, by="user:test")
     authenticator.forget(record.id)
     assert await _refused(authenticator, wrong) == unknown
 
@@ -215,9 +215,9 @@ async def test_a_revocation_holds_at_once_here_and_in_two_seconds_elsewhere(
     elsewhere, header_elsewhere = await _token(db)
     for header in (header_here, header_elsewhere):
         await authenticator.authenticate(header)
-    await revoke_token(db, here.id, NOW)
+    await revoke_token(db, here.id, NOW, by="user:test")
     authenticator.forget(here.id)
-    await revoke_token(db, elsewhere.id, NOW)
+    await revoke_token(db, elsewhere.id, NOW, by="user:test")
     assert "was revoked at 2031-05-01T12:00:00Z" in await _refused(authenticator, header_here)
     assert isinstance(await authenticator.authenticate(header_elsewhere), Identity)
     clock.seconds += FRESH_SECONDS + 0.1

@@ -130,7 +130,7 @@ async def test_a_token_dies_by_time_by_revocation_or_by_use(db: Connection) -> N
     assert token_death(mortal, NOW + timedelta(seconds=60)) == "the token expired at 2031-05-01T12:01:00Z"
     eternal, _ = await _create(db)
     assert token_death(eternal, NOW + timedelta(days=4000)) == ""
-    revoked = await revoke_token(db, eternal.id, NOW)
+    revoked = await revoke_token(db, eternal.id, NOW, by="user:test")
     assert revoked is not None
     assert token_death(revoked, NOW) == "the token was revoked at 2031-05-01T12:00:00Z"
     once, _ = await _create(db, role=Role.NODE, tenant="", node="gpu-1", single_use=True)
@@ -140,11 +140,11 @@ async def test_a_token_dies_by_time_by_revocation_or_by_use(db: Connection) -> N
 
 async def test_the_first_revocation_stands_and_an_unknown_token_is_none(db: Connection) -> None:
     record, _ = await _create(db)
-    await revoke_token(db, record.id, NOW)
-    again = await revoke_token(db, record.id, LATER)
+    await revoke_token(db, record.id, NOW, by="user:test")
+    again = await revoke_token(db, record.id, LATER, by="user:test")
     assert again is not None
     assert again.revoked_at == NOW
-    assert await revoke_token(db, "000000000000", NOW) is None
+    assert await revoke_token(db, "000000000000", NOW, by="user:test") is None
 
 
 async def test_tokens_are_listed_by_tenant(db: Connection) -> None:
@@ -184,7 +184,7 @@ async def test_what_is_dead_or_lasting_cannot_be_used_up(db: Connection) -> None
     node: dict[str, Any] = {"role": Role.NODE, "tenant": "", "node": "gpu-1"}
     expired, _ = await _create(db, **node, single_use=True, ttl_seconds=60)
     revoked, _ = await _create(db, **node, single_use=True)
-    await revoke_token(db, revoked.id, NOW)
+    await revoke_token(db, revoked.id, NOW, by="user:test")
     lasting, _ = await _create(db, **node)
     for record in (expired, revoked, lasting):
         assert not await consume_token(db, record.id, LATER)
@@ -239,7 +239,7 @@ async def test_a_revoked_token_and_one_of_a_lesser_role_are_replaced(db: Connect
     first = await ensure_admin_token(db, path, NOW)
     presented = parse_token(first or "")
     assert presented is not None
-    await revoke_token(db, presented.id, NOW)
+    await revoke_token(db, presented.id, NOW, by="user:test")
     assert await ensure_admin_token(db, path, LATER) is not None
     _, lesser = await _create(db, user="alice")
     path.write_text(lesser)

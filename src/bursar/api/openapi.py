@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
+from bursar.api.discovery import Noun, nouns
 from bursar.api.route import JSON, Route
 from bursar.core.access import OURS
 from bursar.wire.faults import schema_components
@@ -247,9 +248,8 @@ def _refusal_response(status: int) -> Document:
 
 
 def _tag(route: Route) -> str:
-    if route.kind is not None:
-        return route.kind.name
-    return route.resource.capitalize() if route.resource else _OTHER_TAG
+    plural, noun = _noun(route)
+    return noun.kind if noun else plural.capitalize() or _OTHER_TAG
 
 
 def _tags(routes: Sequence[Route]) -> list[Document]:
@@ -272,22 +272,27 @@ def operation_ids(routes: Sequence[Route]) -> dict[tuple[str, str], str]:
 
 def _operation_name(route: Route) -> str:
     steps = _steps(route.path)
-    kind = route.kind
-    if kind is None or kind.plural not in steps:
+    plural, noun = _noun(route)
+    if noun is None or plural not in steps:
         return _word(route) + _pascal(step for step in steps if not step.startswith("{") and step != route.verb)
     # The plural furthest to the right is what the path is about: /namespaces/{namespace}/allocations.
-    tail = steps[len(steps) - steps[::-1].index(kind.plural) :]
-    match tail:
-        case []:
-            everywhere = "ForAllNamespaces" if kind.namespaced and "{namespace}" not in steps else ""
-            noun = kind.name if route.method == "POST" else _plural_name(kind)
-            return f"{_COLLECTION_WORDS.get(route.method, route.method.lower())}{noun}{everywhere}"
-        case [literal] if not literal.startswith("{"):
-            return f"{_camel(literal)}{_plural_name(kind)}"
-        case [_, *parts]:
-            named = [part for part in parts if not part.startswith("{") and part != route.verb]
-            return f"{_word(route)}{kind.name}{_pascal(named)}"
-    raise AssertionError(route.path)
+    tail = steps[len(steps) - steps[::-1].index(plural) :]
+    if not tail:
+        everywhere = "ForAllNamespaces" if noun.namespaced and "{namespace}" not in steps else ""
+        name = noun.kind if route.method == "POST" else _plural_name(plural, noun)
+        return f"{_COLLECTION_WORDS.get(route.method, route.method.lower())}{name}{everywhere}"
+    if not tail[0].startswith("{"):
+        return f"{_camel('-'.join(tail))}{_plural_name(plural, noun)}"
+    if route.verb in OURS:
+        return f"{route.verb}{noun.kind}"
+    return f"{_word(route)}{noun.kind}{_pascal(step for step in tail if not step.startswith('{'))}"
+
+
+def _noun(route: Route) -> tuple[str, Noun | None]:
+    """What the route is about: its plural and its names; kinds are known, and so is what is made for Kubernetes."""
+    if route.kind is not None:
+        return route.kind.plural, nouns([route.kind])[route.kind.plural]
+    return route.resource, nouns(()).get(route.resource)
 
 
 def _steps(path: str) -> list[str]:
@@ -301,11 +306,9 @@ def _word(route: Route) -> str:
     return route.verb if route.verb in OURS else _ITEM_WORDS.get(route.method, route.method.lower())
 
 
-def _plural_name(kind: Kind) -> str:
+def _plural_name(plural: str, noun: Noun) -> str:
     """PriorityClasses, of priorityclasses and PriorityClass."""
-    return (
-        kind.name + kind.plural[len(kind.name) :] if kind.plural.startswith(kind.singular) else kind.plural.capitalize()
-    )
+    return noun.kind + plural[len(noun.kind) :] if plural.startswith(noun.singular) else plural.capitalize()
 
 
 def _pascal(words: Iterable[str]) -> str:
@@ -332,7 +335,7 @@ def _schemas(routes: Sequence[Route], kinds: Sequence[Kind]) -> tuple[dict[Any, 
     roots, components = schema_components(types, f"{_SCHEMAS}{{name}}")
     by_type = dict(zip(types, roots, strict=True))
     lists = (by_type[route.answer] for route in routes if route.is_list and route.answer is not None)
-    schemas = {**copy.deepcopy(_COMMON_SCHEMAS), **components}
+    schemas = {**(copy.deepcopy(_COMMON_SCHEMAS) if routes else {}), **components}
     for root in lists:
         if "$ref" in root:
             name = root["$ref"].removeprefix(_SCHEMAS)
@@ -516,7 +519,7 @@ def kubectl_document(routes: Iterable[Route], kinds: Iterable[Kind] = KINDS, *, 
     paths: dict[str, Document] = {}
     for route in routes:
         if route.kind is not None and not route.subresource and _is_of_kind(route.path, route.kind):
-            item = paths.setdefault(route.path, {})
+            item = paths.setdefault(route.path, _path_item(route.path))
             item[route.method.lower()] = _kubectl_operation(route, route.kind, names[route.method, route.path])
     return {
         "openapi": "3.0.0",

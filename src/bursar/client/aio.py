@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator
-from functools import wraps
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from functools import update_wrapper
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import httpx2
@@ -12,7 +12,21 @@ import httpx2
 from bursar.client import apply, calls, http, watch
 from bursar.client.calls import Place
 from bursar.client.contexts import Context, resolve
-from bursar.client.flow import Feed, Flow, Give, Open, Pause, Read, Request, Response, Retries, Send, Step
+from bursar.client.flow import (
+    Feed,
+    Flow,
+    Give,
+    Open,
+    Outcome,
+    Pause,
+    Read,
+    Request,
+    Response,
+    Retries,
+    Send,
+    Step,
+    resume,
+)
 from bursar.client.kinds import Kinds, place_of
 
 P = ParamSpec("P")
@@ -26,13 +40,13 @@ class _Errands:
     def __init__(self, client: httpx2.AsyncClient) -> None:
         self._client = client
         self._opened: httpx2.Response | None = None
-        self._pieces: AsyncIterator[bytes] = _nothing()
+        self._pieces: AsyncIterator[bytes] | None = None
 
     async def run(self, flow: Flow[T]) -> T:
         try:
             step = next(flow)
             while True:
-                step = await self._answered(flow, step)
+                step = resume(flow, await self._outcome(step))
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
         finally:
@@ -46,18 +60,17 @@ class _Errands:
                     yield step.value
                     step = feed.send(None)
                 else:
-                    step = await self._answered(feed, step)
+                    step = resume(feed, await self._outcome(step))
         except StopIteration:
             return
         finally:
             await self.close()
 
-    async def _answered(self, flow: Generator[T, Any, Any], step: Step) -> T:
+    async def _outcome(self, step: Step) -> Outcome:
         try:
-            answer = await self._do(step)
+            return await self._do(step)
         except (httpx2.RequestError, httpx2.InvalidURL) as error:
-            return flow.throw(http.failure(error, str(self._client.base_url).rstrip("/")))
-        return flow.send(answer)
+            return http.failure(error, str(self._client.base_url).rstrip("/"))
 
     async def _do(self, step: Step) -> Response | bytes | None:
         match step:
@@ -67,6 +80,7 @@ class _Errands:
             case Open(request):
                 return await self._open(request)
             case Read():
+                assert self._pieces is not None, "a flow opens before it reads"
                 return await anext(self._pieces, None)
             case Pause(seconds):
                 await asyncio.sleep(seconds)
@@ -90,11 +104,6 @@ class _Errands:
             self._opened = None
 
 
-async def _nothing() -> AsyncGenerator[bytes, None]:
-    return
-    yield b""
-
-
 class _Driven(Generic[S]):
     """Something whose calls are flows about a subject."""
 
@@ -103,20 +112,20 @@ class _Driven(Generic[S]):
 
 
 def _call(flow: Callable[Concatenate[S, P], Flow[T]]) -> Callable[Concatenate[_Driven[S], P], Coroutine[Any, Any, T]]:
-    @wraps(flow)
-    async def method(self: _Driven[S], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def method(self: _Driven[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await _Errands(self._http).run(flow(self._subject, *args, **kwargs))
 
+    update_wrapper(method, flow)
     return method
 
 
 def _each(
     feed: Callable[Concatenate[S, P], Feed[T]],
 ) -> Callable[Concatenate[_Driven[S], P], AsyncGenerator[T, None]]:
-    @wraps(feed)
-    def method(self: _Driven[S], *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[T, None]:
+    def method(self: _Driven[S], /, *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[T, None]:
         return _Errands(self._http).iterate(feed(self._subject, *args, **kwargs))
 
+    update_wrapper(method, feed)
     return method
 
 

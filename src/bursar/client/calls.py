@@ -9,7 +9,6 @@ from urllib.parse import quote
 
 import msgspec
 
-from bursar.client.errors import NotFound
 from bursar.client.flow import (
     IDEMPOTENCY_KEY,
     JSON,
@@ -58,7 +57,7 @@ class Place:
         return f"{ROOT}{inside}/{self.plural}"
 
     def path_of(self, name: str, subresource: str = "") -> str:
-        self._require_namespace()
+        self.require_namespace()
         return f"{self.path}/{segment(name)}" + (f"/{subresource}" if subresource else "")
 
     def path_for(self, document: Mapping[str, Any]) -> str:
@@ -68,10 +67,10 @@ class Place:
     def owning(self, document: Mapping[str, Any]) -> Place:
         named = str((document.get("metadata") or {}).get("namespace") or "")
         place = self.within(named) if self.namespaced and not self.namespace and named else self
-        place._require_namespace()
+        place.require_namespace()
         return place
 
-    def _require_namespace(self) -> None:
+    def require_namespace(self) -> None:
         if self.namespaced and not self.namespace:
             raise ValueError(f'{self.plural} live in a namespace: name it, as in client.{self.plural}("ml-team")')
 
@@ -117,10 +116,15 @@ def list_(
     place: Place, *, label_selector: str = "", field_selector: str = "", limit: int = PAGE_ITEMS
 ) -> Feed[Document]:
     """Every object that matches, page after page of `limit`; all pages show the same moment."""
-    for_all = {"label_selector": label_selector, "field_selector": field_selector}
     continue_token = ""
     while True:
-        found = yield from page(place, **for_all, limit=limit, continue_token=continue_token)
+        found = yield from page(
+            place,
+            label_selector=label_selector,
+            field_selector=field_selector,
+            limit=limit,
+            continue_token=continue_token,
+        )
         for item in found.get("items") or []:
             yield Give(item)
         continue_token = continuation(found)
@@ -134,14 +138,22 @@ def table(
     """What a person would want to see of one object, or of all that match: the server's own Table, in full."""
     if name:
         return (yield from document_of(Request("GET", place.path_of(name), {}, accepting(True)), place.retries))
-    for_all = {"label_selector": label_selector, "field_selector": field_selector}
-    whole = yield from page(place, **for_all, limit=limit, as_table=True)
-    rows = list(whole.get("rows") or [])
-    continue_token = continuation(whole)
-    while continue_token:
-        more = yield from page(place, **for_all, limit=limit, continue_token=continue_token, as_table=True)
-        rows += more.get("rows") or []
-        continue_token = continuation(more)
+    whole: Document = {}
+    rows: list[Document] = []
+    continue_token = ""
+    while not whole or continue_token:
+        found = yield from page(
+            place,
+            label_selector=label_selector,
+            field_selector=field_selector,
+            limit=limit,
+            continue_token=continue_token,
+            as_table=True,
+        )
+        # The first page's revision is that of all.
+        whole = whole or found
+        rows += found.get("rows") or []
+        continue_token = continuation(found)
     return {**whole, "rows": rows}
 
 
@@ -279,12 +291,5 @@ def tenant_quotas(retries: Retries, name: str) -> Flow[Document]:
 
 
 def whoami(retries: Retries) -> Flow[Document]:
-    """Who the server takes us for: `username`, `groups` and `extra`."""
-    body = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
-    path = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
-    headers = {"content-type": JSON, "accept": JSON}
-    review = yield from document_of(Request("POST", path, {}, headers, encoded(body)), retries)
-    info = (review.get("status") or {}).get("userInfo")
-    if not isinstance(info, dict):
-        raise NotFound("this server does not say who you are", status=404)
-    return info
+    """Who the server takes us for: `user`, `role` and, where it has them, `tenant` and `node`."""
+    return document_of(Request("GET", f"{ROOT}/whoami"), retries)

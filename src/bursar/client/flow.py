@@ -18,6 +18,7 @@ import msgspec
 from bursar.client.errors import ApiError, ConnectionFailed, api_error
 
 T = TypeVar("T")
+Y = TypeVar("Y")
 
 # An object as the API shows it: plain dicts, lists and values.
 Document: TypeAlias = dict[str, Any]
@@ -80,6 +81,15 @@ Step: TypeAlias = Send | Open | Read | Pause
 # A flow that comes to one result, and one that gives values on the way.
 Flow: TypeAlias = Generator[Step, Any, T]
 Feed: TypeAlias = Generator[Step | Give[T], Any, None]
+
+
+# What came of a step.
+Outcome: TypeAlias = Response | bytes | ConnectionFailed | None
+
+
+def resume(flow: Generator[Y, Any, Any], outcome: Outcome) -> Y:
+    """Tells a flow what came of its last step, and gets the next one."""
+    return flow.throw(outcome) if isinstance(outcome, ConnectionFailed) else flow.send(outcome)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator
-from functools import wraps
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from functools import update_wrapper
+from typing import Concatenate, Generic, ParamSpec, TypeVar
 
 import httpx2
 
 from bursar.client import apply, calls, http, watch
 from bursar.client.calls import Place
 from bursar.client.contexts import Context, resolve
-from bursar.client.flow import Feed, Flow, Give, Open, Pause, Read, Request, Response, Retries, Send, Step
+from bursar.client.flow import (
+    Feed,
+    Flow,
+    Give,
+    Open,
+    Outcome,
+    Pause,
+    Read,
+    Request,
+    Response,
+    Retries,
+    Send,
+    Step,
+    resume,
+)
 from bursar.client.kinds import Kinds, place_of
 
 P = ParamSpec("P")
@@ -26,13 +40,13 @@ class _Errands:
     def __init__(self, client: httpx2.Client) -> None:
         self._client = client
         self._opened: httpx2.Response | None = None
-        self._pieces: Iterator[bytes] = iter(())
+        self._pieces: Iterator[bytes] | None = None
 
     def run(self, flow: Flow[T]) -> T:
         try:
             step = next(flow)
             while True:
-                step = self._answered(flow, step)
+                step = resume(flow, self._outcome(step))
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
         finally:
@@ -46,18 +60,17 @@ class _Errands:
                     yield step.value
                     step = feed.send(None)
                 else:
-                    step = self._answered(feed, step)
+                    step = resume(feed, self._outcome(step))
         except StopIteration:
             return
         finally:
             self.close()
 
-    def _answered(self, flow: Generator[T, Any, Any], step: Step) -> T:
+    def _outcome(self, step: Step) -> Outcome:
         try:
-            answer = self._do(step)
+            return self._do(step)
         except (httpx2.RequestError, httpx2.InvalidURL) as error:
-            return flow.throw(http.failure(error, str(self._client.base_url).rstrip("/")))
-        return flow.send(answer)
+            return http.failure(error, str(self._client.base_url).rstrip("/"))
 
     def _do(self, step: Step) -> Response | bytes | None:
         match step:
@@ -67,6 +80,7 @@ class _Errands:
             case Open(request):
                 return self._open(request)
             case Read():
+                assert self._pieces is not None, "a flow opens before it reads"
                 return next(self._pieces, None)
             case Pause(seconds):
                 time.sleep(seconds)
@@ -98,20 +112,20 @@ class _Driven(Generic[S]):
 
 
 def _call(flow: Callable[Concatenate[S, P], Flow[T]]) -> Callable[Concatenate[_Driven[S], P], T]:
-    @wraps(flow)
-    def method(self: _Driven[S], *args: P.args, **kwargs: P.kwargs) -> T:
+    def method(self: _Driven[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
         return _Errands(self._http).run(flow(self._subject, *args, **kwargs))
 
+    update_wrapper(method, flow)
     return method
 
 
 def _each(
     feed: Callable[Concatenate[S, P], Feed[T]],
 ) -> Callable[Concatenate[_Driven[S], P], Generator[T, None, None]]:
-    @wraps(feed)
-    def method(self: _Driven[S], *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
+    def method(self: _Driven[S], /, *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
         return _Errands(self._http).iterate(feed(self._subject, *args, **kwargs))
 
+    update_wrapper(method, feed)
     return method
 
 

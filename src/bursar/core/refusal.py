@@ -23,6 +23,7 @@ class Code(StrEnum):
     NOT_FOUND = "not_found"
     REQUEST_REUSED = "request_id_reused"
     IMMUTABLE = "immutable"
+    UNPROCESSABLE = "unprocessable"
     UNSATISFIABLE = "unsatisfiable"
     # What depends on the state of things, and may succeed later.
     ALREADY_EXISTS = "already_exists"

@@ -38,6 +38,7 @@ class Create(Command):
     gang: Gang | None = None
     wants: tuple[tuple[str, Key], ...] = ()  # (field, object that must exist)
     subject: str = "object"
+    seen_tenant: str | None = None  # whose namespace the door took it for when it let the caller in
 
     def needs(self) -> Iterable[Key]:
         return (key for _, key in self.wants)
@@ -62,7 +63,7 @@ class Create(Command):
         return self._save(sheet, draft)
 
     def _refusal(self, sheet: Sheet) -> Refusal | None:
-        if self.key.namespace and (refusal := namespace_refusal(sheet, self.key)):
+        if self.key.namespace and (refusal := namespace_refusal(sheet, self.key, self.seen_tenant)):
             return refusal
         if self.key in sheet.objects:
             return already_exists(self.key)
@@ -180,9 +181,9 @@ def conflict(key: Key, why: str = "it was changed meanwhile") -> Refusal:
     )
 
 
-def namespace_refusal(sheet: Sheet, key: Key) -> Refusal | None:
+def namespace_refusal(sheet: Sheet, key: Key, seen_tenant: str | None = None) -> Refusal | None:
     namespace = sheet.tree.namespaces.get(key.namespace)
-    if namespace is None:
+    if namespace is None or seen_tenant not in (None, namespace.tenant):
         return Refusal(
             Code.NOT_FOUND,
             f'namespaces "{key.namespace}" not found',

@@ -85,17 +85,22 @@ def _fault(role: Role, tenant: str, user: str, node: str, ttl_seconds: int | Non
     return identity_fault(role, user=user, tenant=tenant, node=node)
 
 
-async def revoke_token(db: Connection, token_id: str, now: datetime) -> TokenRecord | None:
+async def revoke_token(db: Connection, token_id: str, now: datetime, *, by: str) -> TokenRecord | None:
     """End a token's life, once and for all; None when there is none of this id.
 
     Processes that know the token forget it within the time of their cache; see `Authenticator.forget` for this one.
     """
-    return await store.save_revoked(db, token_id, now)
+    return await store.save_revoked(db, token_id, now, by)
 
 
 async def consume_token(db: Connection, token_id: str, now: datetime) -> bool:
-    """Use up a bootstrap token, inside the transaction that registers the node: both happen, or neither."""
+    """Use up a bootstrap token before what it is for; of two who try, one succeeds."""
     return await store.save_used(db, token_id, now)
+
+
+async def restore_token(db: Connection, token_id: str) -> None:
+    """What a bootstrap token was used for was refused: it may be used again."""
+    await store.save_unused(db, token_id)
 
 
 async def find_tokens(db: Connection, token_ids: Collection[str]) -> dict[str, TokenRecord]:

@@ -53,23 +53,29 @@ class Position(NamedTuple):
     floor: int
 
 
+def _change(row: Any) -> Change:
+    return Change(
+        row["revision"],
+        Key(row["kind"], row["namespace"], row["name"]),
+        row["uid"],
+        row["tenant"],
+        row["type"],
+        row["labels"],
+        row["fields"],
+        row["before_labels"],
+        row["before_fields"],
+        row["doc"],
+        row["status"] or b"{}",
+    )
+
+
 async def load_since(db: Connection, revision: int, limit: int) -> list[Change]:
-    return [
-        Change(
-            row["revision"],
-            Key(row["kind"], row["namespace"], row["name"]),
-            row["uid"],
-            row["tenant"],
-            row["type"],
-            row["labels"],
-            row["fields"],
-            row["before_labels"],
-            row["before_fields"],
-            row["doc"],
-            row["status"] or b"{}",
-        )
-        for row in await db.fetch(SQL.since, revision, limit)
-    ]
+    return [_change(row) for row in await db.fetch(SQL.since, revision, limit)]
+
+
+async def load_between(db: Connection, after: int, until: int, kind: str, namespace: str, limit: int) -> list[Change]:
+    """Changes of one kind in (after, until], oldest first."""
+    return [_change(row) for row in await db.fetch(SQL.of_kind_between, after, until, kind, namespace, limit)]
 
 
 async def load_position(db: Connection) -> Position:

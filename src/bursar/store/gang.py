@@ -10,6 +10,7 @@ from bursar.store.statements import statements
 
 SQL = statements("gang")
 
+
 def _columns(keys: Iterable[GangKey]) -> tuple[list[str], list[str]]:
     ordered = sorted(keys)
     return [key[0] for key in ordered], [key[1] for key in ordered]

@@ -57,14 +57,18 @@ async def list_tokens(db: Connection, tenants: Collection[str] | None) -> list[T
     return [_record(row) for row in rows]
 
 
-async def save_revoked(db: Connection, token_id: str, now: datetime) -> TokenRecord | None:
-    row = await db.fetchrow(SQL.revoke, token_id, now)
+async def save_revoked(db: Connection, token_id: str, now: datetime, by: str) -> TokenRecord | None:
+    row = await db.fetchrow(SQL.revoke, token_id, now, by)
     return None if row is None else _record(row)
 
 
 async def save_used(db: Connection, token_id: str, now: datetime) -> bool:
     """Use up a single-use token, in the caller's transaction; False when it was used, revoked or out of time."""
     return await db.fetchval(SQL.consume, token_id, now) is not None
+
+
+async def save_unused(db: Connection, token_id: str) -> None:
+    await db.execute(SQL.restore, token_id)
 
 
 async def lock_tokens(db: Connection) -> None:

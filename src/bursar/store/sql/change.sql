@@ -7,6 +7,13 @@ SELECT revision, kind, namespace, name, uid, tenant, type, labels, fields, befor
  ORDER BY revision
  LIMIT $2;
 
+-- name: of_kind_between
+SELECT revision, kind, namespace, name, uid, tenant, type, labels, fields, before_labels, before_fields, doc, status
+  FROM change
+ WHERE revision > $1 AND revision <= $2 AND kind = $3 AND ($4 = '' OR namespace = $4)
+ ORDER BY revision
+ LIMIT $5;
+
 -- name: position
 SELECT value, floor FROM revision WHERE id = 1;
 

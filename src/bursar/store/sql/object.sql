@@ -22,7 +22,11 @@ SELECT kind, namespace, name
 
 -- name: take_revisions
 -- The last lock: held until COMMIT, so that numbers become visible in their order.
-UPDATE revision SET value = value + $1 WHERE id = 1 RETURNING value - $1 AS before;
+-- The notification is only a hint beside polling; PostgreSQL sends it when the transaction commits.
+WITH taken AS (
+    UPDATE revision SET value = value + $1 WHERE id = 1 RETURNING value - $1 AS before
+)
+SELECT before, pg_notify('bursar_change', '') FROM taken;
 
 -- name: save
 -- `op` says what becomes of the object's row: insert, update, delete, or leave (a later line of the same batch decides).

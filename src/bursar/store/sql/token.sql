@@ -21,7 +21,7 @@ SELECT id, hash, role, tenant, username, node, single_use, created_at, created_b
 -- name: revoke
 -- The first revocation stands, so that the record says since when the token was dead.
 UPDATE token
-   SET revoked_at = coalesce(revoked_at, $2)
+   SET revoked_at = coalesce(revoked_at, $2), revoked_by = coalesce(revoked_by, $3)
  WHERE id = $1
 RETURNING id, hash, role, tenant, username, node, single_use, created_at, created_by, expires_at, used_at, revoked_at;
 
@@ -42,3 +42,7 @@ LOCK TABLE token IN SHARE ROW EXCLUSIVE MODE;
 
 -- name: exists_of_role
 SELECT EXISTS (SELECT FROM token WHERE role = $1);
+
+-- name: restore
+-- What the token was used for did not happen.
+UPDATE token SET used_at = NULL WHERE id = $1;

@@ -154,7 +154,8 @@ CREATE TABLE token (
     created_by text NOT NULL,
     expires_at timestamptz,
     used_at    timestamptz,
-    revoked_at timestamptz
+    revoked_at timestamptz,
+    revoked_by text
 );
 
 -- What each scope used, by the hour: the last sample of the hour stands.

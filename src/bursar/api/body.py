@@ -1,0 +1,242 @@
+"""From the bytes of a body to a checked object, or to a refusal that names every fault."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from functools import cache
+from typing import Any
+
+import msgspec
+import yaml
+
+from bursar.api.route import JSON, Call
+from bursar.core.names import dns_subdomain
+from bursar.core.refusal import Cause, Code, Refusal, field_fault, invalid
+from bursar.store.request import Claim, RequestKey
+from bursar.wire import protobuf
+from bursar.wire.faults import all_faults
+from bursar.wire.kind import Kind, Object
+from bursar.wire.meta import API_VERSION, meta_faults
+
+YAML = ("application/yaml", "application/x-yaml", "text/yaml")
+PROTOBUF = "application/vnd.kubernetes.protobuf"
+REQUEST_ID_CHARS_MAX = 128
+DEPTH_MAX = 64
+_SUFFIX = "bcdfghjklmnpqrstvwxz2456789"
+
+
+@cache
+def _decoder(kind_type: type) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind_type)
+
+
+class Body:
+    """A decoded body: the object, the request_id found in it, and what was ignored."""
+
+    __slots__ = ("object", "request_id", "warnings")
+
+    def __init__(self, one: Object, request_id: str = "", warnings: tuple[str, ...] = ()) -> None:
+        self.object = one
+        self.request_id = request_id
+        self.warnings = warnings
+
+
+def read_object(call: Call, kind: Kind) -> Body | Refusal:
+    """Decode strictly, in one go; only what fails that is looked at again, to name every fault or to be lenient."""
+    media = call.media_type
+    if media == JSON:
+        try:
+            return _checked(call, kind, Body(_decoder(kind.type).decode(call.body)))
+        except (msgspec.ValidationError, RecursionError):
+            pass
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            return invalid(f"the body is not valid JSON: {error}", hint="Check quotes, commas and brackets.")
+    document = read_document(call)
+    if isinstance(document, Refusal):
+        return document
+    body = convert(call, kind, document)
+    return body if isinstance(body, Refusal) else _checked(call, kind, body)
+
+
+def read_document(call: Call) -> Any:
+    """The body as plain values, from any media type that is understood."""
+    media = call.media_type
+    try:
+        if media == PROTOBUF:
+            return protobuf.decode(call.body)
+        if media in YAML or media == "application/apply-patch+yaml":
+            document = _read_yaml(call.body)
+        elif media == JSON or media.endswith("+json"):
+            document = msgspec.json.decode(call.body)
+        else:
+            return Refusal(
+                Code.UNSUPPORTED_MEDIA, f"a body of type {media[:80]!r} is not understood", "Send application/json."
+            )
+        if too_deep(document):
+            return invalid(f"the body is nested deeper than {DEPTH_MAX} levels")
+    except RecursionError:
+        return invalid(f"the body is nested deeper than {DEPTH_MAX} levels")
+    except (msgspec.DecodeError, yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
+        return invalid(f"the body is malformed: {str(error)[:300]}", hint="Check quotes, commas and brackets.")
+    return document
+
+
+def _read_yaml(raw: bytes) -> Any:
+    """YAML without anchors: an alias can make a small text mean an enormous document."""
+    if b"&" in raw and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(raw, Loader=yaml.CSafeLoader)):
+        raise ValueError("aliases are not allowed")
+    # Dates stay text, as they are in JSON.
+    return yaml.load(raw, Loader=_JsonLikeLoader)  # noqa: S506
+
+
+class _JsonLikeLoader(yaml.CSafeLoader):
+    pass
+
+
+_JsonLikeLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.CSafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def too_deep(value: Any, depth: int = 0) -> bool:
+    if depth > DEPTH_MAX:
+        return True
+    if isinstance(value, dict):
+        return any(too_deep(one, depth + 1) for one in value.values())
+    return isinstance(value, list) and any(too_deep(one, depth + 1) for one in value)
+
+
+def convert(call: Call, kind: Kind, document: Any) -> Body | Refusal:
+    """A plain document as an object: nulls mean "not given"; unknown fields are refused, told, or ignored."""
+    if not isinstance(document, dict):
+        return invalid("the body must be an object")
+    document = without_nulls(document)
+    request_id = document.pop("request_id", "")
+    strictness = call.query.get("fieldValidation", "Strict") or "Strict"
+    if strictness not in ("Strict", "Warn", "Ignore"):
+        return invalid("fieldValidation must be Strict, Warn or Ignore")
+    dropped: list[str] = []
+    if strictness != "Strict":
+        document = prune(kind.type, document, "", dropped)
+    try:
+        one = msgspec.convert(document, kind.type)
+    except (msgspec.ValidationError, RecursionError) as error:
+        return faulty(kind, document, str(error))
+    warnings = tuple(f'unknown field "{path}"' for path in dropped) if strictness == "Warn" else ()
+    return Body(one, request_id if isinstance(request_id, str) else "", warnings)
+
+
+def faulty(kind: Kind, document: Any, error: str) -> Refusal:
+    faults = all_faults(kind.type, document) or [("", error)]
+    causes = [Cause("FieldValueInvalid", message, field=path) for path, message in faults]
+    return _refused(kind, causes)
+
+
+def _refused(kind: Kind, causes: list[Cause]) -> Refusal:
+    listed = "; ".join(f"{one.field}: {one.message}" if one.field else one.message for one in causes[:10])
+    more = f" (and {len(causes) - 10} more)" if len(causes) > 10 else ""
+    return Refusal(Code.INVALID, f"{kind.name} is invalid: {listed}{more}", causes=tuple(causes))
+
+
+def without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: without_nulls(one) for name, one in value.items() if one is not None}
+    return [without_nulls(one) for one in value] if isinstance(value, list) else value
+
+
+def prune(kind_type: Any, value: Any, path: str, dropped: list[str]) -> Any:
+    """Take out the fields that a type does not know, and say which."""
+    struct = _struct_in(kind_type)
+    if struct is not None and isinstance(value, dict):
+        fields = {one.encode_name: one.type for one in msgspec.structs.fields(struct)}
+        kept: dict[str, Any] = {}
+        for name, one in value.items():
+            where = f"{path}.{name}" if path else name
+            if name in fields:
+                kept[name] = prune(fields[name], one, where, dropped)
+            else:
+                dropped.append(where)
+        return kept
+    if isinstance(value, list) and (inner := _list_item(kind_type)) is not None:
+        return [prune(inner, one, f"{path}[{index}]", dropped) for index, one in enumerate(value)]
+    return value
+
+
+def _struct_in(kind_type: Any) -> Any:
+    options = getattr(kind_type, "__args__", None) if not isinstance(kind_type, type) else None
+    for one in options or (kind_type,):
+        if isinstance(one, type) and issubclass(one, msgspec.Struct):
+            return one
+    return None
+
+
+def _list_item(kind_type: Any) -> Any:
+    for one in (kind_type, *getattr(kind_type, "__args__", ())):
+        if getattr(one, "__origin__", None) is list:
+            return one.__args__[0]
+    return None
+
+
+def _checked(call: Call, kind: Kind, body: Body) -> Body | Refusal:
+    """Names and places agree, and the kind finds nothing wrong."""
+    causes = identify(call, kind, body.object)
+    causes += check(kind, body.object)
+    return _refused(kind, causes) if causes else body
+
+
+def check(kind: Kind, one: Object) -> list[Cause]:
+    return [*meta_faults(one.metadata), *kind.check(one)]
+
+
+def identify(call: Call, kind: Kind, one: Object) -> list[Cause]:
+    """Fill in what the path says; a body that says otherwise is wrong."""
+    causes: list[Cause] = []
+    metadata = one.metadata
+    if one.kind and one.kind != kind.name:
+        causes.append(field_fault("kind", f"is {one.kind[:63]!r}, but this is the place of {kind.name}"))
+    if one.api_version and one.api_version != API_VERSION:
+        causes.append(field_fault("apiVersion", f"is {one.api_version[:63]!r}, must be {API_VERSION}"))
+    namespace = call.parameters.get("namespace", "")
+    if metadata.namespace and kind.namespaced and metadata.namespace != namespace:
+        causes.append(field_fault("metadata.namespace", f"is {metadata.namespace[:63]!r}, the path says {namespace!r}"))
+    if kind.namespaced:
+        metadata.namespace = namespace
+    elif metadata.namespace:
+        causes.append(field_fault("metadata.namespace", f"{kind.plural} do not live in a namespace"))
+    return causes + _name(call, metadata)
+
+
+def _name(call: Call, metadata: Any) -> list[Cause]:
+    named = call.parameters.get("name", "")
+    if named:
+        if metadata.name and metadata.name != named:
+            return [field_fault("metadata.name", f"is {metadata.name[:63]!r}, the path says {named!r}")]
+        metadata.name = named
+        return []
+    if not metadata.name and metadata.generate_name:
+        metadata.name = metadata.generate_name + "".join(secrets.choice(_SUFFIX) for _ in range(5))
+    if not metadata.name:
+        return [field_fault("metadata.name", "is required; or give generateName")]
+    return [field_fault("metadata.name", fault) for fault in dns_subdomain(metadata.name)]
+
+
+def claim_of(call: Call, in_body: str = "") -> Claim | Refusal | None:
+    """The request's id, from the body or the Idempotency-Key header, and what exactly it stands for."""
+    request_id = in_body or call.headers.get("idempotency-key", "")
+    if not request_id:
+        return None
+    if len(request_id) > REQUEST_ID_CHARS_MAX or not request_id.isascii() or not request_id.isprintable():
+        return invalid(f"request_id must be at most {REQUEST_ID_CHARS_MAX} printable ASCII characters")
+    path = "/".join((call.route.path, *call.parameters.values()))
+    what = hashlib.sha256(b"\0".join((call.route.method.encode(), path.encode(), call.body))).hexdigest()
+    scope = f"{call.identity.tenant or call.identity.actor}/{call.route.verb}"
+    return Claim(RequestKey(scope, request_id), what)
+
+
+def dry_run(call: Call) -> bool | Refusal:
+    value = call.query.get("dryRun", "")
+    if value not in ("", "All", "true", "false"):
+        return invalid("dryRun must be All")
+    return value in ("All", "true")

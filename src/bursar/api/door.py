@@ -1,0 +1,299 @@
+"""The door: ASGI in, one handler called, ASGI out.
+
+Every request takes the same steps here: find the route, know who is asking, count it against the tenant's rate, ask
+whether the role may do this at all, read a bounded body, call the handler, and turn what comes back into bytes. What is
+refused anywhere is answered in one form.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from contextlib import suppress
+from typing import Any
+from urllib.parse import parse_qsl, unquote
+
+import structlog
+
+from bursar.api import metrics
+from bursar.api.house import BODY_BYTES_MAX, House
+from bursar.api.problem import answer_of
+from bursar.api.ratelimit import MemoryRateLimit, Verdict, message
+from bursar.api.route import Answer, Call, Outcome, Route, Stream
+from bursar.core.access import Identity, Role, allows
+from bursar.core.refusal import Code, Refusal, invalid
+from bursar.ops.lane import Closed, Overloaded
+from bursar.store.database import AWAY
+
+log = structlog.get_logger()
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+ANONYMOUS = Identity(user="", role=Role.VIEWER)
+BODY_SECONDS_MAX = 30.0
+QUERY_CHARS_MAX = 16_384
+
+_PARAMETER = "{}"
+_GONE: tuple[type[Exception], ...] = (*AWAY, Closed)
+
+
+_Found = tuple[dict[str, tuple[Route, list[str]]], list[str]] | None
+
+
+class Router:
+    """Routes by the segments of their path; a segment is either a word or a parameter."""
+
+    def __init__(self, routes: list[Route]) -> None:
+        self._tree: dict[str, Any] = {}
+        for route in routes:
+            place = self._tree
+            for segment in route.path.strip("/").split("/"):
+                place = place.setdefault(_PARAMETER if segment.startswith("{") else segment, {})
+            names = [segment[1:-1] for segment in route.path.strip("/").split("/") if segment.startswith("{")]
+            place.setdefault("", {})[route.method] = (route, names)
+
+    def find(self, path: str) -> _Found:
+        """The routes at a path, by method, and the values of its parameters."""
+        found: _Found = self._find(self._tree, path.strip("/").split("/"), 0, [])
+        return found
+
+    def _find(self, place: dict[str, Any], segments: list[str], at: int, values: list[str]) -> Any:
+        if at == len(segments):
+            return (place[""], values) if "" in place else None
+        segment = segments[at]
+        if segment and segment in place and (found := self._find(place[segment], segments, at + 1, values)):
+            return found
+        if _PARAMETER in place and segment:
+            return self._find(place[_PARAMETER], segments, at + 1, [*values, unquote(segment)])
+        return None
+
+
+class Door:
+    def __init__(self, house: House, routes: list[Route]) -> None:
+        self._house = house
+        self._router = Router(routes)
+        self._streams: set[asyncio.Task[None]] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        started = time.perf_counter()
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        request_id = _request_id(headers.get("x-request-id", ""))
+        call = self._call(scope, headers, request_id)
+        route: Route | None = None
+        rate: Verdict | None = None
+        if isinstance(call, Refusal):
+            outcome: Outcome = call
+        else:
+            route = call.route
+            outcome, rate = await self._handle(call, scope, receive)
+        if isinstance(outcome, Refusal):
+            outcome = _refused(outcome, scope, call, request_id)
+        status = 200
+        if isinstance(outcome, Stream):
+            await self._stream(outcome, request_id, receive, send)
+        else:
+            status = outcome.status
+            await _send_answer(outcome, request_id, rate, send, head=scope["method"] == "HEAD")
+        _account(scope, route, status, time.perf_counter() - started, request_id)
+
+    def _call(self, scope: Scope, headers: dict[str, str], request_id: str) -> Call | Refusal:
+        """The route that a request is for."""
+        method = scope["method"]
+        found = self._router.find(scope["path"])
+        if found is None:
+            return Refusal(Code.NOT_FOUND, "the server could not find the requested resource", "See /docs for what there is.")
+        methods, values = found
+        entry = methods.get(method) or (methods.get("GET") if method == "HEAD" else None)
+        if entry is None:
+            offered = ", ".join(sorted(methods))
+            return Refusal(Code.METHOD_NOT_ALLOWED, f"{method} is not offered here", f"Offered: {offered}.")
+        route, names = entry
+        return Call(self._house, route, ANONYMOUS, request_id, dict(zip(names, values, strict=True)), {}, headers)
+
+    async def _handle(self, call: Call, scope: Scope, receive: Receive) -> tuple[Outcome, Verdict | None]:
+        """The steps of every request; what goes wrong unexpectedly is a 503 or a 500 with the request's id."""
+        rate: Verdict | None = None
+        try:
+            if not call.route.public:
+                identity = await self._house.authenticator.authenticate(call.headers.get("authorization"))
+                if isinstance(identity, Refusal):
+                    return identity, None
+                call.identity = identity
+                rate = await self._take(identity, call.route)
+                if rate is not None and not rate.allowed:
+                    return _limited(identity, rate), rate
+                if refusal := _forbidden(identity, call.route):
+                    return refusal, rate
+            if refusal := _read_query(call, scope):
+                return refusal, rate
+            if scope["method"] not in ("GET", "HEAD"):
+                body = await _read_body(receive, call.headers)
+                if isinstance(body, Refusal):
+                    return body, rate
+                call.body = body
+            return await call.route.handler(call), rate
+        except Overloaded as error:
+            return Refusal(Code.OVERLOADED, str(error), "Nothing happened: send the request again later.",
+                           retry_after_seconds=error.retry_after_seconds), rate  # fmt: skip
+        except _GONE as error:
+            log.warning("unavailable", path=scope["path"], error=repr(error), request_id=call.request_id)
+            return Refusal(
+                Code.UNAVAILABLE,
+                "the database is away or not taking changes now",
+                "Try again; a write that carries a request_id is safe to repeat.",
+                retry_after_seconds=1,
+            ), rate
+        except Exception:
+            log.exception("internal error", path=scope["path"], method=scope["method"], request_id=call.request_id)
+            return Answer(500, _internal(call.request_id)), rate
+
+    async def _take(self, identity: Identity, route: Route) -> Verdict | None:
+        if identity.role is Role.SYSTEM_ADMIN or route.free:
+            return None
+        key = f"node:{identity.node}" if identity.role is Role.NODE else f"tenant:{identity.tenant or identity.user}"
+        limits = self._house.limits
+        if isinstance(limits, MemoryRateLimit):
+            return limits.take_now(key, self._house.requests_per_minute)
+        return await limits.take(key, self._house.requests_per_minute)
+
+    async def _stream(self, stream: Stream, request_id: str, receive: Receive, send: Send) -> None:
+        headers = [
+            (b"content-type", stream.media_type.encode()),
+            (b"cache-control", b"no-cache"),
+            (b"x-request-id", request_id.encode()),
+            *((name.lower().encode(), value.encode()) for name, value in stream.headers.items()),
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        sender = asyncio.create_task(_send_pieces(stream, send))
+        leaver = asyncio.create_task(_wait_for_leave(receive))
+        self._streams.add(sender)
+        try:
+            await asyncio.wait((sender, leaver), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._streams.discard(sender)
+            for task in (sender, leaver):
+                task.cancel()
+            await asyncio.gather(sender, leaver, return_exceptions=True)
+            with suppress(Exception):
+                await stream.pieces.aclose()
+
+    def end_streams(self) -> None:
+        """On shutdown: watchers are let go, and resume elsewhere."""
+        for task in self._streams:
+            task.cancel()
+
+
+def _refused(refusal: Refusal, scope: Scope, call: Call | Refusal, request_id: str) -> Answer:
+    resource, name = ("", "") if isinstance(call, Refusal) else (call.route.resource, call.parameters.get("name", ""))
+    metrics.count_refusal(refusal, scope["method"], resource)
+    return answer_of(refusal, request_id, resource=resource, name=name)
+
+
+def _account(scope: Scope, route: Route | None, status: int, seconds: float, request_id: str) -> None:
+    metrics.observe(route, scope["method"], status, seconds)
+    if status >= 500:
+        log.info("request", method=scope["method"], path=scope["path"], status=status, seconds=round(seconds, 4),
+                 request_id=request_id)  # fmt: skip
+
+
+def _request_id(given: str) -> str:
+    """The caller's own id where it is short and plain, else a new one."""
+    if given and len(given) <= 64 and given.isascii() and given.isprintable():
+        return given
+    return secrets.token_hex(8)
+
+
+def _forbidden(identity: Identity, route: Route) -> Refusal | None:
+    if not route.resource or allows(identity, route.verb, route.resource, route.subresource):
+        return None
+    what = f"{route.resource}/{route.subresource}" if route.subresource else route.resource
+    return Refusal(
+        Code.FORBIDDEN,
+        f"role {identity.role} may not {route.verb} {what}",
+        "Ask an administrator for a token with a role that may: docs/security.md has the table.",
+    )
+
+
+def _limited(identity: Identity, rate: Verdict) -> Refusal:
+    who = identity.tenant or identity.node or identity.user
+    return Refusal(Code.RATE_LIMITED, message(who, rate.limit), "Slow down, or ask for a higher limit.",
+                   retry_after_seconds=rate.retry_after_seconds)  # fmt: skip
+
+
+def _read_query(call: Call, scope: Scope) -> Refusal | None:
+    raw = scope["query_string"]
+    if not raw:
+        return None
+    if len(raw) > QUERY_CHARS_MAX:
+        return invalid(f"the query is longer than {QUERY_CHARS_MAX} characters")
+    try:
+        call.query = dict(parse_qsl(raw.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=64))
+    except ValueError:
+        return invalid("the query is malformed")
+    return None
+
+
+async def _read_body(receive: Receive, headers: Mapping[str, str]) -> bytes | Refusal:
+    """The body, bounded in size and in time."""
+    length = headers.get("content-length", "")
+    too_large = Refusal(Code.TOO_LARGE, f"the body is larger than {BODY_BYTES_MAX} bytes", "Send less at once.")
+    if length.isdigit() and int(length) > BODY_BYTES_MAX:
+        return too_large
+    first = await receive()
+    if not first.get("more_body"):
+        body: bytes = first.get("body", b"")
+        return body if len(body) <= BODY_BYTES_MAX else too_large
+    pieces, size = [first.get("body", b"")], len(first.get("body", b""))
+    async with asyncio.timeout(BODY_SECONDS_MAX):
+        while True:
+            event = await receive()
+            if event["type"] == "http.disconnect":
+                return invalid("the body ended early")
+            pieces.append(event.get("body", b""))
+            size += len(pieces[-1])
+            if size > BODY_BYTES_MAX:
+                return too_large
+            if not event.get("more_body"):
+                return b"".join(pieces)
+
+
+async def _send_answer(answer: Answer, request_id: str, rate: Verdict | None, send: Send, *, head: bool) -> None:
+    headers = [
+        (b"content-type", answer.media_type.encode()),
+        (b"content-length", b"%d" % len(answer.body)),
+        (b"x-request-id", request_id.encode("latin-1")),
+    ]
+    if rate is not None:
+        headers += [
+            (b"x-ratelimit-limit", b"%d" % rate.limit),
+            (b"x-ratelimit-remaining", b"%d" % rate.remaining),
+            (b"x-ratelimit-reset", b"%d" % rate.reset_epoch_seconds),
+        ]
+    headers += [(name.lower().encode(), value.encode("utf-8", "replace")) for name, value in answer.headers.items()]
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "http.response.body", "body": b"" if head else answer.body})
+
+
+async def _send_pieces(stream: Stream, send: Send) -> None:
+    async for piece in stream.pieces:
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _wait_for_leave(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _internal(request_id: str) -> bytes:
+    return (
+        b'{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","reason":"InternalError","code":500,'
+        b'"message":"an internal error; the log has it under request %s","details":{"code":"internal","requestId":"%s"}}'
+        % (request_id.encode(), request_id.encode())
+    )

@@ -1,0 +1,43 @@
+"""What the door measures, and what /metrics tells."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from bursar.api.route import Route
+from bursar.core.refusal import Code, Refusal
+from bursar.ops.metrics import QUOTA_REJECTIONS
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+
+REQUESTS = Counter("bursar_requests_total", "Requests by route, method and status.", ["route", "method", "status"])
+SECONDS = Histogram(
+    "bursar_request_seconds", "Time to answer, by route and method.", ["route", "method"], buckets=_SECONDS
+)
+WATCHERS = Gauge("bursar_watchers", "Watches open now.")
+WATCHERS_LET_GO = Counter("bursar_watchers_let_go_total", "Watchers disconnected because they did not keep up.")
+USAGE = Gauge("bursar_usage", "What each tenant uses, by dimension and state.", ["tenant", "dimension", "state"])
+LIMIT = Gauge("bursar_limit", "What each tenant may use, by dimension.", ["tenant", "dimension"])
+LANE_DEPTH = Gauge("bursar_lane_depth", "Commands waiting.", ["lane"])
+FEED_REVISION = Gauge("bursar_revision", "The newest revision.")
+FEED_BEHIND = Gauge("bursar_watch_lag_revisions", "How far this process's feed is behind the newest revision.")
+OBJECTS = Gauge("bursar_objects", "Objects by kind.", ["kind"])
+
+# Children are kept: looking a label up costs more than counting.
+_children: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+
+
+def observe(route: Route | None, method: str, status: int, seconds: float) -> None:
+    path = route.path if route else "(none)"
+    children = _children.get((path, method, status))
+    if children is None:
+        children = (REQUESTS.labels(path, method, status), SECONDS.labels(path, method))
+        _children[path, method, status] = children
+    children[0].inc()
+    children[1].observe(seconds)
+
+
+def count_refusal(refusal: Refusal, method: str, resource: str) -> None:
+    if refusal.code is Code.QUOTA_EXCEEDED:
+        for cause in refusal.causes:
+            QUOTA_REJECTIONS.labels(f"{method} {resource}", cause.dimension).inc()

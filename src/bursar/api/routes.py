@@ -1,0 +1,187 @@
+"""The one route table. The server serves it, discovery announces it, OpenAPI documents it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from bursar.api import allocation, discovery, docs, event, node, openapi, review, system, tenant, token
+from bursar.api import object as objects
+from bursar.api.body import PROTOBUF, YAML
+from bursar.api.route import JSON, Handler, Param, Route
+from bursar.api.watch import SSE
+from bursar.wire.kind import Kind
+from bursar.wire.kinds import KINDS
+
+ROOT = "/api/v1"
+
+DRY_RUN = Param("dryRun", "All: check and answer as if, and change nothing.")
+VALIDATION = Param("fieldValidation", "What unknown fields are: Strict (refused, the default), Warn or Ignore.")
+MANAGER = Param("fieldManager", "Accepted for compatibility.")
+PRETTY = Param("pretty", "Accepted for compatibility.")
+SELECTORS = (
+    Param("labelSelector", "As in app=web,tier in (a,b),!old."),
+    Param("fieldSelector", "As in status.phase=Running."),
+)
+LISTING = (
+    *SELECTORS,
+    Param("limit", "At most so many items; the rest follows with continue.", "integer"),
+    Param("continue", "From the metadata of the page before."),
+    Param("watch", "true: stream changes instead of listing.", "boolean"),
+    Param("resourceVersion", "Watch from this revision on."),
+    Param("resourceVersionMatch", "Accepted for compatibility."),
+    Param("allowWatchBookmarks", "true: send bookmarks.", "boolean"),
+    Param("sendInitialEvents", "true: begin the watch with what there is.", "boolean"),
+    Param("timeoutSeconds", "End the watch after so long.", "integer"),
+    Param("includeObject", "In tables: None, Metadata or Object."),
+)
+DELETING = (
+    Param("gracePeriodSeconds", "How long what runs may take to stop.", "integer"),
+    Param("propagationPolicy", "Accepted for compatibility."),
+    DRY_RUN,
+)
+BODIES = (JSON, YAML[0], PROTOBUF)
+QUOTA = (403, 409, 422)
+
+# Where a kind has a handler of its own.
+CREATE: dict[str, Handler] = {"Node": node.register}
+REPLACE: dict[str, Handler] = {"Tenant": tenant.put_tenant}
+WRITE_STATUS: dict[str, Handler] = {"Allocation": allocation.report_status, "Node": node.patch_status}
+WITH_STATUS = frozenset({"Allocation", "Node", "ResourceQuota", "Namespace", "Tenant"})
+
+
+def build_routes(release: str) -> list[Route]:
+    """Everything that is served, with the documents that describe it."""
+    routes = [*_kind_routes(), *_other_routes(), *_system_routes()]
+    described = [*routes]
+    for path, body in discovery.documents(described, release=release).items():
+        if not any(route.path == path.rstrip("/") and route.method == "GET" for route in routes):
+            routes.append(Route("GET", path.rstrip("/"), system.fixed(body), "Discovery.", public=True, free=True))
+    for path, body in openapi.documents(described, release=release).items():
+        media = openapi.V2_MEDIA_TYPE if path == "/openapi/v2" else JSON
+        routes.append(Route("GET", path, system.fixed(body, media), "OpenAPI.", public=True, free=True))
+    page = docs.page(openapi.document(described, release=release))
+    policy = {"Content-Security-Policy": docs.CONTENT_SECURITY_POLICY}
+    routes.append(
+        Route(
+            "GET", "/docs", system.fixed(page, "text/html; charset=utf-8", policy), "This page.", public=True, free=True
+        )
+    )
+    return routes
+
+
+def _kind_routes() -> Iterator[Route]:
+    for kind in KINDS:
+        yield from _collection_routes(kind)
+        yield from _item_routes(kind)
+        if kind.name in WITH_STATUS:
+            yield from _status_routes(kind)
+
+
+def _base(kind: Kind) -> str:
+    return f"{ROOT}/namespaces/{{namespace}}/{kind.plural}" if kind.namespaced else f"{ROOT}/{kind.plural}"
+
+
+def _collection_routes(kind: Kind) -> Iterator[Route]:
+    base, plural = _base(kind), kind.plural
+    listing = Route(
+        "GET", base, objects.list_or_watch, f"List or watch {plural}.", "list", plural, kind=kind, params=LISTING,
+        answer=kind.type, answer_media=(JSON, SSE), is_list=True, refusals=(410,),
+    )  # fmt: skip
+    yield listing
+    if kind.namespaced:
+        path = f"{ROOT}/{plural}"
+        yield replace(listing, path=path, summary=f"List or watch {plural} across namespaces.")
+    yield Route(
+        "POST", base, CREATE.get(kind.name, objects.create), f"Create {_a(kind)}.", "create", plural, kind=kind,
+        params=(DRY_RUN, VALIDATION, MANAGER, PRETTY), body=kind.type, body_media=BODIES, answer=kind.type, status=201,
+        refusals=QUOTA,
+    )  # fmt: skip
+    yield Route(
+        "DELETE", base, objects.delete_collection, f"Delete all {plural} that match.", "deletecollection", plural,
+        kind=kind, params=(*SELECTORS, *DELETING), body=objects.DeleteOptions, answer=kind.type, is_list=True,
+        refusals=(409,),
+    )  # fmt: skip
+
+
+def _item_routes(kind: Kind) -> Iterator[Route]:
+    path, plural, a = f"{_base(kind)}/{{name}}", kind.plural, _a(kind)
+    writing = (DRY_RUN, VALIDATION, MANAGER, PRETTY)
+    yield Route("GET", path, objects.get, f"Read {a}.", "get", plural, kind=kind, params=(PRETTY,), answer=kind.type)
+    yield Route(
+        "PUT", path, REPLACE.get(kind.name, objects.replace_object), f"Replace {a}.", "update", plural, kind=kind,
+        params=writing, body=kind.type, body_media=BODIES, answer=kind.type, refusals=QUOTA,
+    )  # fmt: skip
+    yield Route(
+        "PATCH", path, objects.patch_object, f"Change some fields of {a}.", "patch", plural, kind=kind,
+        params=(*writing, Param("force", "Accepted for compatibility.", "boolean")), body=kind.type,
+        body_media=objects.PATCHES, answer=kind.type, refusals=(*QUOTA, 201),
+    )  # fmt: skip
+    yield Route(
+        "DELETE", path, objects.delete, f"Delete {a}.", "delete", plural, kind=kind, params=DELETING,
+        body=objects.DeleteOptions, answer=kind.type, refusals=(409,),
+    )  # fmt: skip
+
+
+def _status_routes(kind: Kind) -> Iterator[Route]:
+    path, plural = f"{_base(kind)}/{{name}}/status", kind.plural
+    writing = (DRY_RUN, VALIDATION, MANAGER, PRETTY)
+    common = {"resource": plural, "subresource": "status", "kind": kind, "answer": kind.type}
+    yield Route("GET", path, objects.get, f"Read the status of {_a(kind)}.", "get", **common)  # type: ignore[arg-type]
+    yield Route(
+        "PUT", path, WRITE_STATUS.get(kind.name, objects.replace_object), f"Replace the status of {_a(kind)}.", "update",
+        params=writing, body=kind.type, body_media=BODIES, refusals=QUOTA, **common,  # type: ignore[arg-type]
+    )  # fmt: skip
+    yield Route(
+        "PATCH", path, WRITE_STATUS.get(kind.name, objects.patch_object), f"Change the status of {_a(kind)}.", "patch",
+        params=writing, body=kind.type, body_media=objects.PATCHES, refusals=QUOTA, **common,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def _a(kind: Kind) -> str:
+    return f"{'an' if kind.name[0] in 'AEIOU' else 'a'} {kind.singular}"
+
+
+def _other_routes() -> Iterator[Route]:
+    allocations = next(kind for kind in KINDS if kind.name == "Allocation")
+    tenants = next(kind for kind in KINDS if kind.name == "Tenant")
+    yield Route(
+        "POST", f"{_base(allocations)}/bulk-release", allocation.bulk_release, "Release all allocations that match.",
+        "deletecollection", "allocations", kind=allocations, body=allocation.BulkRelease, answer=allocation.Released,
+    )  # fmt: skip
+    yield Route(
+        "GET", f"{ROOT}/tenants/{{name}}/quotas", tenant.get_quotas, "Limits, where they come from, and usage.", "get",
+        "tenants", "quotas", kind=tenants, answer=tenant.TenantQuotas,
+    )  # fmt: skip
+    for path in (f"{ROOT}/events", f"{ROOT}/namespaces/{{namespace}}/events"):
+        yield Route("GET", path, event.list_events, "What happened, from the change feed.", "list", "events",
+                    params=(Param("fieldSelector", "As in involvedObject.name=job-1."),
+                            Param("limit", "Accepted for compatibility.", "integer")))  # fmt: skip
+    yield Route("POST", f"{ROOT}/tokens", token.create, "Make a token; its secret is in this answer only.", "create",
+                "tokens", body=token.NewToken, answer=token.Token, status=201, refusals=(403, 404))  # fmt: skip
+    yield Route("GET", f"{ROOT}/tokens", token.list_tokens, "List tokens, without their secrets.", "list", "tokens")
+    yield Route(
+        "DELETE", f"{ROOT}/tokens/{{name}}", token.revoke, "Revoke a token.", "delete", "tokens", answer=token.Token
+    )
+    yield Route("GET", f"{ROOT}/whoami", review.whoami, "Who you are.", "get", answer=review.WhoAmI)
+    authorization, authentication = "/apis/authorization.k8s.io/v1", "/apis/authentication.k8s.io/v1"
+    reviews = (
+        (f"{authorization}/selfsubjectaccessreviews", review.access_review, "Whether you may do something."),
+        (f"{authorization}/selfsubjectrulesreviews", review.rules_review, "Everything you may do."),
+        (f"{authentication}/selfsubjectreviews", review.subject_review, "Who you are, as Kubernetes tells it."),
+    )
+    for path, handler, summary in reviews:
+        yield Route(
+            "POST", path, handler, summary, "create", path.rpartition("/")[2], body_media=(JSON, PROTOBUF), status=201
+        )
+
+
+def _system_routes() -> Iterator[Route]:
+    text = ("text/plain",)
+    yield Route("GET", "/", system.api_paths, "What there is.", public=True, free=True)
+    yield Route("GET", "/healthz", system.healthz, "The process lives.", public=True, free=True, answer_media=text)
+    yield Route("GET", "/livez", system.healthz, "The process lives.", public=True, free=True, answer_media=text)
+    yield Route("GET", "/readyz", system.readyz, "Requests can be served.", public=True, free=True, answer_media=text,
+                refusals=(503,))  # fmt: skip
+    yield Route("GET", "/metrics", system.show_metrics, "For Prometheus.", public=True, free=True, answer_media=text)
+    yield Route("GET", "/hello", system.hello, "A bare answer, for comparison.", public=True, free=True)

@@ -1,0 +1,87 @@
+"""An API process: the house is opened, the door is served, and both are closed in order."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import structlog
+import uvicorn
+
+import bursar
+from bursar.api.door import Door
+from bursar.api.house import House
+from bursar.api.identity import Authenticator
+from bursar.api.oidc import Oidc, OidcSettings
+from bursar.api.ratelimit import LIMIT_PER_MINUTE_DEFAULT, MemoryRateLimit, RateLimit, RedisRateLimit
+from bursar.api.routes import build_routes
+from bursar.ops.feed import Feed
+from bursar.ops.office import Office
+from bursar.store.database import Database
+
+log = structlog.get_logger()
+
+GRACE_SECONDS = 5
+
+
+@asynccontextmanager
+async def opened_house(
+    database_url: str,
+    *,
+    redis_url: str = "",
+    requests_per_minute: int = LIMIT_PER_MINUTE_DEFAULT,
+    oidc: OidcSettings | None = None,
+) -> AsyncIterator[House]:
+    database = await Database.open(database_url, readers=8)
+    office = await Office.open(database)
+    feed = Feed(database)
+    office.on_commit.append(feed.nudge)
+    limits: RateLimit = RedisRateLimit.open(redis_url) if redis_url else MemoryRateLimit()
+    authenticator = Authenticator(database, oidc=Oidc(oidc) if oidc else None)
+    try:
+        yield House(database, office, feed, authenticator, limits, requests_per_minute, bursar.__version__)
+    finally:
+        await feed.close()
+        await authenticator.close()
+        await office.close()
+        if isinstance(limits, RedisRateLimit):
+            await limits.close()
+        await database.close()
+
+
+async def serve_http(
+    house: House, listener: socket.socket, *, tls_cert: Path | None = None, tls_key: Path | None = None
+) -> None:
+    """Serve until told to stop by a signal; answer what was begun, and let watchers go."""
+    door = Door(house, build_routes(bursar.__version__))
+    config = uvicorn.Config(
+        door,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+        backlog=4096,
+        ssl_certfile=str(tls_cert) if tls_cert else None,
+        ssl_keyfile=str(tls_key) if tls_key else None,
+    )
+    server = uvicorn.Server(config)
+
+    async def let_go() -> None:
+        while not server.should_exit:
+            await asyncio.sleep(0.1)
+        door.end_streams()
+
+    watcher = asyncio.create_task(let_go())
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        watcher.cancel()

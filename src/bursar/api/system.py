@@ -1,0 +1,91 @@
+"""Handlers about the server itself: health, readiness, metrics, discovery, the OpenAPI documents and the docs page."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from bursar.api import metrics
+from bursar.api.route import JSON, Answer, Call, Handler, Outcome
+from bursar.core.quantity import UNLIMITED, is_bytes
+from bursar.core.quota import Counter
+from bursar.core.refusal import Code, Refusal
+from bursar.store import change as change_store
+from bursar.store import quota as quota_store
+from bursar.store.database import AWAY
+from bursar.wire.document import encode
+
+READY_SECONDS_MAX = 2.0
+
+
+async def hello(_: Call) -> Outcome:
+    """The bare route: what the server can answer when there is nothing to do."""
+    return Answer(200, b'{"hello":"world"}')
+
+
+async def healthz(_: Call) -> Outcome:
+    """The process lives and its event loop turns."""
+    return Answer(200, b"ok", "text/plain; charset=utf-8")
+
+
+async def readyz(call: Call) -> Outcome:
+    """Whether requests can be served now: the database answers, and is the one that takes writes."""
+    try:
+        async with asyncio.timeout(READY_SECONDS_MAX), call.house.database.reader() as db:
+            standby = await db.fetchval("SELECT pg_is_in_recovery()")
+    except AWAY:
+        return _not_ready("the database is away")
+    if standby:
+        return _not_ready("the database is a standby: it takes no writes")
+    return Answer(200, b"ok", "text/plain; charset=utf-8")
+
+
+def _not_ready(why: str) -> Refusal:
+    return Refusal(Code.UNAVAILABLE, f"not ready: {why}", retry_after_seconds=1)
+
+
+async def show_metrics(call: Call) -> Outcome:
+    """Counters kept by this process, and usage as it stands in the database."""
+    office = call.house.office
+    for lane in (office.creating, office.changing, office.binding, office.shaping):
+        metrics.LANE_DEPTH.labels(lane.name).set(lane.size)
+    try:
+        async with call.house.database.reader() as db:
+            rows = await quota_store.load_tenants(db)
+            position = await change_store.load_position(db)
+        metrics.FEED_REVISION.set(position.revision)
+        behind = position.revision - call.house.feed.revision if call.house.feed.followers else 0
+        metrics.FEED_BEHIND.set(max(0, behind))
+        _show_usage(rows)
+    except AWAY:
+        pass  # What this process counted is still worth telling.
+    return Answer(200, generate_latest(), CONTENT_TYPE_LATEST)
+
+
+def _show_usage(rows: Mapping[tuple[str, str], Counter]) -> None:
+    metrics.USAGE.clear()
+    metrics.LIMIT.clear()
+    for (scope, dimension), counter in rows.items():
+        tenant = scope.partition(":")[2] or scope
+        unit = 1 if is_bytes(dimension) else 1000
+        metrics.USAGE.labels(tenant, dimension, "accepted").set(counter.accepted / unit)
+        metrics.USAGE.labels(tenant, dimension, "bound").set(counter.bound / unit)
+        if counter.hard != UNLIMITED:
+            metrics.LIMIT.labels(tenant, dimension).set(counter.hard / unit)
+
+
+def fixed(body: bytes, media_type: str = JSON, headers: Mapping[str, str] | None = None) -> Handler:
+    """A handler for a document that was made once."""
+    answer = Answer(200, body, media_type, headers or {})
+
+    async def handler(_: Call) -> Outcome:
+        return answer
+
+    return handler
+
+
+async def api_paths(call: Call) -> Outcome:
+    return Answer(200, encode({"paths": ["/api", "/api/v1", "/apis", "/docs", "/healthz", "/metrics", "/openapi.json",
+                                         "/readyz", "/version"]}))  # fmt: skip

@@ -1,0 +1,149 @@
+"""Handlers of tokens: made, listed, revoked. The secret is in the answer that made it, and nowhere else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from bursar.api.body import read_document
+from bursar.api.route import Answer, Call, Outcome
+from bursar.core.access import Role, grantable
+from bursar.core.duration import DurationError, parse_seconds
+from bursar.core.refusal import Cause, Code, Refusal, invalid
+from bursar.ops import token as ops
+from bursar.ops.office import now, timestamp
+from bursar.store.token import TokenRecord
+from bursar.wire.document import encode
+
+
+class NewToken(msgspec.Struct, forbid_unknown_fields=True):
+    role: str
+    tenant: str = ""
+    user: str = ""
+    node: str = ""
+    ttl: str | int | None = None
+    single_use: bool | None = None
+
+
+class TokenSpec(msgspec.Struct, rename="camel", omit_defaults=True):
+    role: str
+    tenant: str = ""
+    user: str = ""
+    node: str = ""
+    single_use: bool = False
+    created_by: str = ""
+    expires_at: str | None = None
+    revoked_at: str | None = None
+
+
+class TokenMeta(msgspec.Struct, rename="camel"):
+    name: str
+    creation_timestamp: str
+
+
+class TokenStatus(msgspec.Struct, omit_defaults=True):
+    state: str
+    token: str | None = None
+
+
+class Token(msgspec.Struct, rename="camel"):
+    metadata: TokenMeta
+    spec: TokenSpec
+    status: TokenStatus
+    kind: str = "Token"
+    api_version: str = "v1"
+
+
+def shown(record: TokenRecord, secret: str | None = None) -> Token:
+    at = now()
+    expired = record.expires_at is not None and record.expires_at <= at
+    state = "Revoked" if record.revoked_at else "Expired" if expired else "Used" if record.used_at else "Active"
+    return Token(
+        TokenMeta(record.id, timestamp(record.created_at)),
+        TokenSpec(
+            record.role,
+            record.tenant,
+            record.user,
+            record.node,
+            record.single_use,
+            record.created_by,
+            timestamp(record.expires_at) if record.expires_at else None,
+            timestamp(record.revoked_at) if record.revoked_at else None,
+        ),
+        TokenStatus(state, secret),
+    )
+
+
+async def create(call: Call) -> Outcome:
+    document = read_document(call)
+    if isinstance(document, Refusal):
+        return document
+    wanted = _read(document)
+    if isinstance(wanted, Refusal):
+        return wanted
+    role = Role(wanted.role)
+    if role not in grantable(call.identity):
+        return Refusal(Code.FORBIDDEN, f"role {call.identity.role} may not give tokens of role {role}")
+    if wanted.tenant:
+        tree = await call.house.tree(fresh=True)
+        if wanted.tenant not in tree.tenants or not await call.house.sees(call.identity, wanted.tenant):
+            return Refusal(Code.NOT_FOUND, f'tenants "{wanted.tenant}" not found')
+    single_use = role is Role.NODE if wanted.single_use is None else wanted.single_use
+    async with call.house.database.reader() as db:
+        made = await ops.create_token(
+            db,
+            role=role,
+            tenant=wanted.tenant,
+            user=wanted.user,
+            node=wanted.node,
+            ttl_seconds=parse_seconds(wanted.ttl) if wanted.ttl is not None else None,
+            single_use=single_use,
+            created_by=call.identity.actor,
+            now=now(),
+        )
+    if isinstance(made, Refusal):
+        return made
+    return Answer(201, encode(shown(*made)))
+
+
+def _read(document: Any) -> NewToken | Refusal:
+    try:
+        wanted = msgspec.convert(document, NewToken)
+    except msgspec.ValidationError as error:
+        return invalid(f"the token is invalid: {error}")
+    if wanted.role not in tuple(Role):
+        return invalid(
+            f"unknown role {wanted.role[:63]!r}",
+            Cause("FieldValueNotSupported", f"must be one of {', '.join(Role)}", field="role"),
+            hint=f"Roles: {', '.join(Role)}.",
+        )
+    if wanted.ttl is not None:
+        try:
+            if parse_seconds(wanted.ttl) <= 0:
+                return invalid("ttl must be longer than nothing")
+        except DurationError as error:
+            return invalid(f"ttl: {error}")
+    return wanted
+
+
+async def list_tokens(call: Call) -> Outcome:
+    tenants = await call.house.visible_tenants(call.identity)
+    async with call.house.database.reader() as db:
+        records = await ops.list_tokens(db, tenants)
+    items = [shown(one) for one in records]
+    return Answer(200, encode({"kind": "TokenList", "apiVersion": "v1", "metadata": {}, "items": items}))
+
+
+async def revoke(call: Call) -> Outcome:
+    name = call.parameters["name"]
+    missing = Refusal(Code.NOT_FOUND, f'tokens "{name}" not found')
+    async with call.house.database.reader() as db:
+        record = (await ops.find_tokens(db, [name])).get(name)
+        if record is None or not (record.tenant or call.identity.role is Role.SYSTEM_ADMIN):
+            return missing
+        if not await call.house.sees(call.identity, record.tenant):
+            return missing
+        revoked = await ops.revoke_token(db, name, now(), by=call.identity.actor)
+    call.house.authenticator.forget(name)
+    return Answer(200, encode(shown(revoked))) if revoked else missing

@@ -1,0 +1,92 @@
+"""The options every command that asks the server has, and the client they make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from bursar.cli.noun import Noun
+    from bursar.client import Client, Resource
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DEFAULT_NAMESPACE = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A client, and the namespaces that a command is about."""
+
+    client: Client
+    namespace: str = ""
+    all_namespaces: bool = False
+
+    @property
+    def effective_namespace(self) -> str:
+        return self.namespace or self.client.context.namespace or DEFAULT_NAMESPACE
+
+    def resource(self, noun: Noun, namespace: str = "") -> Resource:
+        """The objects of a kind, in the namespace named here, else in that of the command."""
+        everything = self.client.resource(noun.plural, namespaced=noun.namespaced)
+        if not noun.namespaced or (self.all_namespaces and not namespace):
+            return everything
+        return everything(namespace or self.effective_namespace)
+
+
+def connected(command: F) -> F:
+    """Gives a command a Connection as its first argument, and the options that say to whom."""
+
+    @wraps(command)
+    def with_connection(
+        *args: Any, context: str | None, url: str | None, token: str | None, ca_file: str | None, **kwargs: Any
+    ) -> Any:
+        namespace = kwargs.pop("namespace", None) or ""
+        all_namespaces = kwargs.pop("all_namespaces", False)
+        with make_client(context=context, url=url, token=token, ca_file=ca_file) as client:
+            return command(Connection(client, namespace, all_namespaces), *args, **kwargs)
+
+    wrapped: Any = with_connection
+    for option in reversed(_OPTIONS):
+        wrapped = option(wrapped)
+    return wrapped  # type: ignore[no-any-return]
+
+
+def make_client(
+    *,
+    context: str | None = None,
+    url: str | None = None,
+    token: str | None = None,
+    ca_file: str | None = None,
+    seconds_max: float = 10.0,
+    timeout_seconds: float = 30.0,
+) -> Client:
+    """A client that gives up sooner than a program's would: somebody is waiting."""
+    from bursar.client import Client, Retries
+
+    return Client(
+        url,
+        token,
+        ca_file=ca_file,
+        context=context,
+        timeout_seconds=timeout_seconds,
+        retries=Retries(attempts_max=3, seconds_max=seconds_max),
+    )
+
+
+_OPTIONS = (
+    click.option("--context", metavar="NAME", help="A context other than the current one.", shell_complete=None),
+    click.option("--url", help="The server's URL.  [env: BURSAR_URL]"),
+    click.option("--token", help="The token; better in BURSAR_TOKEN, where no process list shows it."),
+    click.option("--ca-file", type=click.Path(dir_okay=False), help="The CA that signed the server's certificate."),
+)
+
+namespace_option = click.option("-n", "--namespace", metavar="NAME", help="The namespace; else the context's own.")
+all_namespaces_option = click.option("-A", "--all-namespaces", is_flag=True, help="All namespaces.")
+label_selector_option = click.option("-l", "--selector", "label_selector", default="", help="Such as app=train,!old.")
+field_selector_option = click.option("--field-selector", default="", help="Such as status.phase=Running.")
+dry_run_option = click.option("--dry-run", is_flag=True, help="Let the server check everything and change nothing.")

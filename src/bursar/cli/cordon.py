@@ -1,0 +1,64 @@
+"""`bursar cordon` and `bursar uncordon`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from bursar.cli import complete
+from bursar.cli.connection import Connection, connected, dry_run_option, label_selector_option
+from bursar.cli.noun import find
+from bursar.cli.output import say
+from bursar.cli.problem import Outcomes
+
+
+def _arguments(command: Any) -> Any:
+    options = (
+        click.argument("names", nargs=-1, metavar="NODE...", shell_complete=complete.named("nodes")),
+        label_selector_option,
+        dry_run_option,
+        connected,
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@click.command()
+@_arguments
+def cordon(connection: Connection, names: Sequence[str], label_selector: str, dry_run: bool) -> None:
+    """Keep new work away from nodes.
+
+    What runs there goes on.
+    """
+    _mark(connection, names, label_selector, dry_run, unschedulable=True)
+
+
+@click.command()
+@_arguments
+def uncordon(connection: Connection, names: Sequence[str], label_selector: str, dry_run: bool) -> None:
+    """Let nodes take work again."""
+    _mark(connection, names, label_selector, dry_run, unschedulable=False)
+
+
+def _mark(
+    connection: Connection, names: Sequence[str], label_selector: str, dry_run: bool, *, unschedulable: bool
+) -> None:
+    from bursar.client import BursarError
+
+    if bool(names) == bool(label_selector):
+        raise click.UsageError("name nodes, or choose them with --selector")
+    noun = find("nodes", connection.client)
+    nodes = connection.resource(noun)
+    chosen = names or [node["metadata"]["name"] for node in nodes.list(label_selector=label_selector)]
+    outcomes = Outcomes()
+    for name in chosen:
+        try:
+            # Null removes the field: a node is schedulable unless it says otherwise.
+            document = nodes.patch(name, {"spec": {"unschedulable": unschedulable or None}}, dry_run=dry_run)
+            say(noun, document, "cordoned" if unschedulable else "uncordoned", dry_run=dry_run)
+        except BursarError as error:
+            outcomes.failed(error)
+    outcomes.leave()

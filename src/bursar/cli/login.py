@@ -1,0 +1,74 @@
+"""`bursar login`: remembers a server and a token, after trying them."""
+
+from __future__ import annotations
+
+import sys
+from ipaddress import ip_address
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import click
+
+from bursar.cli.problem import Problem
+
+
+@click.command()
+@click.argument("url")
+@click.option("--token", metavar="TOKEN", help="The token, or - to read it from standard input; else it is asked for.")
+@click.option("--context", metavar="NAME", help="What to call this server; else its host's name.")
+@click.option("--ca-file", type=click.Path(exists=True, dir_okay=False), help="The CA that signed its certificate.")
+@click.option("-n", "--namespace", default="", metavar="NAME", help="The namespace to use where none is named.")
+def login(url: str, token: str | None, context: str | None, ca_file: str | None, namespace: str) -> None:
+    """Remember a server and a token for it.
+
+    \b
+    bursar login https://bursar.example.com
+    bursar login http://127.0.0.1:8080 --token - < admin-token
+    """
+    from bursar.client.contexts import Context, Contexts, config_path, load, save
+
+    url = checked_url(url)
+    secret = _secret(token)
+    name = context or urlsplit(url).hostname or "default"
+    user = _try(url, secret, ca_file)
+    path = config_path()
+    contexts = load(path)
+    stored = Context(url, secret, str(Path(ca_file).absolute()) if ca_file else "", namespace, name)
+    save(path, Contexts(name, {**contexts.known, name: stored}))
+    click.echo(f'Logged in to {url} as {user}; context "{name}" is now the current one ({path}).')
+    if url.startswith("http:") and not is_loopback(url):
+        click.echo("  warning: over plain http the token can be read on the way; use https", err=True)
+
+
+def checked_url(url: str) -> str:
+    parts = urlsplit(url if "://" in url else f"https://{url}")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise click.BadParameter(f"{url!r} is not an http or https URL", param_hint="URL")
+    return parts.geturl().rstrip("/")
+
+
+def is_loopback(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _secret(token: str | None) -> str:
+    if token == "-":  # noqa: S105 - standard input
+        token = sys.stdin.read()
+    elif token is None:
+        token = str(click.prompt("Token", hide_input=True, err=True))
+    if not token.strip():
+        raise Problem("the token is empty")
+    return token.strip()
+
+
+def _try(url: str, token: str, ca_file: str | None) -> str:
+    """Whose token it is; raises what is wrong with it."""
+    from bursar.cli.connection import make_client
+    from bursar.cli.whoami import username
+
+    with make_client(url=url, token=token, ca_file=ca_file) as client:
+        return username(client.whoami())

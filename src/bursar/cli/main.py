@@ -1,0 +1,61 @@
+"""`bursar`: the commands there are, each in a module of its own that is loaded when it is called.
+
+The server's commands are added by `bursar.main`, which may import the server; nothing here does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from bursar.cli.lazy import Entry, LazyGroup
+
+_OBJECTS = "Objects"
+_PEOPLE = "Access and tenants"
+_SETUP = "This machine"
+
+
+def _entry(module: str, help: str, section: str, attribute: str = "") -> Entry:  # noqa: A002
+    return Entry(f"bursar.cli.{module}:{attribute or module}", help, section)
+
+
+ENTRIES = {
+    "get": _entry("get", "Show one or many objects.", _OBJECTS),
+    "describe": _entry("describe", "Show all there is to know about an object.", _OBJECTS),
+    "create": _entry("create", "Create objects from files.", _OBJECTS),
+    "apply": _entry("apply", "Make objects as files describe them.", _OBJECTS),
+    "edit": _entry("edit", "Change an object in your editor.", _OBJECTS),
+    "patch": _entry("patch", "Change part of an object.", _OBJECTS),
+    "label": _entry("label", "Set or remove labels.", _OBJECTS),
+    "annotate": _entry("label", "Set or remove annotations.", _OBJECTS, "annotate"),
+    "delete": _entry("delete", "Delete objects.", _OBJECTS),
+    "release": _entry("release", "Release many allocations at once.", _OBJECTS),
+    "watch": _entry("watch", "Print changes as they happen.", _OBJECTS),
+    "cordon": _entry("cordon", "Keep new work away from nodes.", _OBJECTS),
+    "uncordon": _entry("cordon", "Let nodes take work again.", _OBJECTS, "uncordon"),
+    "node": _entry("node", "Let nodes join.", _OBJECTS),
+    "tenant": _entry("tenant", "Show what tenants may use, and do use.", _PEOPLE),
+    "admin": _entry("admin", "Change what tenants may use.", _PEOPLE),
+    "token": _entry("token", "Create, list and revoke tokens.", _PEOPLE),
+    "whoami": _entry("whoami", "Show who the server takes you for.", _PEOPLE),
+    "login": _entry("login", "Remember a server and a token for it.", _SETUP),
+    "context": _entry("context", "List, choose and delete remembered servers.", _SETUP),
+    "kubeconfig": _entry("kubeconfig", "Write a configuration for kubectl.", _SETUP),
+    "completion": _entry("completion", "Print the completion script of a shell.", _SETUP),
+    "version": _entry("version", "Show versions.", _SETUP),
+}
+
+
+@click.group(
+    cls=LazyGroup,
+    entries=ENTRIES,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+def cli(**_: Any) -> None:
+    """Bursar decides who gets which GPUs, when, and who pays.
+
+    \b
+    Start a server:   bursar serve
+    Point at one:     bursar login URL, or BURSAR_URL and BURSAR_TOKEN
+    """

@@ -1,0 +1,116 @@
+"""How trouble is told: what it is, what would help, and an exit code that a script can act on."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from bursar.core.refusal import Cause
+
+FAILED = 1
+USAGE = 2
+NOT_FOUND = 3
+DENIED = 4
+CONFLICT = 5
+QUOTA_EXCEEDED = 6
+UNAVAILABLE = 7
+INTERRUPTED = 130
+
+
+class Problem(Exception):  # noqa: N818 - as it is told
+    """What this side found wrong before asking the server, or in its answers."""
+
+    def __init__(self, message: str, hint: str = "", exit_code: int = FAILED) -> None:
+        super().__init__(message)
+        self.hint = hint
+        self.exit_code = exit_code
+
+
+def tell(error: Exception) -> int:
+    """Says on stderr what went wrong, and gives its exit code; what nobody expected is raised again."""
+    from bursar.client.errors import ApiError, BursarError
+
+    if isinstance(error, click.ClickException):
+        error.show()
+        return error.exit_code
+    if isinstance(error, Problem):
+        click.echo(rendered(str(error), error.hint), err=True)
+        return error.exit_code
+    if not isinstance(error, BursarError):
+        raise error
+    causes = error.causes if isinstance(error, ApiError) else ()
+    click.echo(rendered(error.message, error.hint or _next_step(error), causes), err=True)
+    return exit_code(error)
+
+
+def exit_code(error: Exception) -> int:
+    from bursar.client import errors
+
+    table = (
+        (errors.NotFound, NOT_FOUND),
+        (errors.Unauthorized, DENIED),
+        (errors.Forbidden, DENIED),
+        (errors.Conflict, CONFLICT),
+        (errors.QuotaExceeded, QUOTA_EXCEEDED),
+        (errors.RateLimited, UNAVAILABLE),
+        (errors.Unavailable, UNAVAILABLE),
+        (errors.ConnectionFailed, UNAVAILABLE),
+    )
+    return next((code for kind, code in table if isinstance(error, kind)), FAILED)
+
+
+def rendered(message: str, hint: str = "", causes: Iterable[Cause] = ()) -> str:
+    """The message, then what would help, then each cause that says more than the message does."""
+    lines = [f"Error: {message}"]
+    # Some messages, as the specification writes them, end in their own hint.
+    if hint and hint not in message:
+        lines.append(f"  hint: {hint}")
+    told = {message}
+    for cause in causes:
+        text = f"{cause.field}: {cause.message}" if cause.field and cause.field not in cause.message else cause.message
+        if cause.message in told or not cause.message:
+            continue
+        told.add(cause.message)
+        lines.append(f"  - {text}")
+    return "\n".join(lines)
+
+
+def _next_step(error: Exception) -> str:
+    from bursar.client import errors
+
+    match error:
+        case errors.Unauthorized():
+            return "run `bursar login URL`, or set BURSAR_TOKEN"
+        case errors.RateLimited() | errors.Unavailable() if error.retry_after:
+            return f"try again in {error.retry_after:g} s"
+        case errors.ApiError() if error.status >= 500 and error.request_id:
+            return f"the server's log tells more under request id {error.request_id}"
+    return ""
+
+
+def nearest(word: str, words: Iterable[str]) -> str:
+    """What may have been meant."""
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(word, list(words), 1)), "")
+
+
+class Outcomes:
+    """Does one thing after another, tells each failure as it happens, and leaves with the first one's exit code."""
+
+    def __init__(self) -> None:
+        self._code = 0
+
+    def failed(self, error: Exception) -> None:
+        sys.stdout.flush()
+        code = tell(error)
+        self._code = self._code or code
+
+    def leave(self) -> None:
+        if self._code:
+            raise click.exceptions.Exit(self._code)

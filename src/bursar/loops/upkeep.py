@@ -1,0 +1,118 @@
+"""Upkeep: what must be done now and then, and may be done by anybody: all of it is idempotent.
+
+Namespaces that end are emptied, usage is sampled, room is made in the feed, old requests and old changes are dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+import structlog
+
+from bursar.core.object import Key, Origin
+from bursar.core.refusal import Code, Refusal
+from bursar.core.selector import parse_fields
+from bursar.ops import object as object_ops
+from bursar.ops.dispatch import delete_command
+from bursar.ops.object import Delete, Preconditions
+from bursar.ops.office import Office, now
+from bursar.store import change, listing, quota, request
+from bursar.store.database import AWAY
+from bursar.store.listing import Query
+from bursar.wire.kinds import BY_NAME, KINDS
+
+log = structlog.get_logger()
+
+UPKEEP = Origin("system:upkeep", "delete", "its namespace is being deleted")
+BATCH = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    markers: timedelta = timedelta(hours=1)
+    answers: timedelta = timedelta(days=7)
+    changes: int = 5_000_000  # revisions that can still be watched from
+
+
+async def run_upkeep(office: Office, retention: Retention = Retention()) -> None:
+    """For ever: each duty at its own pace. A database that is away is waited for."""
+    await asyncio.gather(
+        _every(1.0, "namespaces", lambda: finish_namespaces(office)),
+        _every(60.0, "usage", lambda: sample_usage(office)),
+        _every(10.0, "partitions", lambda: make_room(office)),
+        _every(60.0, "requests", lambda: forget_requests(office, retention)),
+        _every(600.0, "changes", lambda: drop_changes(office, retention)),
+    )
+
+
+async def _every(seconds: float, duty: str, do: Callable[[], Awaitable[object]]) -> None:
+    while True:
+        try:
+            await do()
+        except AWAY as error:
+            log.info("upkeep waits for the database", duty=duty, error=repr(error))
+        except Exception:
+            log.exception("upkeep failed", duty=duty)
+        await asyncio.sleep(seconds)
+
+
+async def finish_namespaces(office: Office) -> int:
+    """Empty the namespaces that are ending, and remove those that are empty; how many were removed."""
+    ending = parse_fields("status.phase=Terminating", ("status.phase",))
+    async with office.database.reader() as db:
+        page = await listing.load_page(db, Query("Namespace", fields=ending))
+    removed = 0
+    for item in page.items:
+        if await _empty(office, item.name):
+            command = Delete(key=Key("Namespace", "", item.name), origin=UPKEEP)
+            reply = await object_ops.submit(office, command, tenant="")
+            removed += not isinstance(reply, Refusal)
+    return removed
+
+
+async def _empty(office: Office, namespace: str) -> bool:
+    """Delete what lives in a namespace; whether nothing is left."""
+    left = 0
+    for kind in (one for one in KINDS if one.namespaced):
+        async with office.database.reader() as db:
+            page = await listing.load_page(db, Query(kind.name, namespace, limit=BATCH))
+        for item in page.items:
+            found = await object_ops.get(office, Key(kind.name, item.namespace, item.name))
+            if isinstance(found, Refusal) or b'"deletionTimestamp"' in found.doc:
+                left += not isinstance(found, Refusal)
+                continue
+            command = delete_command(BY_NAME[kind.name], found, UPKEEP, preconditions=Preconditions())
+            reply = await object_ops.submit(office, command, tenant=found.tenant)
+            gone = getattr(reply, "deleted", False) or (isinstance(reply, Refusal) and reply.code is Code.NOT_FOUND)
+            left += not gone
+        left += page.more
+    return left == 0
+
+
+async def sample_usage(office: Office) -> None:
+    async with office.database.reader() as db:
+        await quota.save_sample(db, now())
+
+
+async def make_room(office: Office) -> None:
+    async with office.database.reader() as db:
+        await change.ensure_partitions(db)
+
+
+async def forget_requests(office: Office, retention: Retention) -> int:
+    forgotten = 0
+    async with office.database.reader() as db:
+        while count := await request.expire(
+            db, markers_before=now() - retention.markers, answers_before=now() - retention.answers
+        ):
+            forgotten += count
+    return forgotten
+
+
+async def drop_changes(office: Office, retention: Retention) -> list[str]:
+    async with office.database.reader() as db:
+        position = await change.load_position(db)
+        return await change.drop_before(db, position.revision - retention.changes)

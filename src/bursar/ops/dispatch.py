@@ -1,0 +1,120 @@
+"""Which command a verb on an object is: most kinds share theirs, allocations and nodes have their own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from bursar.core.charge import NOTHING
+from bursar.core.object import Key, Origin, Stored
+from bursar.core.refusal import Code, Refusal
+from bursar.ops.allocation import GRACE_SECONDS, Release
+from bursar.ops.command import Command
+from bursar.ops.namespace import Terminate
+from bursar.ops.node import ChangeNode, DeleteNode, RegisterNode
+from bursar.ops.object import Change, Create, Delete, Preconditions, changed_draft, new_draft
+from bursar.store.request import Claim
+from bursar.wire.allocation import Allocation, gang_of
+from bursar.wire.kind import Kind, Object
+from bursar.wire.namespace import tenant_of
+from bursar.wire.node import Node, NodeSpec, allocatable_of
+
+
+def create_command(kind: Kind, one: Object, origin: Origin, claim: Claim | None = None) -> Create:
+    """Everything that can be worked out before locks are taken is worked out here."""
+    match kind.name:
+        case "Allocation":
+            return _create_allocation(kind, one, origin, claim)
+        case "Node":
+            assert isinstance(one, Node)
+            allocatable, schedulable = allocatable_of(one), is_schedulable(one)
+            draft = new_draft(kind, one)
+            return RegisterNode(
+                key=draft.key, origin=origin, claim=claim, draft=draft, allocatable=allocatable, schedulable=schedulable
+            )
+    tenant = owner_of(kind, one)
+    draft = new_draft(kind, one, tenant=tenant)
+    return Create(key=draft.key, origin=origin, claim=claim, draft=draft, subject=kind.singular)
+
+
+def owner_of(kind: Kind, one: Object) -> str:
+    """The tenant that an object without a namespace belongs to."""
+    if kind.name == "Tenant":
+        return str(one.metadata.name)
+    return tenant_of(one) if kind.name == "Namespace" else ""
+
+
+def _create_allocation(kind: Kind, one: Allocation, origin: Origin, claim: Claim | None) -> Create:
+    gang = gang_of(one.metadata, one.spec)
+    wants: list[tuple[str, Key]] = []
+    if one.spec.priority_class:
+        wants.append(("spec.priorityClass", Key("PriorityClass", "", one.spec.priority_class)))
+    if one.spec.queue:
+        wants.append(("spec.queue", Key("Queue", "", one.spec.queue)))
+    draft = new_draft(kind, one)
+    if gang is not None and gang.min_members > 1:
+        draft = replace(draft, gang=gang.group_id)
+    else:
+        gang = None
+    return Create(
+        key=draft.key, origin=origin, claim=claim, draft=draft, gang=gang, wants=tuple(wants), subject="allocation"
+    )
+
+
+def is_schedulable(node: Node) -> bool:
+    return not (isinstance(node.spec, NodeSpec) and node.spec.unschedulable is True)
+
+
+def change_command(
+    kind: Kind,
+    before: Stored,
+    one: Object,
+    origin: Origin,
+    claim: Claim | None = None,
+    *,
+    spec_changed: bool,
+    status: bool = False,
+) -> Command | Refusal:
+    """The next version of an object. `status` writes leave everything but the status as it was."""
+    if spec_changed and not kind.mutable_spec:
+        return Refusal(
+            Code.IMMUTABLE,
+            f"the spec of {kind.singular} {before.key.name!r} cannot be changed after creation",
+            f"Delete the {kind.singular} and create it anew; labels and annotations may be changed.",
+        )
+    if kind.name == "Node":
+        assert isinstance(one, Node)
+        allocatable, schedulable = allocatable_of(one), is_schedulable(one)
+        draft = changed_draft(kind, before, one, spec_changed=spec_changed, keep_charge=True)
+        return ChangeNode(
+            key=before.key, origin=origin, claim=claim, draft=draft, expected=before.revision,
+            allocatable=allocatable, schedulable=schedulable,
+        )  # fmt: skip
+    tenant = owner_of(kind, one) or before.tenant
+    keep = before.charge is NOTHING or not kind.mutable_spec or status
+    draft = changed_draft(kind, before, one, spec_changed=spec_changed, keep_charge=keep)
+    draft = replace(draft, tenant=tenant)
+    return Change(
+        key=before.key, origin=origin, claim=claim, draft=draft, expected=before.revision, subject=kind.singular
+    )
+
+
+def delete_command(
+    kind: Kind,
+    before: Stored,
+    origin: Origin,
+    claim: Claim | None = None,
+    *,
+    preconditions: Preconditions,
+    grace_seconds: int | None = None,
+) -> Command:
+    common: dict[str, Any] = {"key": before.key, "origin": origin, "claim": claim, "preconditions": preconditions}
+    match kind.name:
+        case "Allocation":
+            grace = GRACE_SECONDS if grace_seconds is None else grace_seconds
+            return Release(**common, grace_seconds=grace, gang=before.gang)
+        case "Node":
+            return DeleteNode(**common)
+        case "Namespace":
+            return Terminate(**common)
+    return Delete(**common)

@@ -1,0 +1,342 @@
+"""`bursar serve`: one parent that owns PostgreSQL and the listening socket, and keeps its children alive.
+
+The children are the API workers and the controller. They are started by exec, die with the parent, and are started again
+when they die alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import structlog
+import uvloop
+
+from bursar.api.serve import opened_house, serve_http
+from bursar.api.tls import ensure_server_certificate
+from bursar.config import Settings, with_password_hidden
+from bursar.loops.upkeep import run_upkeep
+from bursar.ops.bootstrap import bootstrap
+from bursar.ops.office import Office, now
+from bursar.ops.token import TokenFileError, ensure_admin_token
+from bursar.store.database import AWAY, Database, connect
+from bursar.store.embedded import Embedded, EmbeddedError
+from bursar.store.embedded import start as start_embedded
+from bursar.store.migrate import MigrationError, migrate
+
+log = structlog.get_logger()
+
+STOP_SECONDS = 10.0
+BACKOFF_SECONDS = (0.0, 0.2, 0.5, 1.0, 2.0, 5.0)
+READY = "ready"
+READY_SECONDS_MAX = 60.0
+_PR_SET_PDEATHSIG = 1
+
+
+class StartError(Exception):
+    """Why the server cannot start; the message says what to do."""
+
+
+def set_up_logs() -> None:
+    """JSON lines on standard error, for people when it is a terminal."""
+    renderer: Any = structlog.dev.ConsoleRenderer() if sys.stderr.isatty() else structlog.processors.JSONRenderer()
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+
+
+def _run(main: Coroutine[Any, Any, int]) -> int:
+    set_up_logs()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        try:
+            return runner.run(main)
+        except (StartError, EmbeddedError, MigrationError, TokenFileError, OSError) as error:
+            print(f"bursar: {error}", file=sys.stderr)
+            return 1
+        except AWAY as error:
+            print(f"bursar: the database cannot be reached: {error}", file=sys.stderr)
+            return 1
+
+
+# The parts, each a process.
+
+
+def run_api(settings: Settings, fd: int | None) -> int:
+    return _run(_api(settings, fd))
+
+
+async def _api(settings: Settings, fd: int | None) -> int:
+    die_with_parent()
+    if not settings.database_url:
+        raise StartError(
+            "`bursar api` needs --database-url or BURSAR_DATABASE_URL; `bursar serve` brings its own database"
+        )
+    if fd is None:
+        await prepare(settings.database_url)
+    listener = socket.socket(fileno=fd) if fd is not None else listen(settings)
+    async with opened_house(
+        settings.database_url,
+        redis_url=settings.redis_url,
+        requests_per_minute=settings.requests_per_minute,
+        oidc=settings.oidc,
+    ) as house:
+        rpc = None
+        if settings.grpc is not None:
+            from bursar.rpc.serve import serve_grpc
+
+            rpc = asyncio.create_task(serve_grpc(house.database, str(settings.grpc)))
+        print(READY, flush=True)
+        await serve_http(house, listener, tls_cert=settings.tls_cert, tls_key=settings.tls_key)
+        if rpc is not None:
+            rpc.cancel()
+            await asyncio.gather(rpc, return_exceptions=True)
+    return 0
+
+
+def run_controller(settings: Settings) -> int:
+    return _run(_controller(settings))
+
+
+async def _controller(settings: Settings) -> int:
+    die_with_parent()
+    if not settings.database_url:
+        raise StartError("`bursar controller` needs --database-url or BURSAR_DATABASE_URL")
+    stopping = _on_signals()
+    database = await Database.open(settings.database_url)
+    office = await Office.open(database)
+    upkeep = asyncio.create_task(run_upkeep(office))
+    print(READY, flush=True)
+    await stopping.wait()
+    upkeep.cancel()
+    await asyncio.gather(upkeep, return_exceptions=True)
+    await office.close()
+    await database.close()
+    return 0
+
+
+def _on_signals() -> asyncio.Event:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    return stopping
+
+
+def die_with_parent() -> None:
+    """Ask the kernel for SIGTERM when the parent is gone, so that no child outlives a killed server."""
+    if sys.platform != "linux" or "BURSAR_PARENT" not in os.environ:
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != int(os.environ["BURSAR_PARENT"]):
+        raise StartError("the server that started this process is gone")
+
+
+async def prepare(database_url: str) -> None:
+    """Schema and default objects."""
+    db = await connect(database_url)
+    try:
+        for name in await migrate(db):
+            log.info("migrated", migration=name)
+    finally:
+        await db.close()
+    database = await Database.open(database_url, readers=2)
+    office = await Office.open(database)
+    try:
+        await bootstrap(office)
+    finally:
+        await office.close()
+        await database.close()
+
+
+def listen(settings: Settings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.http.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.http.host, settings.http.port))
+    except OSError as error:
+        raise StartError(
+            f"cannot listen on {settings.http}: {error.strerror}; choose another address with --http HOST:PORT"
+        ) from error
+    listener.listen(4096)
+    listener.setblocking(False)
+    return listener
+
+
+# The parent.
+
+
+@dataclass(slots=True)
+class Child:
+    """A process that is started again when it dies."""
+
+    name: str
+    arguments: list[str]
+    environment: dict[str, str]
+    descriptors: tuple[int, ...] = ()
+    process: asyncio.subprocess.Process | None = None
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    stopping: bool = False
+
+    async def keep_alive(self) -> None:
+        failures = 0
+        while not self.stopping:
+            loop = asyncio.get_running_loop()
+            started = loop.time()
+            self.process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "bursar.main", *self.arguments, env=self.environment, pass_fds=self.descriptors,
+                stdout=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+            assert self.process.stdout is not None
+            async for line in self.process.stdout:
+                if line.decode(errors="replace").strip() == READY:
+                    self.ready.set()
+            code = await self.process.wait()
+            if self._told_to_stop():
+                return
+            failures = 0 if loop.time() - started > 10 else failures + 1
+            pause = BACKOFF_SECONDS[min(failures, len(BACKOFF_SECONDS) - 1)]
+            log.warning("child died; starting it again", child=self.name, code=code, pause_seconds=pause)
+            await asyncio.sleep(pause)
+
+    def _told_to_stop(self) -> bool:
+        return self.stopping
+
+    async def stop(self) -> None:
+        self.stopping = True
+        if self.process is None or self.process.returncode is not None:
+            return
+        with suppress(ProcessLookupError):
+            self.process.terminate()
+        try:
+            await asyncio.wait_for(self.process.wait(), STOP_SECONDS)
+        except TimeoutError:
+            with suppress(ProcessLookupError):
+                self.process.kill()
+
+
+def run(settings: Settings, *, data: Path | None, tls_auto: bool) -> int:
+    return _run(_serve(settings, data, tls_auto))
+
+
+async def _serve(settings: Settings, data: Path | None, tls_auto: bool) -> int:
+    stopping = _on_signals()
+    if settings.grpc is not None and not settings.grpc.is_loopback:
+        raise StartError(
+            f"--grpc {settings.grpc} is not on loopback: without node certificates gRPC is served on loopback only"
+        )
+    if bool(settings.tls_cert) != bool(settings.tls_key):
+        raise StartError("--tls-cert and --tls-key go together")
+    data = (data or default_data_directory()).absolute()
+    embedded: Embedded | None = None
+    listener = listen(settings)
+    if not settings.database_url:
+        data.mkdir(parents=True, exist_ok=True)
+        embedded = await start_embedded(data, log=log)
+        settings = replace(settings, database_url=embedded.url)
+    try:
+        return await _serve_on(settings, listener, data, tls_auto, stopping)
+    finally:
+        listener.close()
+        if embedded is not None:
+            await embedded.stop()
+
+
+async def _serve_on(
+    settings: Settings, listener: socket.socket, data: Path, tls_auto: bool, stopping: asyncio.Event
+) -> int:
+    log.info("database", url=with_password_hidden(settings.database_url))
+    await prepare(settings.database_url)
+    ca: Path | None = None
+    if tls_auto:
+        hosts = sorted({"localhost", "127.0.0.1", "::1", settings.http.host} - {"0.0.0.0", "::"})  # noqa: S104
+        cert, key, ca = ensure_server_certificate(data / "tls", hosts)
+        settings = replace(settings, tls_cert=cert, tls_key=key)
+    token = await _admin_token(settings)
+    children = _children(settings, listener)
+    keepers = [asyncio.create_task(child.keep_alive(), name=child.name) for child in children]
+    try:
+        if await _all_ready(children, stopping):
+            _announce(settings, listener, token, ca)
+            await stopping.wait()
+        return 0
+    finally:
+        await asyncio.gather(*(child.stop() for child in children))
+        await asyncio.gather(*keepers, return_exceptions=True)
+
+
+async def _all_ready(children: list[Child], stopping: asyncio.Event) -> bool:
+    """Whether all children came up before somebody said stop."""
+    stop = asyncio.create_task(stopping.wait())
+    ready = asyncio.gather(*(child.ready.wait() for child in children))
+    done, _ = await asyncio.wait((stop, ready), timeout=READY_SECONDS_MAX, return_when=asyncio.FIRST_COMPLETED)
+    if not done:
+        raise StartError(f"the server's parts did not come up within {READY_SECONDS_MAX:.0f} s; the log says why")
+    for one in (stop, ready):
+        one.cancel()
+    return stop not in done
+
+
+async def _admin_token(settings: Settings) -> str | None:
+    db = await connect(settings.database_url)
+    try:
+        return await ensure_admin_token(db, settings.admin_token_file, now())
+    finally:
+        await db.close()
+
+
+def _children(settings: Settings, listener: socket.socket) -> list[Child]:
+    environment = {
+        **os.environ,
+        "BURSAR_PARENT": str(os.getpid()),
+        "BURSAR_DATABASE_URL": settings.database_url,
+        "BURSAR_REDIS_URL": settings.redis_url,
+    }
+    fd = listener.fileno()
+    shared = ["api", "--http", str(settings.http), "--fd", str(fd)]
+    if settings.tls_cert and settings.tls_key:
+        shared += ["--tls-cert", str(settings.tls_cert), "--tls-key", str(settings.tls_key)]
+    children: list[Child] = []
+    for index in range(settings.workers):
+        grpc = ["--grpc", str(settings.grpc)] if settings.grpc is not None and index == 0 else []
+        children.append(Child(f"api-{index}", [*shared, *grpc], environment, (fd,)))
+    return [*children, Child("controller", ["controller"], environment)]
+
+
+def _announce(settings: Settings, listener: socket.socket, token: str | None, ca: Path | None) -> None:
+    """One line when it is ready; a new token before it, once."""
+    host, port = listener.getsockname()[:2]
+    scheme = "https" if settings.tls_cert else "http"
+    url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    if token is not None and settings.admin_token_file is None:
+        print(f"admin token (shown once): {token}", flush=True)
+    parts = [f"bursar is ready on {url}"]
+    if settings.admin_token_file is not None:
+        parts.append(f"admin token in {settings.admin_token_file}")
+    if ca is not None:
+        parts.append(f"CA in {ca}")
+    print(", ".join(parts), flush=True)
+
+
+def default_data_directory() -> Path:
+    base = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
+    return Path(base) / "bursar"

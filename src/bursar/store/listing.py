@@ -1,0 +1,127 @@
+"""Lists: objects of a kind that selectors match, a page at a time, with the revision at which they were read.
+
+Selectors become SQL with their words as parameters. Rows and revision come from one statement, so a watch that begins
+at that revision misses nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bursar.core.selector import EVERYTHING, Op, Selector
+from bursar.store.database import Connection
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    kind: str
+    namespace: str = ""  # empty: all
+    tenants: tuple[str, ...] | None = None  # None: everybody's
+    node: str = ""  # only what is placed on this node
+    labels: Selector = EVERYTHING
+    fields: Selector = EVERYTHING
+    after: tuple[str, str] | None = None  # (namespace, name) of the last one seen
+    limit: int = 0  # 0: all
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    namespace: str
+    name: str
+    tenant: str
+    revision: int
+    doc: bytes
+    status: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    revision: int
+    items: tuple[Item, ...]
+    more: bool
+
+
+class _Where:
+    """Conditions and their parameters, kept in step."""
+
+    def __init__(self) -> None:
+        self.conditions: list[str] = []
+        self.parameters: list[Any] = []
+
+    def parameter(self, value: Any) -> str:
+        self.parameters.append(value)
+        return f"${len(self.parameters)}"
+
+    def add(self, condition: str) -> None:
+        self.conditions.append(condition)
+
+    @property
+    def text(self) -> str:
+        return " AND ".join(self.conditions)
+
+
+async def load_page(db: Connection, query: Query) -> Page:
+    """Items and the revision of the one snapshot they were read in."""
+    where = _where(query)
+    limit = f"LIMIT {where.parameter(query.limit + 1)}" if query.limit else ""
+    rows = await db.fetch(
+        "SELECT revision.value AS at, found.* FROM revision LEFT JOIN LATERAL ("
+        "SELECT namespace, name, tenant, revision, doc, status FROM object"
+        f" WHERE {where.text} ORDER BY namespace, name {limit}) AS found ON true",
+        *where.parameters,
+    )
+    items = [_item(row) for row in rows if row["name"] is not None]
+    more = bool(query.limit) and len(items) > query.limit
+    return Page(rows[0]["at"], tuple(items[: query.limit] if more else items), more)
+
+
+async def count(db: Connection, query: Query) -> int:
+    where = _where(query)
+    total: int = await db.fetchval(f"SELECT count(*) FROM object WHERE {where.text}", *where.parameters)  # noqa: S608
+    return total
+
+
+def _item(row: Any) -> Item:
+    return Item(row["namespace"], row["name"], row["tenant"], row["revision"], row["doc"], row["status"] or b"{}")
+
+
+def _where(query: Query) -> _Where:
+    where = _Where()
+    where.add(f"kind = {where.parameter(query.kind)}")
+    if query.namespace:
+        where.add(f"namespace = {where.parameter(query.namespace)}")
+    if query.tenants is not None:
+        where.add(f"tenant = ANY({where.parameter(list(query.tenants))}::text[])")
+    if query.node:
+        where.add(f"uid IN (SELECT uid FROM placement WHERE node = {where.parameter(query.node)})")
+    if query.after is not None:
+        where.add(f"(namespace, name) > ({where.parameter(query.after[0])}, {where.parameter(query.after[1])})")
+    for term in query.labels.terms:
+        _add_label_term(where, term.key, term.op, term.values)
+    for term in query.fields.terms:
+        _add_field_term(where, term.key, term.op, term.values)
+    return where
+
+
+def _add_label_term(where: _Where, key: str, op: Op, values: Sequence[str]) -> None:
+    name = where.parameter(key)
+    match op:
+        case Op.EXISTS:
+            where.add(f"labels ? {name}")
+        case Op.ABSENT:
+            where.add(f"NOT labels ? {name}")
+        case Op.IN:
+            where.add(f"labels ->> {name} = ANY({where.parameter(list(values))}::text[])")
+        case Op.NOT_IN:
+            where.add(f"coalesce(labels ->> {name} <> ALL({where.parameter(list(values))}::text[]), true)")
+
+
+_COLUMNS = {"metadata.name": "name", "metadata.namespace": "namespace"}
+
+
+def _add_field_term(where: _Where, key: str, op: Op, values: Sequence[str]) -> None:
+    column = _COLUMNS.get(key) or f"coalesce(fields ->> {where.parameter(key)}, '')"
+    quantifier = "= ANY" if op is Op.IN else "<> ALL"
+    where.add(f"{column} {quantifier} ({where.parameter(list(values))}::text[])")

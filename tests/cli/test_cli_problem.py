@@ -1,0 +1,68 @@
+"""How trouble is told, and with which exit code."""
+
+import pytest
+
+from bursar.cli.problem import Problem, exit_code, rendered, tell
+from bursar.client import errors
+from bursar.core.refusal import Cause
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.Invalid("x"), 1),
+        (errors.Gone("x"), 1),
+        (errors.ApiError("x", status=500), 1),
+        (errors.ConfigError("x"), 1),
+        (errors.NotFound("x"), 3),
+        (errors.Unauthorized("x"), 4),
+        (errors.Forbidden("x"), 4),
+        (errors.Conflict("x"), 5),
+        (errors.QuotaExceeded("x", status=403), 6),
+        (errors.QuotaExceeded("x", status=409), 6),
+        (errors.RateLimited("x"), 7),
+        (errors.Unavailable("x"), 7),
+        (errors.ConnectionFailed("x"), 7),
+    ],
+)
+def test_exit_codes(error: errors.BursarError, code: int) -> None:
+    assert exit_code(error) == code
+
+
+def test_the_message_then_the_hint_then_the_causes() -> None:
+    causes = (
+        Cause("FieldValueInvalid", "must be a quantity", field="spec.resources.requests[cpu]"),
+        Cause("FieldValueInvalid", "spec.ttl must be a duration", field="spec.ttl"),
+        Cause("QuotaExceeded", "the message", field="cpu"),
+        Cause("QuotaExceeded", ""),
+    )
+    assert rendered("the message", "try less", causes) == (
+        "Error: the message\n"
+        "  hint: try less\n"
+        "  - spec.resources.requests[cpu]: must be a quantity\n"
+        "  - spec.ttl must be a duration"
+    )
+
+
+def test_a_hint_that_the_message_already_gives_is_not_given_twice() -> None:
+    message = "rejected\n  Hint: Wait for running allocations to complete."
+    assert rendered(message, "Wait for running allocations to complete.") == f"Error: {message}"
+
+
+@pytest.mark.parametrize(
+    ("error", "step"),
+    [
+        (errors.Unauthorized("expired"), "bursar login"),
+        (errors.RateLimited("slow down", retry_after=30), "in 30 s"),
+        (errors.ApiError("internal error", status=500, request_id="abc"), "request id abc"),
+        (errors.Unauthorized("expired", hint="ask alice"), "ask alice"),
+    ],
+)
+def test_the_next_step_is_told(error: errors.BursarError, step: str, capsys: pytest.CaptureFixture[str]) -> None:
+    tell(error)
+    assert step in capsys.readouterr().err
+
+
+def test_our_own_problems_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tell(Problem("no such file", "look again", 3)) == 3
+    assert capsys.readouterr().err == "Error: no such file\n  hint: look again\n"

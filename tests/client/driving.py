@@ -1,0 +1,34 @@
+"""Drives flows by hand: they are told what came of each request, and say what they ask for next."""
+
+from collections.abc import Generator, Mapping
+from typing import Any
+
+from bursar.client import ConnectionFailed, Retries
+from bursar.client.calls import Place
+from bursar.client.flow import Outcome, Request, Response, Send, resume
+
+JSON = {"content-type": "application/json"}
+LOST = ConnectionFailed("the cable was cut")
+ALLOCATIONS = Place("allocations", True, Retries(), "ml-team")
+
+
+def answer(status: int, body: bytes = b"{}", headers: Mapping[str, str] | None = None) -> Response:
+    return Response(status, {**JSON, **(headers or {})}, body)
+
+
+def drive(flow: Generator[Any, Any, Any], *outcomes: Outcome) -> tuple[list[Any], Any]:
+    """The steps a flow takes when these come of its requests, and its result. Pauses are over at once."""
+    waiting = list(outcomes)
+    steps = []
+    try:
+        step = next(flow)
+        while True:
+            steps.append(step)
+            step = resume(flow, waiting.pop(0) if isinstance(step, Send) else None)
+    except StopIteration as end:
+        assert not waiting, "everything prepared was asked for"
+        return steps, end.value
+
+
+def sent(steps: list[Any]) -> list[Request]:
+    return [step.request for step in steps if isinstance(step, Send)]

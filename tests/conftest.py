@@ -1,0 +1,9 @@
+"""Fixtures shared by all tests."""
+
+import hypothesis
+
+pytest_plugins = ["postgres", "offices"]
+
+# A shared machine may pause any test: deadlines would only tell how busy it is.
+hypothesis.settings.register_profile("bursar", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("bursar")

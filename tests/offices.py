@@ -1,0 +1,174 @@
+"""An office on a database of its own, and short words for what tests do with it."""
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import msgspec
+import pytest
+
+from bursar.core.allocation import Phase
+from bursar.core.charge import Charge
+from bursar.core.object import Key, Origin, Stored
+from bursar.core.placing import Target
+from bursar.core.quota import Counter, Move, _deltas
+from bursar.core.refusal import Refusal
+from bursar.core.tree import Row
+from bursar.ops import allocation as allocation_ops
+from bursar.ops import object as object_ops
+from bursar.ops.bootstrap import bootstrap
+from bursar.ops.command import Reply, Written
+from bursar.ops.dispatch import change_command, create_command, delete_command
+from bursar.ops.object import Preconditions
+from bursar.ops.office import Office
+from bursar.store import object as object_store
+from bursar.store import quota as quota_store
+from bursar.store import tree as tree_store
+from bursar.store.database import Database
+from bursar.store.request import Claim, RequestKey
+from bursar.wire.kinds import BY_NAME
+
+TEST = Origin("user:test", "test")
+
+
+@pytest.fixture
+async def office(database_url: str) -> AsyncIterator[Office]:
+    async with opened(database_url) as one:
+        yield one
+
+
+class opened:  # noqa: N801
+    """An office with the default objects, closed at the end."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    async def __aenter__(self) -> Office:
+        self._database = await Database.open(self._url)
+        self._office = await Office.open(self._database)
+        await bootstrap(self._office)
+        return self._office
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._office.close()
+        await self._database.close()
+
+
+def claim(request_id: str, fingerprint: str = "") -> Claim:
+    return Claim(RequestKey("test", request_id), fingerprint)
+
+
+async def create(office: Office, kind: str, document: dict[str, Any], *, claimed: Claim | None = None) -> Reply:
+    one = msgspec.convert(document, BY_NAME[kind].type)
+    assert BY_NAME[kind].check(one) == []
+    return await object_ops.submit(office, create_command(BY_NAME[kind], one, TEST, claimed), tenant="test")
+
+
+async def tenant(office: Office, name: str, **spec: Any) -> Reply:
+    return await create(office, "Tenant", {"metadata": {"name": name}, "spec": spec})
+
+
+async def namespace(office: Office, name: str, tenant: str = "default") -> Reply:
+    return await create(office, "Namespace", {"metadata": {"name": name, "labels": {"bursar.io/tenant": tenant}}})
+
+
+async def quota(office: Office, namespace: str, name: str, **spec: Any) -> Reply:
+    return await create(office, "ResourceQuota", {"metadata": {"name": name, "namespace": namespace}, "spec": spec})
+
+
+async def node(office: Office, name: str, **capacity: Any) -> Reply:
+    resources = {key.replace("gpu", "nvidia.com/gpu"): str(value) for key, value in capacity.items()}
+    return await create(office, "Node", {"metadata": {"name": name}, "spec": {"capacity": resources}})
+
+
+async def allocation(
+    office: Office,
+    namespace: str,
+    name: str,
+    *,
+    claimed: Claim | None = None,
+    spec: Mapping[str, Any] | None = None,
+    **requests: Any,
+) -> Reply:
+    resources = {key.replace("gpu", "nvidia.com/gpu"): str(value) for key, value in requests.items()}
+    body = {"resources": {"requests": resources}, **(spec or {})}
+    document = {"metadata": {"name": name, "namespace": namespace}, "spec": body}
+    return await create(office, "Allocation", document, claimed=claimed)
+
+
+async def change(office: Office, kind: str, namespace: str, name: str, **spec: Any) -> Reply:
+    """Set fields of the spec."""
+
+    def edit(before: Stored, document: dict[str, Any]) -> Any:
+        document.setdefault("spec", {}).update(spec)
+        one = msgspec.convert(document, BY_NAME[kind].type)
+        assert BY_NAME[kind].check(one) == []
+        return change_command(BY_NAME[kind], before, one, TEST, spec_changed=True)
+
+    return await object_ops.change(office, Key(kind, namespace, name), edit, tenant="test")
+
+
+async def delete(office: Office, kind: str, namespace: str, name: str) -> Reply:
+    key = Key(kind, namespace, name)
+    before = await object_ops.get(office, key)
+    if isinstance(before, Refusal):
+        return before
+    command = delete_command(BY_NAME[kind], before, TEST, preconditions=Preconditions())
+    return await object_ops.submit(office, command, tenant="test")
+
+
+async def bind(office: Office, namespace: str, name: str, *nodes: str) -> Reply:
+    key = Key("Allocation", namespace, name)
+    stored = await object_ops.get(office, key)
+    if isinstance(stored, Refusal):
+        return stored
+    command = allocation_ops.Bind(
+        key=key,
+        origin=TEST,
+        targets=tuple(Target(one) for one in nodes),
+        request=allocation_ops.request_in(stored.doc),
+        gang=stored.gang,
+    )
+    (reply,) = await allocation_ops.bind(office, [command])
+    return reply
+
+
+async def end(office: Office, namespace: str, name: str, phase: Phase = Phase.SUCCEEDED) -> Reply:
+    key = Key("Allocation", namespace, name)
+    stored = await object_ops.get(office, key)
+    if isinstance(stored, Refusal):
+        return stored
+    return await allocation_ops.report(
+        office, allocation_ops.Report(key=key, origin=TEST, phase=phase, gang=stored.gang)
+    )
+
+
+def document(reply: Reply) -> dict[str, Any]:
+    assert isinstance(reply, Written), reply
+    shown: dict[str, Any] = msgspec.json.decode(reply.doc)
+    shown["status"] = msgspec.json.decode(reply.status)
+    return shown
+
+
+def code(reply: Reply) -> str:
+    return str(reply.code) if isinstance(reply, Refusal) else "ok"
+
+
+async def counters(office: Office) -> dict[Row, Counter]:
+    async with office.database.reader() as db:
+        return await quota_store.load_all(db)
+
+
+async def assert_counters_equal_charges(office: Office) -> None:
+    """Every counter is the sum of what objects hold: recomputed from all of them, by the tree as it is."""
+    async with office.database.reader() as db, db.transaction(isolation="repeatable_read"):
+        position = await tree_store.load_position(db)
+        tree = await office.trees.at(db, position.version)
+        stored = await quota_store.load_all(db)
+        rows = await db.fetch(object_store.SQL.charges)
+    charges: list[tuple[str, Charge]] = [(row["namespace"], object_store.decode_charge(row["charge"])) for row in rows]
+    sums = _deltas(tree, [Move(namespace, after=charge) for namespace, charge in charges])
+    expected = {
+        row: (delta.accepted, delta.bound) for row, delta in sums.items() if (delta.accepted, delta.bound) != (0, 0)
+    }
+    actual = {row: (one.accepted, one.bound) for row, one in stored.items() if (one.accepted, one.bound) != (0, 0)}
+    assert actual == expected

@@ -1,0 +1,135 @@
+"""A real server for the tests: `bursar serve` as a process, started once per run (per xdist worker)."""
+
+import os
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from bursar.client import Client
+
+BURSAR = Path(sys.executable).with_name("bursar")
+MEMORY = Path("/dev/shm")
+MEMORY_FREE_BYTES_MIN = 2_000_000_000
+READY_SECONDS_MAX = 90.0
+STOP_SECONDS_MAX = 30.0
+
+_SERVER = pytest.StashKey["Server"]()
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    url: str
+    token: str
+    data: Path
+    process: subprocess.Popen[str]
+
+    def client(self, token: str = "") -> Client:
+        return Client(self.url, token or self.token)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For a command that should speak to this server, and know nothing of this machine's user."""
+        settings = {"BURSAR_URL": self.url, "BURSAR_TOKEN": self.token, "BURSAR_CONFIG": str(self.data / "config.yaml")}
+        return {**os.environ, **settings}
+
+
+@pytest.fixture(scope="session")
+def server(request: pytest.FixtureRequest) -> Server:
+    """The one server of this run, with an embedded database. Tests share it: give each its own namespace."""
+    stash = request.config.stash
+    if _SERVER not in stash:
+        running = ExitStack()
+        stash[_SERVER] = running.enter_context(_temporary())
+        request.config.add_cleanup(running.close)
+    return stash[_SERVER]
+
+
+@pytest.fixture(scope="session")
+def admin(server: Server) -> Iterator[Client]:
+    """A client with the administrator's token."""
+    with server.client() as client:
+        yield client
+
+
+@contextmanager
+def started(data: Path, port: int = 0) -> Iterator[Server]:
+    """`bursar serve` on this directory, from when it is ready until the end of the block."""
+    address = f"127.0.0.1:{port or free_port()}"
+    token_file = data / "admin-token"
+    log = data.with_name(f"{data.name}.log").open("a")
+    arguments = [
+        "--data",
+        data,
+        "--http",
+        address,
+        "--grpc",
+        f"127.0.0.1:{free_port()}",
+        "--admin-token-file",
+        token_file,
+    ]
+    process = subprocess.Popen(
+        [BURSAR, "serve", *map(str, arguments)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True
+    )
+    try:
+        _await_ready(process, Path(log.name))
+        yield Server(f"http://{address}", token_file.read_text().strip(), data, process)
+    finally:
+        _stop(process)
+        log.close()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def data_directory() -> Iterator[Path]:
+    """A directory that an unprivileged database may enter; in memory where there is plenty."""
+    parent = MEMORY if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > MEMORY_FREE_BYTES_MIN else None
+    home = Path(tempfile.mkdtemp(prefix="bursar-server-", dir=parent))
+    home.chmod(0o711)
+    data = home / "data"
+    data.mkdir()
+    try:
+        yield data
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+@contextmanager
+def _temporary() -> Iterator[Server]:
+    with data_directory() as data, started(data) as running:
+        yield running
+
+
+def _await_ready(process: subprocess.Popen[str], log: Path) -> None:
+    assert process.stdout is not None
+    readable, _, _ = select.select([process.stdout], [], [], READY_SECONDS_MAX)
+    line = process.stdout.readline() if readable else ""
+    if not line:
+        process.kill()
+        raise RuntimeError(f"bursar serve did not become ready (exit {process.wait()}):\n{log.read_text()[-4000:]}")
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_SECONDS_MAX)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        raise
+    finally:
+        if process.stdout is not None:
+            process.stdout.close()
