@@ -10,7 +10,7 @@ from bursar.core.allocation import Phase
 from bursar.core.charge import Charge
 from bursar.core.object import Key, Origin, Stored
 from bursar.core.placing import Target
-from bursar.core.quota import Counter, Move, _deltas
+from bursar.core.quota import Counter, Move, deltas
 from bursar.core.refusal import Refusal
 from bursar.core.tree import Row
 from bursar.ops import allocation as allocation_ops
@@ -166,7 +166,7 @@ async def assert_counters_equal_charges(office: Office) -> None:
         stored = await quota_store.load_all(db)
         rows = await db.fetch(object_store.SQL.charges)
     charges: list[tuple[str, Charge]] = [(row["namespace"], object_store.decode_charge(row["charge"])) for row in rows]
-    sums = _deltas(tree, [Move(namespace, after=charge) for namespace, charge in charges])
+    sums = deltas(tree, [Move(namespace, after=charge) for namespace, charge in charges])
     expected = {
         row: (delta.accepted, delta.bound) for row, delta in sums.items() if (delta.accepted, delta.bound) != (0, 0)
     }

@@ -61,27 +61,18 @@ def admin(server: Server) -> Iterator[Client]:
 
 
 @contextmanager
-def started(data: Path, port: int = 0) -> Iterator[Server]:
+def started(data: Path, port: int = 0, *, tls: bool = False) -> Iterator[Server]:
     """`bursar serve` on this directory, from when it is ready until the end of the block."""
     address = f"127.0.0.1:{port or free_port()}"
     token_file = data / "admin-token"
     log = data.with_name(f"{data.name}.log").open("a")
-    arguments = [
-        "--data",
-        data,
-        "--http",
-        address,
-        "--grpc",
-        f"127.0.0.1:{free_port()}",
-        "--admin-token-file",
-        token_file,
-    ]
-    process = subprocess.Popen(
-        [BURSAR, "serve", *map(str, arguments)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True
-    )
+    addresses = ["--http", address, "--grpc", f"127.0.0.1:{free_port()}"]
+    files = ["--data", str(data), "--admin-token-file", str(token_file)]
+    command = [str(BURSAR), "serve", *addresses, *files, *(["--tls", "auto"] if tls else [])]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True)
     try:
         _await_ready(process, Path(log.name))
-        yield Server(f"http://{address}", token_file.read_text().strip(), data, process)
+        yield Server(f"{'https' if tls else 'http'}://{address}", token_file.read_text().strip(), data, process)
     finally:
         _stop(process)
         log.close()

@@ -34,14 +34,24 @@ def test_the_message_then_the_hint_then_the_causes() -> None:
         Cause("FieldValueInvalid", "must be a quantity", field="spec.resources.requests[cpu]"),
         Cause("FieldValueInvalid", "spec.ttl must be a duration", field="spec.ttl"),
         Cause("QuotaExceeded", "the message", field="cpu"),
+        Cause("FieldValueNotFound", "unknown field", field="spec.a"),
+        Cause("FieldValueNotFound", "unknown field", field="spec.b"),
         Cause("QuotaExceeded", ""),
     )
     assert rendered("the message", "try less", causes) == (
         "Error: the message\n"
         "  hint: try less\n"
         "  - spec.resources.requests[cpu]: must be a quantity\n"
-        "  - spec.ttl must be a duration"
+        "  - spec.ttl must be a duration\n"
+        "  - spec.a: unknown field\n"
+        "  - spec.b: unknown field"
     )
+
+
+def test_causes_that_the_message_names_are_not_named_again() -> None:
+    causes = (Cause("x", "unknown field", field="spec.a"), Cause("x", "unknown field", field="spec.b"))
+    message = "invalid: spec.a: unknown field; spec.b: unknown field"
+    assert rendered(message, "", causes) == f"Error: {message}"
 
 
 def test_a_hint_that_the_message_already_gives_is_not_given_twice() -> None:
@@ -53,7 +63,8 @@ def test_a_hint_that_the_message_already_gives_is_not_given_twice() -> None:
     ("error", "step"),
     [
         (errors.Unauthorized("expired"), "bursar login"),
-        (errors.RateLimited("slow down", retry_after=30), "in 30 s"),
+        (errors.RateLimited("slow down", retry_after=30), "  hint: try again in 30 s\n"),
+        (errors.RateLimited("slow down", hint="Ask.", retry_after=30), "  hint: Ask; try again in 30 s\n"),
         (errors.ApiError("internal error", status=500, request_id="abc"), "request id abc"),
         (errors.Unauthorized("expired", hint="ask alice"), "ask alice"),
     ],

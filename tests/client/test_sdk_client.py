@@ -5,10 +5,12 @@ import pickle
 import subprocess
 import sys
 
+import httpx2
 import pytest
 
 import bursar.client
 from bursar.client import ApiError, AsyncClient, AsyncResource, Client, ConfigError, ConnectionFailed, Resource, Retries
+from bursar.client.http import failure
 from bursar.wire.kinds import KINDS
 
 URL = "http://127.0.0.1:9"
@@ -85,6 +87,30 @@ async def test_nobody_there_says_what_to_do_async() -> None:
 def test_a_url_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="not an http or https URL"):
         Client(url)
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "passing"),
+    [
+        (httpx2.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] self-signed"), "--ca-file", False),
+        (httpx2.ConnectError("[SSL: WRONG_VERSION_NUMBER]"), "http://", False),
+        (httpx2.ConnectError("refused"), "bursar serve", True),
+        (httpx2.ConnectTimeout("slow"), "bursar serve", True),
+        (httpx2.ReadTimeout("slow"), "in time", True),
+        (httpx2.ReadError(""), "ReadError", True),
+        (httpx2.InvalidURL("bad"), "check the URL", False),
+    ],
+)
+def test_why_there_is_no_answer(error: Exception, words: str, passing: bool) -> None:
+    told = failure(error, URL)
+    assert words in f"{told.message} {told.hint}"
+    assert told.passing == passing
+
+
+def test_a_proxy_is_not_asked_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://192.0.2.1:3128")
+    with Client(URL, retries=Retries(attempts_max=1)) as client, pytest.raises(ConnectionFailed, match="refused"):
+        client.tenants.get("physics")
 
 
 def test_errors_survive_pickling() -> None:

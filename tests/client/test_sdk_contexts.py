@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bursar.client import ConfigError
-from bursar.client.contexts import DEFAULT_URL, Context, Contexts, config_path, load, resolve, save
+from bursar.client.contexts import DEFAULT_URL, Context, Contexts, config_path, is_loopback, load, resolve, save
 
 PROD = Context("https://prod", "prod-token", "/ca.pem", "ml-team", "prod")
 LAB = Context("http://lab:8080", "lab-token", name="lab")
@@ -93,3 +93,8 @@ def test_tokens_do_not_show() -> None:
 
 def test_xdg_is_honoured() -> None:
     assert config_path({"XDG_CONFIG_HOME": "/x"}) == Path("/x/bursar/config.yaml")
+
+
+def test_loopback() -> None:
+    assert all(map(is_loopback, ("http://127.0.0.1:1", "http://[::1]", "http://localhost")))
+    assert not any(map(is_loopback, ("http://example.com", "https://10.0.0.1")))

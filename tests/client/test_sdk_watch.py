@@ -132,6 +132,14 @@ def test_after_a_compaction_the_difference_is_told(gone: list[Any]) -> None:
     assert script.opened_at[-1] == "60"
 
 
+def test_what_a_later_page_already_showed_is_not_told_again() -> None:
+    first = Response(200, JSON, b'{"metadata": {"resourceVersion": "7", "continue": "more"}, "items": []}')
+    replayed = [line("MODIFIED", thing("a", 8)), line("DELETED", thing("b", 9, "old")), line("ADDED", thing("b", 10))]
+    second = listed(7, thing("a", 8), thing("b", 10))
+    script = Script(first, second, OPENED, *replayed, line("MODIFIED", thing("a", 11)), line("DELETED", thing("b", 12)))
+    assert script.run() == [("ADDED", "a"), ("ADDED", "b"), ("MODIFIED", "a"), ("DELETED", "b")]
+
+
 def test_a_no_ends_the_watch() -> None:
     with pytest.raises(Forbidden):
         Script(listed(7), Response(403, JSON, b'{"message": "no"}')).run()

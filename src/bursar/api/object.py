@@ -196,9 +196,7 @@ async def create_object(call: Call, kind: Kind, body: Body) -> Outcome:
     seen = await namespace_tenant(call, kind)
     if isinstance(seen, Refusal):
         return seen
-    command = create_command(kind, one, origin_of(call), claim)
-    if seen is not None:
-        command = replace(command, seen_tenant=seen)
+    command = create_command(kind, one, origin_of(call), claim, seen_tenant=seen)
     reply = await ops.submit(call.house.office, command, tenant=seen or call.identity.tenant, dry_run=dry)
     return await written_answer(call, kind, reply, 201, body.warnings)
 
@@ -333,7 +331,13 @@ async def edit_object(
         )
 
     reply = await ops.change(
-        call.house.office, key, edit, tenant=found.tenant or call.identity.tenant, dry_run=dry, pinned=bool(pinned)
+        call.house.office,
+        key,
+        edit,
+        tenant=found.tenant or call.identity.tenant,
+        dry_run=dry,
+        pinned=bool(pinned),
+        first=found,
     )
     if unchanged:
         return await one_answer(call, 200, item(unchanged[0]))

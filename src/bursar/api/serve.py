@@ -66,6 +66,7 @@ async def serve_http(
         log_level="warning",
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         date_header=False,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=GRACE_SECONDS,

@@ -6,24 +6,26 @@ from collections.abc import Sequence
 
 import click
 
-from bursar.cli import manifest
+from bursar.cli import complete, manifest
 from bursar.cli.connection import Connection, connected, dry_run_option, namespace_option
 from bursar.cli.output import output_option, say
 from bursar.cli.problem import Outcomes, Problem
 
 
 @click.command()
+@click.argument("kind", required=False, default="", shell_complete=complete.kind)
 @manifest.files_option
 @manifest.recursive_option
 @namespace_option
 @dry_run_option
 @output_option
 @connected
-def apply(connection: Connection, files: Sequence[str], recursive: bool, dry_run: bool, output: str) -> None:
+def apply(connection: Connection, kind: str, files: Sequence[str], recursive: bool, dry_run: bool, output: str) -> None:
     """Make objects as files describe them.
 
     What is not there is created. Of what is there, only the fields in the file change, and those that an earlier
-    apply set and the file no longer has are removed; what others have set stays.
+    apply set and the file no longer has are removed; what others have set stays. KIND is for objects that do not say
+    theirs.
 
     \b
     bursar apply -f cluster/
@@ -36,9 +38,8 @@ def apply(connection: Connection, files: Sequence[str], recursive: bool, dry_run
     outcomes = Outcomes()
     for one in manifest.read(files, recursive=recursive):
         try:
-            noun, resource = manifest.place(one, connection)
-            if not one.name:
-                raise Problem(f"{one.source}: to be applied an object needs a metadata.name")
+            noun, resource = manifest.place(one, connection, kind)
+            one.require_name()
             applied = resource.apply(one.document, dry_run=dry_run)
             say(noun, applied.object, applied.outcome, output, dry_run=dry_run)
         except (BursarError, Problem, click.ClickException) as error:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from bursar.cli import complete
+
 if TYPE_CHECKING:
     from bursar.cli.noun import Noun
     from bursar.client import Client, Resource
@@ -79,13 +81,24 @@ def make_client(
 
 
 _OPTIONS = (
-    click.option("--context", metavar="NAME", help="A context other than the current one.", shell_complete=None),
+    click.option(
+        "--context",
+        metavar="NAME",
+        help="A context other than the current one.",
+        shell_complete=complete.context_name,
+    ),
     click.option("--url", help="The server's URL.  [env: BURSAR_URL]"),
     click.option("--token", help="The token; better in BURSAR_TOKEN, where no process list shows it."),
     click.option("--ca-file", type=click.Path(dir_okay=False), help="The CA that signed the server's certificate."),
 )
 
-namespace_option = click.option("-n", "--namespace", metavar="NAME", help="The namespace; else the context's own.")
+namespace_option = click.option(
+    "-n",
+    "--namespace",
+    metavar="NAME",
+    help="The namespace; else the context's own.",
+    shell_complete=complete.named("namespaces"),
+)
 all_namespaces_option = click.option("-A", "--all-namespaces", is_flag=True, help="All namespaces.")
 label_selector_option = click.option("-l", "--selector", "label_selector", default="", help="Such as app=train,!old.")
 field_selector_option = click.option("--field-selector", default="", help="Such as status.phase=Running.")

@@ -89,7 +89,7 @@ def _chosen(
         # What was created last may need what was created first.
         for one in reversed(manifest.read(files, recursive=recursive)):
             noun, resource = manifest.place(one, connection)
-            yield noun, resource, one.name
+            yield noun, resource, one.require_name()
         return
     for target in targets(words, connection.client):
         resource = connection.resource(target.noun)

@@ -77,7 +77,7 @@ def described(noun: Noun, document: Mapping[str, Any], events: Sequence[Mapping[
         yield from _labelled("Namespace", [str(metadata.get("namespace") or "")])
     yield from _labelled("Kind", [noun.kind])
     yield from _labelled("Labels", _pairs(metadata.get("labels")))
-    yield from _labelled("Annotations", _pairs(metadata.get("annotations")))
+    yield from _labelled("Annotations", _pairs(_without_last_applied(metadata.get("annotations"))))
     yield from _labelled("Created", [_when(metadata.get("creationTimestamp"))])
     if metadata.get("deletionTimestamp"):
         yield from _labelled("Deletion", [_when(metadata["deletionTimestamp"])])
@@ -103,6 +103,13 @@ def _labelled(label: str, values: Sequence[str]) -> Iterator[str]:
 def _pairs(values: Mapping[str, Any] | None) -> list[str]:
     shown = [f"{name}={_short(str(value))}" for name, value in sorted((values or {}).items())]
     return shown or [NONE]
+
+
+def _without_last_applied(annotations: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Without the description that apply keeps for itself, which repeats the object."""
+    from bursar.client.apply import LAST_APPLIED
+
+    return {name: value for name, value in (annotations or {}).items() if name != LAST_APPLIED}
 
 
 def _short(text: str, chars_max: int = 120) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -25,7 +24,7 @@ def login(url: str, token: str | None, context: str | None, ca_file: str | None,
     bursar login https://bursar.example.com
     bursar login http://127.0.0.1:8080 --token - < admin-token
     """
-    from bursar.client.contexts import Context, Contexts, config_path, load, save
+    from bursar.client.contexts import Context, Contexts, config_path, is_loopback, load, save
 
     url = checked_url(url)
     secret = _secret(token)
@@ -45,14 +44,6 @@ def checked_url(url: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise click.BadParameter(f"{url!r} is not an http or https URL", param_hint="URL")
     return parts.geturl().rstrip("/")
-
-
-def is_loopback(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _secret(token: str | None) -> str:

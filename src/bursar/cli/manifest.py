@@ -37,6 +37,12 @@ class Manifest:
     def name(self) -> str:
         return str((self.document.get("metadata") or {}).get("name") or "")
 
+    def require_name(self) -> str:
+        """For what can only be done with an object that has a name; a new one may leave that to the server."""
+        if not self.name:
+            raise Problem(f"{self.source}: the object has no metadata.name")
+        return self.name
+
 
 def read(files: Sequence[str], *, recursive: bool = False) -> list[Manifest]:
     """Everything in the files, in order; all of it is read before any of it is used."""
@@ -118,6 +124,8 @@ def _objects(document: object, source: str) -> Iterator[Manifest]:
             # The items of an AllocationList need not say what they are.
             named = {"kind": kind.removesuffix("List"), **item} if isinstance(item, Mapping) else item
             yield from _objects(named if kind != "List" else item, source)
+    elif not isinstance(document.get("metadata") or {}, dict):
+        raise Problem(f"{source}: the object's metadata should be a mapping")
     else:
         yield Manifest(_plain(document), source)
 

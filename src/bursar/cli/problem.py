@@ -10,6 +10,7 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from bursar.client import BursarError
     from bursar.core.refusal import Cause
 
 FAILED = 1
@@ -44,7 +45,7 @@ def tell(error: Exception) -> int:
     if not isinstance(error, BursarError):
         raise error
     causes = error.causes if isinstance(error, ApiError) else ()
-    click.echo(rendered(error.message, error.hint or _next_step(error), causes), err=True)
+    click.echo(rendered(error.message, _hint(error), causes), err=True)
     return exit_code(error)
 
 
@@ -70,27 +71,27 @@ def rendered(message: str, hint: str = "", causes: Iterable[Cause] = ()) -> str:
     # Some messages, as the specification writes them, end in their own hint.
     if hint and hint not in message:
         lines.append(f"  hint: {hint}")
-    told = {message}
-    for cause in causes:
-        text = f"{cause.field}: {cause.message}" if cause.field and cause.field not in cause.message else cause.message
-        if cause.message in told or not cause.message:
-            continue
-        told.add(cause.message)
-        lines.append(f"  - {text}")
+    whys = (f"{one.field}: {one.message}" if one.field not in one.message else one.message for one in causes)
+    lines += [f"  - {why}" for why in dict.fromkeys(whys) if why and not _said(why, message)]
     return "\n".join(lines)
 
 
-def _next_step(error: Exception) -> str:
+def _said(why: str, message: str) -> bool:
+    return why in message or why.partition(": ")[2] == message
+
+
+def _hint(error: BursarError) -> str:
+    """What the server says would help, else what we know, and when to come back."""
     from bursar.client import errors
 
     match error:
-        case errors.Unauthorized():
+        case errors.Unauthorized() if not error.hint:
             return "run `bursar login URL`, or set BURSAR_TOKEN"
-        case errors.RateLimited() | errors.Unavailable() if error.retry_after:
-            return f"try again in {error.retry_after:g} s"
-        case errors.ApiError() if error.status >= 500 and error.request_id:
+        case errors.ApiError() if error.status == 500 and error.request_id:
             return f"the server's log tells more under request id {error.request_id}"
-    return ""
+        case errors.ApiError() if error.retry_after:
+            return "; ".join(filter(None, (error.hint.rstrip("."), f"try again in {error.retry_after:g} s")))
+    return error.hint
 
 
 def nearest(word: str, words: Iterable[str]) -> str:

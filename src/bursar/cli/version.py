@@ -6,6 +6,8 @@ from typing import Any
 
 import click
 
+from bursar import __version__
+
 
 @click.command()
 @click.option("--server", is_flag=True, help="Ask the server for its version too.")
@@ -13,9 +15,7 @@ import click
 @click.option("--url", help="The server's URL.  [env: BURSAR_URL]")
 def version(server: bool, **options: Any) -> None:
     """Show versions."""
-    from importlib import metadata
-
-    click.echo(f"bursar {metadata.version('bursar')}")
+    click.echo(f"bursar {__version__}")
     if server:
         from bursar.cli.connection import make_client
 

@@ -115,7 +115,7 @@ def page(
 def list_(
     place: Place, *, label_selector: str = "", field_selector: str = "", limit: int = PAGE_ITEMS
 ) -> Feed[Document]:
-    """Every object that matches, page after page of `limit`; all pages show the same moment."""
+    """Every object that matches, asked for in pages of `limit`."""
     continue_token = ""
     while True:
         found = yield from page(

@@ -10,8 +10,10 @@ import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from bursar.client.errors import ConfigError
 
@@ -76,6 +78,15 @@ def _stored(name: str | None, url: str, environment: Mapping[str, str]) -> Conte
         return stored
     current = contexts.known.get(contexts.current)
     return current if current and url.rstrip("/") in ("", current.url) else None
+
+
+def is_loopback(url: str) -> bool:
+    """Whether a URL is this machine itself."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def config_path(environment: Mapping[str, str] = os.environ) -> Path:

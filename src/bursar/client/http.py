@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Mapping
-from importlib.metadata import version
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
 
-from bursar.client.contexts import Context
+from bursar import __version__
+from bursar.client.contexts import Context, is_loopback
 from bursar.client.errors import ConfigError, ConnectionFailed
 from bursar.client.flow import Request, Response
 
 CONNECT_SECONDS_MAX = 5.0
+# Each watch holds a connection of its own.
+CONNECTIONS_MAX = 1000
+KEPT_MAX = 100
 
 
 def options(context: Context, timeout_seconds: float) -> dict[str, Any]:
     """The arguments for httpx2's clients, sync and async alike."""
     if urlsplit(context.url).scheme not in ("http", "https"):
         raise ConfigError(f"{context.url!r} is not an http or https URL", "set BURSAR_URL, or run `bursar login`")
-    headers = {"user-agent": f"bursar/{version('bursar')}"}
+    headers = {"user-agent": f"bursar/{__version__}"}
     if context.token:
         headers["authorization"] = f"Bearer {context.token}"
     return {
@@ -29,6 +32,9 @@ def options(context: Context, timeout_seconds: float) -> dict[str, Any]:
         "headers": headers,
         "timeout": timeouts(timeout_seconds),
         "verify": _trust(context),
+        "limits": httpx2.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=KEPT_MAX),
+        # No proxy that the environment names leads to this machine itself.
+        "trust_env": not is_loopback(context.url),
     }
 
 
@@ -74,6 +80,8 @@ def failure(error: Exception, url: str) -> ConnectionFailed:
             "give the CA's file with --ca-file, BURSAR_CA_FILE or `bursar login --ca-file`",
             passing=False,
         )
+    if "WRONG_VERSION_NUMBER" in reason:
+        return ConnectionFailed(f"{url} does not speak TLS", "use http:// if that is meant", passing=False)
     if isinstance(error, httpx2.InvalidURL | httpx2.UnsupportedProtocol):
         return ConnectionFailed(f"{url} cannot be used: {reason}", "check the URL", passing=False)
     if isinstance(error, httpx2.ConnectTimeout | httpx2.ConnectError):

@@ -42,13 +42,24 @@ class _Position:
         self.heard_at = time.monotonic()
         self._known: dict[tuple[str, str], Document] = {}
 
-    def advance(self, event: Event) -> None:
+    def advance(self, event: Event) -> bool:
+        """Takes note of an event, and says whether it tells anything new.
+
+        A list's later pages are read later than its first, whose revision is that of the list: what changed in between
+        is in them already, and comes again in the stream.
+        """
         metadata = metadata_of(event.object)
         self.revision = str(metadata.get("resourceVersion") or self.revision)
+        if event.type == BOOKMARK:
+            return False
+        before = self._known.get(_identity(metadata))
+        if before is not None and _number(before) >= _number(metadata):
+            return False
         if event.type == DELETED:
             self._known.pop(_identity(metadata), None)
-        elif event.type != BOOKMARK:
+        else:
             self._known[_identity(metadata)] = _in_short(metadata)
+        return True
 
     def changes(self, listed: list[Document], revision: str) -> Iterator[Event]:
         """What has happened between what was given before and a new list."""
@@ -138,8 +149,7 @@ def _follow(place: Place, query: Mapping[str, str], position: _Position, as_tabl
             if not line.strip():
                 continue
             event = _event(line)
-            position.advance(event)
-            if event.type != BOOKMARK:
+            if position.advance(event):
                 yield Give(event)
         if time.monotonic() >= end:
             return
@@ -183,6 +193,10 @@ def metadata_of(document: Mapping[str, Any]) -> Document:
 
 def _identity(metadata: Mapping[str, Any]) -> tuple[str, str]:
     return str(metadata.get("namespace") or ""), str(metadata.get("name") or "")
+
+
+def _number(metadata: Mapping[str, Any]) -> int:
+    return int(metadata.get("resourceVersion") or 0)
 
 
 def _in_short(metadata: Mapping[str, Any]) -> Document:

@@ -23,6 +23,9 @@ _DNS_LABEL: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
 _DNS_SUBDOMAIN: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*")
 _NAME: Final = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?")
 
+# A whole key at once: almost every key is a good one, and is accepted by one match.
+_KEY: Final = re.compile(rf"(?:{_DNS_SUBDOMAIN.pattern}/)?{_NAME.pattern}")
+
 _DNS_LABEL_RULE: Final = (
     "a lowercase RFC 1123 label may hold only lowercase letters, digits and '-', "
     "and begins and ends with a letter or digit"
@@ -59,7 +62,9 @@ def qualified_name(value: str) -> list[str]:
 
 def label_value(value: str) -> list[str]:
     """Faults of a label's value; the empty value is a good one."""
-    return _faults(value, _NAME, _LABEL_CHARS_MAX, f"a label value {_NAME_RULE}") if value else []
+    if not value or (len(value) <= _LABEL_CHARS_MAX and _NAME.fullmatch(value)):
+        return []
+    return _faults(value, _NAME, _LABEL_CHARS_MAX, f"a label value {_NAME_RULE}")
 
 
 def labels(mapping: Mapping[str, object]) -> list[str]:
@@ -90,6 +95,8 @@ def _faults(value: str, shape: re.Pattern[str], chars_max: int, rule: str) -> li
 
 
 def _prefixed(noun: str, value: str) -> list[str]:
+    if len(value) <= _LABEL_CHARS_MAX and _KEY.fullmatch(value):
+        return []
     prefix, slash, name = value.rpartition("/")
     faults = [("name part", _fault(name, _NAME, _LABEL_CHARS_MAX, _NAME_RULE))]
     if slash:

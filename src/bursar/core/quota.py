@@ -7,7 +7,7 @@ and nothing is stopped for it; it may just not grow.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from bursar.core.charge import NOTHING, Charge
 from bursar.core.quantity import AMOUNT_MAX, UNLIMITED
@@ -66,7 +66,19 @@ Pair = tuple[int, int]  # (accepted, bound)
 
 
 @dataclass(slots=True)
-class _Delta:
+class _Cell:
+    """A counter while a batch is decided, with the ceiling on what may be accepted."""
+
+    hard: int
+    soft: int | None
+    accepted: int
+    bound: int
+    ceiling: int
+    start: Pair
+
+
+@dataclass(slots=True)
+class Delta:
     accepted: int = 0
     bound: int = 0
 
@@ -79,59 +91,68 @@ class Counters:
 
     def __init__(self, tree: Tree, rows: Mapping[Row, Counter]) -> None:
         self.tree = tree
-        self.rows = dict(rows)
-        self._started = dict(rows)
+        self._cells = {row: _cell(tree, row, counter) for row, counter in rows.items()}
+
+    def __getitem__(self, row: Row) -> Counter:
+        cell = self._cells[row]
+        return Counter(cell.hard, cell.soft, cell.accepted, cell.bound)
 
     def move(self, moves: Sequence[Move]) -> list[Exceeded]:
         """Charge all the moves together or, where any limit has no room, none; nearest scope first."""
-        deltas = _deltas(self.tree, moves)
-        if exceeded := [fault for row, delta in deltas.items() if (fault := self._exceeded(row, delta))]:
+        changes = deltas(self.tree, moves)
+        cells = self._cells
+        if exceeded := [fault for row, delta in changes.items() if (fault := _exceeded(row, cells[row], delta))]:
             return exceeded
-        for row, delta in deltas.items():
-            counter = self.rows[row]
-            self.rows[row] = replace(
-                counter, accepted=counter.accepted + delta.accepted, bound=counter.bound + delta.bound
-            )
+        for row, delta in changes.items():
+            cell = cells[row]
+            cell.accepted += delta.accepted
+            cell.bound += delta.bound
         return []
 
     def changes(self) -> dict[Row, Pair]:
         """By how much each counter was moved in all, without those that ended where they began."""
-        moved: dict[Row, Pair] = {}
-        for row, counter in self.rows.items():
-            start = self._started[row]
-            if (delta := (counter.accepted - start.accepted, counter.bound - start.bound)) != (0, 0):
-                moved[row] = delta
-        return moved
-
-    def _exceeded(self, row: Row, delta: _Delta) -> Exceeded | None:
-        counter = self.rows[row]
-        ceiling = counter.hard if enforcement_of(self.tree, row[0]) is Enforcement.REJECT else AMOUNT_MAX
-        if delta.accepted > 0 and counter.accepted + delta.accepted > ceiling:
-            return Exceeded(*row, counter.hard, counter.accepted, delta.accepted)
-        if delta.bound > 0 and counter.bound + delta.bound > counter.hard:
-            return Exceeded(*row, counter.hard, counter.bound, delta.bound)
-        return None
+        return {
+            row: (cell.accepted - cell.start[0], cell.bound - cell.start[1])
+            for row, cell in self._cells.items()
+            if (cell.accepted, cell.bound) != cell.start
+        }
 
 
-def _deltas(tree: Tree, moves: Iterable[Move]) -> dict[Row, _Delta]:
-    deltas: dict[Row, _Delta] = {}
+def _cell(tree: Tree, row: Row, counter: Counter) -> _Cell:
+    ceiling = counter.hard if enforcement_of(tree, row[0]) is Enforcement.REJECT else AMOUNT_MAX
+    start = (counter.accepted, counter.bound)
+    return _Cell(counter.hard, counter.soft, counter.accepted, counter.bound, ceiling, start)
+
+
+def _exceeded(row: Row, cell: _Cell, delta: Delta) -> Exceeded | None:
+    if delta.accepted > 0 and cell.accepted + delta.accepted > cell.ceiling:
+        return Exceeded(*row, cell.hard, cell.accepted, delta.accepted)
+    if delta.bound > 0 and cell.bound + delta.bound > cell.hard:
+        return Exceeded(*row, cell.hard, cell.bound, delta.bound)
+    return None
+
+
+def deltas(tree: Tree, moves: Iterable[Move]) -> dict[Row, Delta]:
+    """By how much each counter moves in all."""
+    changes: dict[Row, Delta] = {}
     for move in moves:
         # What is taken comes first, so that the scopes of the new charge decide the order of the causes.
-        _add(deltas, tree, move.namespace, move.after, 1)
-        _add(deltas, tree, move.namespace, move.before, -1)
-    return deltas
+        _add(changes, tree, move.namespace, move.after, 1)
+        _add(changes, tree, move.namespace, move.before, -1)
+    return changes
 
 
-def _add(deltas: dict[Row, _Delta], tree: Tree, namespace: str, charge: Charge, sign: int) -> None:
+def _add(changes: dict[Row, Delta], tree: Tree, namespace: str, charge: Charge, sign: int) -> None:
     if charge is NOTHING:
         return
     accepted, bound = charge.accepted, charge.bound
     for row in rows_of(tree, namespace, charge):
-        delta = deltas.get(row)
+        delta = changes.get(row)
         if delta is None:
-            delta = deltas[row] = _Delta()
+            delta = changes[row] = Delta()
         delta.accepted += sign * accepted.get(row[1], 0)
-        delta.bound += sign * bound.get(row[1], 0)
+        if bound:
+            delta.bound += sign * bound.get(row[1], 0)
 
 
 # Recounting: what the counters must be after the tree changed.

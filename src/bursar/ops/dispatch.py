@@ -20,11 +20,13 @@ from bursar.wire.namespace import tenant_of
 from bursar.wire.node import Node, NodeSpec, allocatable_of
 
 
-def create_command(kind: Kind, one: Object, origin: Origin, claim: Claim | None = None) -> Create:
+def create_command(
+    kind: Kind, one: Object, origin: Origin, claim: Claim | None = None, *, seen_tenant: str | None = None
+) -> Create:
     """Everything that can be worked out before locks are taken is worked out here."""
     match kind.name:
         case "Allocation":
-            return _create_allocation(kind, one, origin, claim)
+            return _create_allocation(kind, one, origin, claim, seen_tenant)
         case "Node":
             assert isinstance(one, Node)
             allocatable, schedulable = allocatable_of(one), is_schedulable(one)
@@ -33,8 +35,10 @@ def create_command(kind: Kind, one: Object, origin: Origin, claim: Claim | None 
                 key=draft.key, origin=origin, claim=claim, draft=draft, allocatable=allocatable, schedulable=schedulable
             )
     tenant = owner_of(kind, one)
-    draft = new_draft(kind, one, tenant=tenant)
-    return Create(key=draft.key, origin=origin, claim=claim, draft=draft, subject=kind.singular)
+    draft = new_draft(kind, one, tenant=tenant or seen_tenant or "")
+    return Create(
+        key=draft.key, origin=origin, claim=claim, draft=draft, subject=kind.singular, seen_tenant=seen_tenant
+    )
 
 
 def owner_of(kind: Kind, one: Object) -> str:
@@ -44,20 +48,29 @@ def owner_of(kind: Kind, one: Object) -> str:
     return tenant_of(one) if kind.name == "Namespace" else ""
 
 
-def _create_allocation(kind: Kind, one: Allocation, origin: Origin, claim: Claim | None) -> Create:
+def _create_allocation(
+    kind: Kind, one: Allocation, origin: Origin, claim: Claim | None, seen_tenant: str | None
+) -> Create:
     gang = gang_of(one.metadata, one.spec)
     wants: list[tuple[str, Key]] = []
     if one.spec.priority_class:
         wants.append(("spec.priorityClass", Key("PriorityClass", "", one.spec.priority_class)))
     if one.spec.queue:
         wants.append(("spec.queue", Key("Queue", "", one.spec.queue)))
-    draft = new_draft(kind, one)
+    draft = new_draft(kind, one, tenant=seen_tenant or "")
     if gang is not None and gang.min_members > 1:
         draft = replace(draft, gang=gang.group_id)
     else:
         gang = None
     return Create(
-        key=draft.key, origin=origin, claim=claim, draft=draft, gang=gang, wants=tuple(wants), subject="allocation"
+        key=draft.key,
+        origin=origin,
+        claim=claim,
+        draft=draft,
+        gang=gang,
+        wants=tuple(wants),
+        subject="allocation",
+        seen_tenant=seen_tenant,
     )
 
 

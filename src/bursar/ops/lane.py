@@ -23,9 +23,10 @@ A = TypeVar("A")
 
 log = structlog.get_logger()
 
-# Locks are held while a batch is decided and saved: batches shrink when that takes longer than this.
-HOLD_SECONDS = 0.025
-BATCH_MIN = 16
+# Locks are held while a batch is decided and saved: batches shrink when that takes much longer than it should. In a busy
+# process most of a batch's time is spent waiting for its turn, which smaller batches would only make worse.
+HOLD_SECONDS = 0.1
+BATCH_MIN = 64
 
 
 class Overloaded(Exception):
@@ -63,7 +64,7 @@ class Lane(Generic[C, A]):
         self._run = run
         self._capacity = capacity
         self._batch_max = batch_max
-        self._batch_limit = min(batch_max, 64)
+        self._batch_limit = batch_max
         self._queues: dict[str, deque[_Entry[C, A]]] = {}
         self._turns: deque[str] = deque()
         self._size = 0
@@ -158,7 +159,7 @@ class Lane(Generic[C, A]):
         self._batch_seconds += 0.2 * (seconds - self._batch_seconds)
         self._seconds.observe(seconds)
         if seconds > HOLD_SECONDS:
-            self._batch_limit = max(BATCH_MIN, self._batch_limit * 3 // 4)
+            self._batch_limit = max(min(BATCH_MIN, self._batch_max), self._batch_limit * 3 // 4)
         elif size == self._batch_limit:
             self._batch_limit = min(self._batch_max, self._batch_limit + BATCH_MIN)
 

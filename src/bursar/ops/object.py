@@ -21,7 +21,6 @@ from bursar.core.sheet import Sheet
 from bursar.core.wording import quota_refusal
 from bursar.ops.command import Command, Reply, Result
 from bursar.ops.office import Office, new_uid, now, timestamp
-from bursar.store import object as store
 from bursar.wire.document import EMPTY, decode, encode, encode_object
 from bursar.wire.kind import Kind, Object
 from bursar.wire.kinds import BY_NAME
@@ -55,7 +54,10 @@ class Create(Command):
     def decide(self, sheet: Sheet) -> Result:
         if refusal := self._refusal(sheet):
             return refusal
-        draft = replace(self.draft, tenant=tenant_of(sheet, self.key, self.draft.tenant))
+        draft = self.draft
+        tenant = tenant_of(sheet, self.key, draft.tenant)
+        if tenant != draft.tenant:
+            draft = replace(draft, tenant=tenant)
         if self.gang is not None:
             return self._join_gang(sheet, draft, self.gang)
         if exceeded := sheet.counters.move([Move(self.key.namespace, after=draft.charge)]):
@@ -254,8 +256,8 @@ def changed_draft(kind: Kind, before: Stored, one: Object, *, spec_changed: bool
 
 
 async def get(office: Office, key: Key) -> Stored | Refusal:
-    async with office.database.reader() as db:
-        found = await store.get(db, key)
+    """One object. Those who ask at the same time are answered by one statement."""
+    found = await office.reading.submit(key)
     return found if found is not None else not_found(key)
 
 
@@ -263,15 +265,24 @@ Edit = Callable[[Stored, dict[str, Any]], Command | Refusal]
 
 
 async def change(
-    office: Office, key: Key, edit: Edit, *, tenant: str, dry_run: bool = False, pinned: bool = False
+    office: Office,
+    key: Key,
+    edit: Edit,
+    *,
+    tenant: str,
+    dry_run: bool = False,
+    pinned: bool = False,
+    first: Stored | None = None,
 ) -> Reply:
     """Read, let `edit` make a command for that version, and submit it; again, while others are faster.
 
-    `pinned` callers named the version they changed: they are told of the conflict at once.
+    `pinned` callers named the version they changed: they are told of the conflict at once. `first` is a version that
+    the caller has read already.
     """
     reply: Reply = not_found(key)
     for _ in range(TRIES_MAX):
-        before = await get(office, key)
+        before = first or await get(office, key)
+        first = None
         if isinstance(before, Refusal):
             return before
         command = edit(before, decode(before.doc, before.status, before.revision))

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from bursar.core.object import Key, Stored
 from bursar.ops.batch import Walk
 from bursar.ops.command import Command, Reply
 from bursar.ops.lane import Lane
 from bursar.ops.structure import StructureWalk
 from bursar.ops.transaction import Transactor
 from bursar.ops.tree import TreeCache
+from bursar.store import object as object_store
 from bursar.store.change import ensure_partitions
 from bursar.store.database import Database
 
@@ -30,6 +32,7 @@ class Office:
     shaping: Lane[Command, Reply]
     trying: Lane[Command, Reply]  # dry runs
     trying_shape: Lane[Command, Reply]
+    reading: Lane[Key, Stored | None]
     _transactors: list[Transactor[Command, Reply]]
     # Called after each batch was committed: local watchers need not wait for a notification.
     on_commit: list[Callable[[], None]] = field(default_factory=list)
@@ -58,14 +61,27 @@ class Office:
             shaping=lane("shaping", shape=True),
             trying=lane("trying", dry=True, capacity=1024),
             trying_shape=lane("trying-shape", shape=True, dry=True, capacity=256),
+            reading=Lane("reading", Reading(database), capacity=16384),
             _transactors=transactors,
             on_commit=on_commit,
         )
 
     async def close(self) -> None:
         lanes = (self.creating, self.changing, self.binding, self.shaping, self.trying, self.trying_shape)
-        await asyncio.gather(*(lane.close() for lane in lanes))
+        await asyncio.gather(*(lane.close() for lane in lanes), self.reading.close())
         await asyncio.gather(*(one.close() for one in self._transactors), return_exceptions=True)
+
+
+class Reading:
+    """Single objects, many at once: a lane of reads."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def __call__(self, keys: Sequence[Key]) -> Sequence[Stored | None]:
+        async with self._database.reader() as db:
+            found = await object_store.load(db, set(keys))
+        return [found.get(key) for key in keys]
 
 
 def now() -> datetime:

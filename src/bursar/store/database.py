@@ -102,6 +102,10 @@ async def set_codecs(db: Connection) -> None:
     )
 
 
+async def _leave(_: Connection) -> None:
+    """Between readers there is nothing to reset, and asking the server to would cost more than most reads."""
+
+
 class Database:
     """A pool for reads, and connections of their own for those who keep one (lanes, the feed)."""
 
@@ -119,6 +123,7 @@ class Database:
             timeout=CONNECT_TIMEOUT_SECONDS,
             command_timeout=COMMAND_TIMEOUT_SECONDS,
             init=set_codecs,
+            reset=_leave,
         )
         return cls(url, pool)
 

@@ -1,0 +1,50 @@
+"""A real server for a benchmark: a process of its own, on a database of its own, gone afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+READY_SECONDS_MAX = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    url: str
+    token: str
+
+
+@asynccontextmanager
+async def running_server(*arguments: str, environment: dict[str, str] | None = None) -> AsyncIterator[Server]:
+    data = Path(tempfile.mkdtemp(prefix="bursar-bench-"))
+    data.chmod(0o711)
+    token_file = data / "token"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "bursar.main", "serve", "--data", str(data), "--http", "127.0.0.1:0",
+        "--admin-token-file", str(token_file), *arguments, stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL, env={**os.environ, **(environment or {})},
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        async with asyncio.timeout(READY_SECONDS_MAX):
+            line = ""
+            while "is ready on " not in line:
+                raw = await process.stdout.readline()
+                if not raw:
+                    raise RuntimeError("the server did not start")
+                line = raw.decode()
+        url = line.partition("is ready on ")[2].split(",")[0].strip()
+        yield Server(url, token_file.read_text().strip())
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGTERM)
+            await process.wait()
+        shutil.rmtree(data, ignore_errors=True)
