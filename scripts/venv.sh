@@ -23,5 +23,7 @@ echo "Setting up $VENV …"
 "$VENV/bin/pip" install --quiet --disable-pip-version-check --require-hashes -r requirements/bootstrap.txt 2>/dev/null ||
     "$VENV/bin/pip" install --disable-pip-version-check --require-hashes -r requirements/bootstrap.txt
 export VIRTUAL_ENV="$here/$VENV"
-"$VENV/bin/uv" pip sync --quiet --require-hashes requirements/bootstrap.txt requirements/dev.txt
+# Compiled now: the command line would otherwise pay for it at every start where caches may not be written.
+"$VENV/bin/uv" pip sync --quiet --compile-bytecode --require-hashes requirements/bootstrap.txt requirements/dev.txt
 "$VENV/bin/uv" pip install --quiet --no-deps --no-build-isolation --editable .
+"$VENV/bin/python" -m compileall -q src

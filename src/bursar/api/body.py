@@ -123,15 +123,20 @@ def convert(call: Call, kind: Kind, document: Any) -> Body | Refusal:
     try:
         one = msgspec.convert(document, kind.type)
     except (msgspec.ValidationError, RecursionError) as error:
-        return faulty(kind, document, str(error))
+        return faulty(call, kind, document, str(error))
     warnings = tuple(f'unknown field "{path}"' for path in dropped) if strictness == "Warn" else ()
     return Body(one, request_id if isinstance(request_id, str) else "", warnings)
 
 
-def faulty(kind: Kind, document: Any, error: str) -> Refusal:
+def faulty(call: Call, kind: Kind, document: Any, error: str) -> Refusal:
+    """Every fault: those of the types, and, as far as the rest can be read, those of the meaning."""
     faults = all_faults(kind.type, document) or [("", error)]
     causes = [Cause("FieldValueInvalid", message, field=path) for path, message in faults]
-    return _refused(kind, causes)
+    try:
+        readable = msgspec.convert(prune(kind.type, document, "", []), kind.type)
+    except (msgspec.ValidationError, RecursionError):
+        return _refused(kind, causes)
+    return _refused(kind, causes + identify(call, kind, readable) + check(kind, readable))
 
 
 def _refused(kind: Kind, causes: list[Cause]) -> Refusal:

@@ -25,6 +25,7 @@ from bursar.ops.command import Command, Reply, Written
 from bursar.ops.dispatch import change_command, create_command, delete_command, owner_of
 from bursar.ops.object import Preconditions, conflict, not_found
 from bursar.store import listing
+from bursar.store.request import Claim
 from bursar.store.listing import Item, Query
 from bursar.wire.document import encode, render_list
 from bursar.wire.kind import Kind, Object
@@ -301,14 +302,14 @@ async def edit_object(
 ) -> Outcome:
     """Apply an edit to the latest version, and again while others are faster, unless the caller named a version."""
     kind, key = kind_of(call), key_of(call)
-    found = await find(call, key)
-    if isinstance(found, Refusal):
-        return found
     claim, dry = claim_of(call, request_id), dry_run(call)
     if isinstance(claim, Refusal):
         return claim
     if isinstance(dry, Refusal):
         return dry
+    found = await find(call, key)
+    if isinstance(found, Refusal):
+        return await recalled(call, claim, found)
     unchanged: list[Stored] = []
 
     def edit(before: Stored, document: dict[str, Any]) -> Command | Refusal:
@@ -340,8 +341,17 @@ async def edit_object(
         first=found,
     )
     if unchanged:
-        return await one_answer(call, 200, item(unchanged[0]))
+        one = unchanged[0]
+        return await recalled(call, claim, Written(one.key, one.doc, one.status, one.revision))
     return await written_answer(call, kind, reply, 200, warnings)
+
+
+async def recalled(call: Call, claim: Claim | None, otherwise: Reply) -> Outcome:
+    """What a request that has nothing left to do is answered: as before, if it is a repetition."""
+    if claim is not None:
+        recall = ops.Recall(key=key_of(call), origin=origin_of(call), claim=claim, otherwise=otherwise)
+        otherwise = await call.house.office.changing.submit(recall, call.identity.tenant)
+    return await written_answer(call, kind_of(call), otherwise)
 
 
 def next_version(
@@ -369,9 +379,17 @@ def next_version(
         return body
     if causes := identify(call, kind, body.object) + check(kind, body.object):
         return faulty_causes(kind, causes)
-    spec = {name: value for name, value in merged.items() if name not in ("metadata", "status")}
-    old = {name: value for name, value in document.items() if name not in ("metadata", "status")}
-    return body.object, spec != old
+    kind.normalise(body.object)
+    after: dict[str, Any] = msgspec.to_builtins(body.object)
+    after["metadata"]["resourceVersion"] = document["metadata"]["resourceVersion"]
+    if after == document:
+        return None, False
+    return body.object, _spec(after) != _spec(document)
+
+
+def _spec(document: dict[str, Any]) -> dict[str, Any]:
+    """Everything but metadata and status: not every kind calls it spec."""
+    return {name: value for name, value in document.items() if name not in ("metadata", "status")}
 
 
 def faulty_causes(kind: Kind, causes: list[Any]) -> Refusal:
@@ -467,15 +485,17 @@ async def delete(call: Call) -> Outcome:
         if isinstance(refusal, Refusal):
             return refusal
     kind = kind_of(call)
+    assert not isinstance(claim, Refusal)
+    assert isinstance(preconditions, Preconditions)
     found = await find(call, key_of(call))
     if isinstance(found, Refusal):
-        return found
+        return await recalled(call, claim, found)
     command = delete_command(
         kind,
         found,
         origin_of(call),
-        claim if not isinstance(claim, Refusal) else None,
-        preconditions=preconditions if isinstance(preconditions, Preconditions) else Preconditions(),
+        claim,
+        preconditions=preconditions,
         grace_seconds=options.grace_period_seconds,
     )
     reply = await ops.submit(call.house.office, command, tenant=found.tenant, dry_run=bool(dry))

@@ -128,6 +128,22 @@ class Change(Command):
         return sheet.put(self.draft, self.origin)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recall(Command):
+    """Answer a repeated request as it was answered before; one that is new is answered `otherwise`, and does nothing."""
+
+    otherwise: Reply
+
+    def keys(self) -> Iterable[Key]:
+        return ()
+
+    def charges(self, sheet: Sheet) -> Iterable[tuple[str, Charge]]:
+        return ()
+
+    def decide(self, sheet: Sheet) -> Result:
+        return self.otherwise
+
+
 @dataclass(frozen=True, slots=True)
 class Preconditions:
     uid: str = ""

@@ -73,7 +73,13 @@ class StructureWalk:
 # Whether the new tree makes sense.
 
 
+# Everything without an owner falls to these.
+_KEPT = frozenset({Key("Tenant", "", "default"), Key("Namespace", "", "default"), Key("Settings", "", "system")})
+
+
 async def check(db: Connection, old: Tree, new: Tree, key: Key, after: Stored | None) -> Refusal | None:
+    if key in _KEPT and (after is None or after.fields.get("status.phase") == "Terminating"):
+        return Refusal(Code.FORBIDDEN, f"{key.kind} {key.name!r} is built in and cannot be deleted")
     match key.kind:
         case "Tenant":
             return _check_tenant(new, key.name) if after else _check_tenant_gone(old, key.name)

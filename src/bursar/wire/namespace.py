@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 from bursar.core import tree
 from bursar.core.names import dns_label
 from bursar.core.refusal import Cause, field_fault
-from bursar.wire.kind import Kind, column
+from bursar.wire.kind import Column, Kind, column
 from bursar.wire.meta import Condition, ObjectMeta, Text, Wire, given
 
 TENANT_LABEL = "bursar.io/tenant"
@@ -64,6 +64,9 @@ NAMESPACE = Kind(
     selectable=("status.phase",),
     fields=lambda one: {"status.phase": "Terminating" if given(one.metadata.deletion_timestamp) else "Active"},
     first_status=_first_status,
-    columns=(column("Status", "status.phase"), column("Tenant", f"metadata.labels.{TENANT_LABEL}")),
+    columns=(
+        column("Status", "status.phase"),
+        Column("Tenant", lambda document: str((document["metadata"].get("labels") or {}).get(TENANT_LABEL, ""))),
+    ),
     in_tree=True,
 )

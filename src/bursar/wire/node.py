@@ -29,7 +29,7 @@ class NodeSpec(Wire):
     allocatable: dict[str, Quantity] | UnsetType = UNSET
     taints: list[Taint] | UnsetType = UNSET
     unschedulable: bool | UnsetType = UNSET
-    cpu_overcommit: float | UnsetType = UNSET
+    cpu_overcommit: int | float | UnsetType = UNSET
     provider_id: Text = UNSET
 
 
@@ -60,7 +60,7 @@ def allocatable_of(node: Node) -> dict[str, int]:
     spec = node.spec if isinstance(node.spec, NodeSpec) else NodeSpec()
     status = node.status if isinstance(node.status, NodeStatus) else NodeStatus()
     result = {**amounts(spec.capacity), **amounts(spec.allocatable), **amounts(status.allocatable)}
-    if isinstance(spec.cpu_overcommit, float) and "cpu" in result:
+    if isinstance(spec.cpu_overcommit, int | float) and "cpu" in result:
         result["cpu"] = int(result["cpu"] * spec.cpu_overcommit)
     return result
 

@@ -27,11 +27,11 @@ class TenantSpec(Wire):
     limits: dict[str, Quantity] | UnsetType = UNSET
     enforcement: Text = UNSET
     display_name: Text = UNSET
-    weight: float | UnsetType = UNSET
-    fair_share_target: float | UnsetType = UNSET
-    burst_allowance: float | UnsetType = UNSET
-    gpu_hours_budget: float | UnsetType = UNSET
-    node_hours_budget: float | UnsetType = UNSET
+    weight: int | float | UnsetType = UNSET
+    fair_share_target: int | float | UnsetType = UNSET
+    burst_allowance: int | float | UnsetType = UNSET
+    gpu_hours_budget: int | float | UnsetType = UNSET
+    node_hours_budget: int | float | UnsetType = UNSET
 
 
 class TenantStatus(Wire):
@@ -92,9 +92,9 @@ def _check(tenant: Tenant) -> list[Cause]:
         value = getattr(spec, name)
         if value is not UNSET and not 0 <= value <= 1e15:
             faults.append(field_fault(f"spec.{_camel(name)}", f"must be a number from 0 on, got {value}"))
-    if isinstance(spec.fair_share_target, float) and spec.fair_share_target > 1:
+    if isinstance(spec.fair_share_target, int | float) and spec.fair_share_target > 1:
         faults.append(field_fault("spec.fairShareTarget", "is a fraction of the system: at most 1"))
-    if isinstance(spec.burst_allowance, float) and spec.burst_allowance < 1:
+    if isinstance(spec.burst_allowance, int | float) and spec.burst_allowance < 1:
         faults.append(field_fault("spec.burstAllowance", "is a factor on the share: at least 1"))
     return faults
 

@@ -13,7 +13,7 @@ from bursar.wire.meta import ObjectMeta, Quantity, Text, Wire, given
 
 class TierSpec(Wire):
     limits: dict[str, Quantity] | UnsetType = UNSET
-    weight: float | UnsetType = UNSET
+    weight: int | float | UnsetType = UNSET
     description: Text = UNSET
 
 

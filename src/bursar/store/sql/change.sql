@@ -44,7 +44,7 @@ SELECT revision, kind, namespace, name, uid, tenant, type, actor, verb, reason, 
 SELECT revision, kind, namespace, name, uid, tenant, type, actor, verb, reason, at
   FROM change
  WHERE revision > $1
-   AND ($2 = '' OR namespace = $2)
+   AND ($2 = '' OR namespace = $2 OR ($2 = 'default' AND namespace = ''))
    AND ($3::text[] IS NULL OR tenant = ANY($3::text[]))
  ORDER BY revision DESC
  LIMIT $4;

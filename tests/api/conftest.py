@@ -1,0 +1,17 @@
+"""One served house for each module of tests; what tests create there has names of its own."""
+
+from collections.abc import AsyncIterator
+
+import pytest_asyncio
+from houses import Site, opened_site
+from postgres import _url, clone_database, drop_database
+
+from bursar.store.embedded import Embedded
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def site(embedded_postgres: Embedded, database_template: str) -> AsyncIterator[Site]:
+    name = await clone_database(embedded_postgres, database_template)
+    async with opened_site(_url(embedded_postgres, name)) as one:
+        yield one
+    await drop_database(embedded_postgres, name)

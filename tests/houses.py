@@ -1,0 +1,172 @@
+"""A whole API process in this one: the real house and door on a database of its own, behind a real socket."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+import uvicorn
+
+import bursar
+from bursar.api.door import Door
+from bursar.api.house import House
+from bursar.api.routes import build_routes
+from bursar.api.serve import opened_house
+from bursar.core.access import Role
+from bursar.ops.bootstrap import bootstrap
+from bursar.ops.office import now
+from bursar.ops.token import create_token
+from bursar.store import object as object_store
+from bursar.store import quota as quota_store
+from bursar.store.change import load_position
+
+MERGE = "application/merge-patch+json"
+STRATEGIC = "application/strategic-merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
+APPLY = "application/apply-patch+yaml"
+TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer with its body already read."""
+
+    status: int
+    body: Any
+    headers: Mapping[str, str]
+
+    @property
+    def message(self) -> str:
+        return str(self.body["message"])
+
+    @property
+    def version(self) -> str:
+        return str(self.body["metadata"]["resourceVersion"])
+
+    @property
+    def names(self) -> list[str]:
+        return [one["metadata"]["name"] for one in self.body["items"]]
+
+
+@dataclass(slots=True)
+class Site:
+    """A served house, and short words for asking it."""
+
+    house: House
+    url: str
+    http: httpx2.AsyncClient
+    admin: str
+    _used: int = 0
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        token: str | None = None,
+        media: str = "",
+        headers: Mapping[str, str] | None = None,
+        **query: Any,
+    ) -> Reply:
+        """One request. A path without a leading slash is below /api/v1; bytes are sent as they are."""
+        raw = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+        sent = {"authorization": f"Bearer {self.admin if token is None else token}", **(headers or {})}
+        if raw or media:
+            sent.setdefault("content-type", media or "application/json")
+        where = path if path.startswith("/") else f"/api/v1/{path}"
+        answer = await self.http.request(method, self.url + where, content=raw, headers=sent, params=query or None)
+        is_json = answer.headers.get("content-type", "").startswith("application/json") and answer.content
+        return Reply(answer.status_code, answer.json() if is_json else answer.text, answer.headers)
+
+    async def get(self, path: str, **options: Any) -> Reply:
+        return await self.ask("GET", path, **options)
+
+    async def post(self, path: str, body: Any, **options: Any) -> Reply:
+        return await self.ask("POST", path, body, **options)
+
+    async def put(self, path: str, body: Any, **options: Any) -> Reply:
+        return await self.ask("PUT", path, body, **options)
+
+    async def patch(self, path: str, body: Any, media: str = MERGE, **options: Any) -> Reply:
+        return await self.ask("PATCH", path, body, media=media, **options)
+
+    async def delete(self, path: str, body: Any = None, **options: Any) -> Reply:
+        return await self.ask("DELETE", path, body, **options)
+
+    async def token(self, role: str, **whose: Any) -> str:
+        reply = await self.post("tokens", {"role": role, **whose})
+        assert reply.status == 201, reply
+        return str(reply.body["status"]["token"])
+
+    def name(self, stem: str = "team") -> str:
+        """A name that no other test of this module uses."""
+        self._used += 1
+        return f"{stem}-{self._used}"
+
+    async def namespace(self, tenant: str = "", name: str = "") -> str:
+        """A new namespace, and a new tenant of the same name unless one is given."""
+        name = name or self.name()
+        if not tenant:
+            reply = await self.post("tenants", {"metadata": {"name": name}, "spec": {}})
+            assert reply.status == 201, reply
+        labels = {"bursar.io/tenant": tenant or name}
+        reply = await self.post("namespaces", {"metadata": {"name": name, "labels": labels}})
+        assert reply.status == 201, reply
+        return name
+
+    async def state(self) -> tuple[Any, ...]:
+        """Everything a refused request must leave as it was: the revision, all objects, all counters."""
+        async with self.house.database.reader() as db, db.transaction(isolation="repeatable_read"):
+            position = await load_position(db)
+            counters = await quota_store.load_all(db)
+            charges = await db.fetch(object_store.SQL.charges)
+            objects = await db.fetch("SELECT kind, namespace, name, revision FROM object ORDER BY 1, 2, 3")
+            tokens = await db.fetchval("SELECT count(*) FROM token")
+        return position, counters, [tuple(row) for row in charges], [tuple(row) for row in objects], tokens
+
+
+@asynccontextmanager
+async def opened_site(database_url: str, **settings: Any) -> AsyncIterator[Site]:
+    """An API process on this database, with the default objects and an administrator's token."""
+    async with opened_house(database_url, **settings) as house:
+        await bootstrap(house.office)
+        async with house.database.reader() as db:
+            made = await create_token(db, role=Role.SYSTEM_ADMIN, user="admin", created_by="test", now=now())
+        assert isinstance(made, tuple)
+        async with served(house) as url, httpx2.AsyncClient(timeout=30, trust_env=False) as http:
+            yield Site(house, url, http, made[1])
+
+
+@asynccontextmanager
+async def served(house: House) -> AsyncIterator[str]:
+    """The house's door behind a socket on loopback."""
+    door = Door(house, build_routes(bursar.__version__))
+    config = uvicorn.Config(
+        door, http="httptools", ws="none", lifespan="off", log_level="warning", access_log=False, date_header=False,
+        server_header=False, timeout_graceful_shutdown=1,
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(512)
+        running = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            door.end_streams()
+            await running
+
+
+def allocation(name: str, *, spec: Document | None = None, labels: Mapping[str, str] | None = None, **requests: Any) -> Document:
+    """A body; `gpu=4` is short for the request of four GPUs."""
+    resources = {key.replace("gpu", "nvidia.com/gpu"): str(value) for key, value in requests.items()}
+    metadata: Document = {"name": name, **({"labels": dict(labels)} if labels else {})}
+    return {"metadata": metadata, "spec": {"resources": {"requests": resources}, **(spec or {})}}
