@@ -4,6 +4,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
+# Timeouts are the runner's, and one-row tables and counts of members need no bigint.
+SQUAWK_EXCLUDED := require-timeout-settings,prefer-bigint-over-int,prefer-robust-stmts
+
 .DEFAULT_GOAL := help
 .PHONY: help venv demo serve test check lint types contracts fuzz soak bench lock clean
 
@@ -30,7 +33,7 @@ check: lint types contracts test  ## What CI does: lint, types, import contracts
 
 lint: venv
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
-	@$(BIN)/squawk --config scripts/squawk.toml src/bursar/store/sql/migrations/*.sql
+	@$(BIN)/squawk --pg-version 15.0 --assume-in-transaction --exclude $(SQUAWK_EXCLUDED) src/bursar/store/sql/migrations/*.sql
 
 types: venv
 	@$(BIN)/mypy

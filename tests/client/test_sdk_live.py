@@ -250,7 +250,7 @@ def test_a_request_id_has_one_effect_and_one_answer(home: Home) -> None:
     [
         "create",
         "patch",
-        pytest.param("delete", marks=pytest.mark.xfail(reason="the server looks for the object before the request id")),
+        "delete",
     ],
 )
 def test_a_lost_answer_is_asked_for_again_and_nothing_happens_twice(server: Server, home: Home, verb: str) -> None:

@@ -107,7 +107,9 @@ class Door:
         method = scope["method"]
         found = self._router.find(scope["path"])
         if found is None:
-            return Refusal(Code.NOT_FOUND, "the server could not find the requested resource", "See /docs for what there is.")
+            return Refusal(
+                Code.NOT_FOUND, "the server could not find the requested resource", "See /docs for what there is."
+            )
         methods, values = found
         entry = methods.get(method) or (methods.get("GET") if method == "HEAD" else None)
         if entry is None:
@@ -294,6 +296,6 @@ async def _wait_for_leave(receive: Receive) -> None:
 def _internal(request_id: str) -> bytes:
     return (
         b'{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","reason":"InternalError","code":500,'
-        b'"message":"an internal error; the log has it under request %s","details":{"code":"internal","requestId":"%s"}}'
-        % (request_id.encode(), request_id.encode())
+        b'"message":"an internal error; the log has it under request %s",'
+        b'"details":{"code":"internal","requestId":"%s"}}' % (request_id.encode(), request_id.encode())
     )

@@ -20,7 +20,8 @@ EVENTS_MAX = 500
 # Without an object's name, only the newest revisions are looked through.
 RECENT_REVISIONS = 100_000
 
-FIELDS = tuple(f"involvedObject.{name}" for name in ("name", "namespace", "kind", "uid", "apiVersion", "fieldPath")) + (
+FIELDS = (
+    *(f"involvedObject.{name}" for name in ("name", "namespace", "kind", "uid", "apiVersion", "fieldPath")),
     "metadata.name", "metadata.namespace", "reason", "type", "source",
 )  # fmt: skip
 

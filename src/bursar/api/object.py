@@ -25,8 +25,8 @@ from bursar.ops.command import Command, Reply, Written
 from bursar.ops.dispatch import change_command, create_command, delete_command, owner_of
 from bursar.ops.object import Preconditions, conflict, not_found
 from bursar.store import listing
-from bursar.store.request import Claim
 from bursar.store.listing import Item, Query
+from bursar.store.request import Claim
 from bursar.wire.document import encode, render_list
 from bursar.wire.kind import Kind, Object
 from bursar.wire.namespace import DEFAULT_TENANT, TENANT_LABEL

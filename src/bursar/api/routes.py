@@ -129,8 +129,8 @@ def _status_routes(kind: Kind) -> Iterator[Route]:
     common = {"resource": plural, "subresource": "status", "kind": kind, "answer": kind.type}
     yield Route("GET", path, objects.get, f"Read the status of {_a(kind)}.", "get", **common)  # type: ignore[arg-type]
     yield Route(
-        "PUT", path, WRITE_STATUS.get(kind.name, objects.replace_object), f"Replace the status of {_a(kind)}.", "update",
-        params=writing, body=kind.type, body_media=BODIES, refusals=QUOTA, **common,  # type: ignore[arg-type]
+        "PUT", path, WRITE_STATUS.get(kind.name, objects.replace_object), f"Replace the status of {_a(kind)}.",
+        "update", params=writing, body=kind.type, body_media=BODIES, refusals=QUOTA, **common,  # type: ignore[arg-type]
     )  # fmt: skip
     yield Route(
         "PATCH", path, WRITE_STATUS.get(kind.name, objects.patch_object), f"Change the status of {_a(kind)}.", "patch",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import structlog
@@ -74,15 +75,21 @@ async def serve_http(
         ssl_certfile=str(tls_cert) if tls_cert else None,
         ssl_keyfile=str(tls_key) if tls_key else None,
     )
-    server = uvicorn.Server(config)
+    server = _Server(config)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _stop, server, door)
+    await server.serve(sockets=[listener])
 
-    async def let_go() -> None:
-        while not server.should_exit:
-            await asyncio.sleep(0.1)
-        door.end_streams()
 
-    watcher = asyncio.create_task(let_go())
-    try:
-        await server.serve(sockets=[listener])
-    finally:
-        watcher.cancel()
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are ours: uvicorn would raise them again when it has stopped, before the house is closed."""
+        yield
+
+
+def _stop(server: uvicorn.Server, door: Door) -> None:
+    """Watchers are let go first, for they would never end by themselves."""
+    door.end_streams()
+    server.should_exit = True

@@ -86,6 +86,6 @@ def fixed(body: bytes, media_type: str = JSON, headers: Mapping[str, str] | None
     return handler
 
 
-async def api_paths(call: Call) -> Outcome:
+async def api_paths(_: Call) -> Outcome:
     return Answer(200, encode({"paths": ["/api", "/api/v1", "/apis", "/docs", "/healthz", "/metrics", "/openapi.json",
                                          "/readyz", "/version"]}))  # fmt: skip

@@ -23,6 +23,8 @@ _PLAIN: Final = frozenset({"application/json", "application/*", "*/*"})
 
 def wants_table(accept: str) -> bool:
     """Whether a Table is what the client would rather have, of all that it accepts and this server speaks."""
+    if "as=Table" not in accept:
+        return False
     ranges = [_media_range(text) for text in accept.split(",")[:RANGES_MAX]]
     # Sorting is stable: among equals, what is named first is preferred.
     for media, parameters, quality in sorted(ranges, key=lambda one: -one[2]):

@@ -140,7 +140,7 @@ class _Watcher(asyncio.Protocol):
         self.joined = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        cast(asyncio.WriteTransport, transport).write(self._request)
+        cast("asyncio.WriteTransport", transport).write(self._request)
 
     def data_received(self, data: bytes) -> None:
         now = time.perf_counter()

@@ -43,7 +43,7 @@ class _Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.WriteTransport, transport)
+        self._transport = cast("asyncio.WriteTransport", transport)
         self._send()
 
     def _send(self) -> None:

@@ -22,10 +22,15 @@ class Server:
     token: str
 
 
+def _data_directory() -> Path:
+    data = Path(tempfile.mkdtemp(prefix="bursar-bench-"))
+    data.chmod(0o711)  # The database's own user must pass.
+    return data
+
+
 @asynccontextmanager
 async def running_server(*arguments: str, environment: dict[str, str] | None = None) -> AsyncIterator[Server]:
-    data = Path(tempfile.mkdtemp(prefix="bursar-bench-"))
-    data.chmod(0o711)
+    data = _data_directory()
     token_file = data / "token"
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "bursar.main", "serve", "--data", str(data), "--http", "127.0.0.1:0",

@@ -23,7 +23,7 @@ UNAVAILABLE = 7
 INTERRUPTED = 130
 
 
-class Problem(Exception):  # noqa: N818 - as it is told
+class Problem(Exception):
     """What this side found wrong before asking the server, or in its answers."""
 
     def __init__(self, message: str, hint: str = "", exit_code: int = FAILED) -> None:

@@ -14,7 +14,6 @@ BursarError
     ├── RateLimited      429: `retry_after` says when to come back
     └── Unavailable      502, 503, 504: passes by itself
 """
-# ruff: noqa: N818 - the names say what the server said, as its `reason` does
 
 from __future__ import annotations
 

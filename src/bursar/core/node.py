@@ -125,7 +125,7 @@ def _usable(node: NodeRoom, resource: str) -> tuple[int, ...]:
 
 
 def choose_devices(used: Sequence[int], amount: int, wanted: Sequence[int] | None) -> tuple[int, ...] | None:
-    """Which devices to give: those asked for if they are free, else whole ones from the left, a share on the fullest."""
+    """Which devices to give: those asked for if free, else whole ones from the left, a share on the fullest."""
     if amount < WHOLE:
         room = [index for index, taken in enumerate(used) if taken + amount <= WHOLE]
         if wanted is not None:

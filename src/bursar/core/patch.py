@@ -32,7 +32,7 @@ class PatchError(ValueError):
     """The patch is malformed, or does not fit the object it is applied to."""
 
 
-class TestFailed(PatchError):  # noqa: N818 - it reports that a precondition did not hold, not that the patch is wrong
+class TestFailed(PatchError):
     """A JSON Patch `test` found another value than it expects: the object has changed since the client read it."""
 
 

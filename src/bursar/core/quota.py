@@ -20,6 +20,7 @@ from bursar.core.tree import (
     enforcement_of,
     hard_of,
     limits_of,
+    lineage,
     matches,
     rows_of,
     soft_of,
@@ -102,7 +103,7 @@ class Counters:
         changes = deltas(self.tree, moves)
         cells = self._cells
         if exceeded := [fault for row, delta in changes.items() if (fault := _exceeded(row, cells[row], delta))]:
-            return exceeded
+            return nearest_first(self.tree, exceeded)
         for row, delta in changes.items():
             cell = cells[row]
             cell.accepted += delta.accepted
@@ -132,11 +133,21 @@ def _exceeded(row: Row, cell: _Cell, delta: Delta) -> Exceeded | None:
     return None
 
 
+def nearest_first(tree: Tree, faults: Iterable[Exceeded]) -> list[Exceeded]:
+    """Quotas of the namespace, its tenant, the ancestors upwards, the system; in each by dimension."""
+
+    def distance(fault: Exceeded) -> tuple[int, int, str, str]:
+        kind, _, name = fault.scope.partition(":")
+        depth = sum(1 for _ in lineage(tree, name)) if kind == "tenant" else 0
+        return ("quota", "tenant", "system").index(kind), -depth, fault.scope, fault.dimension
+
+    return sorted(faults, key=distance)
+
+
 def deltas(tree: Tree, moves: Iterable[Move]) -> dict[Row, Delta]:
     """By how much each counter moves in all."""
     changes: dict[Row, Delta] = {}
     for move in moves:
-        # What is taken comes first, so that the scopes of the new charge decide the order of the causes.
         _add(changes, tree, move.namespace, move.after, 1)
         _add(changes, tree, move.namespace, move.before, -1)
     return changes
@@ -277,7 +288,7 @@ def overrun(old: Tree, new: Tree, before: Mapping[Row, Counter], after: Mapping[
     A limit that is new, or lower than before, raises nothing: it shows what was there already.
     """
     faults: list[Exceeded] = []
-    for row, counter in sorted(after.items()):
+    for row, counter in after.items():
         if hard_of(old, row) == UNLIMITED:
             continue
         was = before.get(row, Counter())
@@ -286,4 +297,4 @@ def overrun(old: Tree, new: Tree, before: Mapping[Row, Counter], after: Mapping[
             faults.append(Exceeded(*row, counter.hard, was.accepted, counter.accepted - was.accepted))
         elif counter.bound > max(was.bound, counter.hard):
             faults.append(Exceeded(*row, counter.hard, was.bound, counter.bound - was.bound))
-    return faults
+    return nearest_first(new, faults)

@@ -33,7 +33,7 @@ class Sheet:
     removed_nodes: set[str] = field(default_factory=set)
     node_uids: dict[str, str] = field(default_factory=dict)
     placed: dict[tuple[str, str], Placement] = field(default_factory=dict)  # by (node, uid)
-    lifted: set[str] = field(default_factory=set)  # uids whose placements are gone
+    lifted: set[str] = field(default_factory=set)  # uids whose stored placements go before new ones come
     touched_gangs: set[GangKey] = field(default_factory=set)
     new_tree: Tree | None = None
     put_counters: Mapping[Row, Counter] = field(default_factory=dict)
@@ -41,8 +41,10 @@ class Sheet:
 
     def put(self, after: Stored, origin: Origin) -> Write:
         """Create or change an object."""
-        write = Write(after.key, self.objects.get(after.key), replace(after, revision=UNASSIGNED), origin)
-        self.objects[after.key] = replace(after, revision=UNASSIGNED)
+        if after.revision != UNASSIGNED:
+            after = replace(after, revision=UNASSIGNED)
+        write = Write(after.key, self.objects.get(after.key), after, origin)
+        self.objects[after.key] = after
         self.recharged.pop(after.key, None)
         self.writes.append(write)
         return write
@@ -79,7 +81,6 @@ class Sheet:
 
     def place(self, placements: Sequence[Placement]) -> None:
         self.placements[placements[0].uid] = tuple(placements)
-        self.lifted.discard(placements[0].uid)
         self.placed.update({(one.node, one.uid): one for one in placements})
 
     def lift(self, uid: str) -> tuple[Placement, ...]:

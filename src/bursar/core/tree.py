@@ -90,8 +90,8 @@ class Tree:
     quotas: Mapping[str, tuple[ResourceQuota, ...]] = field(default_factory=dict)  # by namespace
     system: Mapping[str, int] = field(default_factory=dict)
     # Answers already worked out for this tree, which never change: it is immutable.
-    _rows: dict[tuple[str, Facts, frozenset[str]], tuple[Row, ...]] = field(default_factory=dict, compare=False)
-    _limited: dict[str, Mapping[str, int]] = field(default_factory=dict, compare=False)
+    known_rows: dict[tuple[str, Facts, frozenset[str]], tuple[Row, ...]] = field(default_factory=dict, compare=False)
+    known_limits: dict[str, Mapping[str, int]] = field(default_factory=dict, compare=False)
 
 
 def tenant_scope(tenant: str) -> str:
@@ -114,11 +114,11 @@ def effective_limits(tree: Tree, tenant: Tenant) -> dict[str, Limit]:
 
 def limits_of(tree: Tree, tenant: str) -> Mapping[str, int]:
     """The effective limits of a tenant as plain numbers; a tenant that is not in the tree has none."""
-    known = tree._limited.get(tenant)
+    known = tree.known_limits.get(tenant)
     if known is None:
         owner = tree.tenants.get(tenant)
         known = {name: limit.value for name, limit in effective_limits(tree, owner).items()} if owner else {}
-        tree._limited[tenant] = known
+        tree.known_limits[tenant] = known
     return known
 
 
@@ -182,12 +182,13 @@ def _priority_class_holds(term: ScopeTerm, priority_class: str) -> bool:
 
 
 def rows_of(tree: Tree, namespace: str, charge: Charge) -> tuple[Row, ...]:
-    """The counters that a charge raises: its namespace's matching quotas, its tenant, ancestors that limit, the system."""
+    """The counters that a charge raises: of its namespace's matching quotas, its tenant, ancestors that limit, the
+    system."""
     key = (namespace, charge.facts, charge.dimensions)
-    rows = tree._rows.get(key)
+    rows = tree.known_rows.get(key)
     if rows is None:
         rows = tuple(_rows_of(tree, namespace, charge.facts, charge.dimensions))
-        tree._rows[key] = rows
+        tree.known_rows[key] = rows
     return rows
 
 
@@ -282,4 +283,4 @@ def with_system(tree: Tree, limits: Mapping[str, int]) -> Tree:
 
 
 def _fresh(tree: Tree, **changes: object) -> Tree:
-    return replace(tree, **changes, _rows={}, _limited={})  # type: ignore[arg-type]
+    return replace(tree, **changes, known_rows={}, known_limits={})  # type: ignore[arg-type]

@@ -37,8 +37,9 @@ class Retention:
     changes: int = 5_000_000  # revisions that can still be watched from
 
 
-async def run_upkeep(office: Office, retention: Retention = Retention()) -> None:
+async def run_upkeep(office: Office, retention: Retention | None = None) -> None:
     """For ever: each duty at its own pace. A database that is away is waited for."""
+    retention = retention or Retention()
     await asyncio.gather(
         _every(1.0, "namespaces", lambda: finish_namespaces(office)),
         _every(60.0, "usage", lambda: sample_usage(office)),

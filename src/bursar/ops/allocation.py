@@ -24,7 +24,7 @@ from bursar.core.refusal import Code, Refusal
 from bursar.core.sheet import Sheet
 from bursar.core.wording import quota_refusal
 from bursar.ops.command import Command, Reply, Result
-from bursar.ops.object import Preconditions, not_found
+from bursar.ops.object import NO_PRECONDITIONS, Preconditions, not_found
 from bursar.ops.office import Office, timestamp
 from bursar.wire.allocation import Allocation, request_of
 from bursar.wire.document import encode
@@ -162,9 +162,8 @@ class Report(Command):
 
     def _final(self, before: Stored, at: str) -> dict[str, Any]:
         status = {**status_of(before), "phase": self.phase}
-        for name, value in (("reason", self.reason), ("message", self.message), ("exitCode", self.exit_code)):
-            if value not in ("", None):
-                status[name] = value
+        told = {"reason": self.reason, "message": self.message, "exitCode": self.exit_code}
+        status |= {name: value for name, value in told.items() if value not in ("", None)}
         if self.phase is Phase.PENDING:
             for name in ("nodeName", "nodeId", "nodes", "startTime", "allocatedResources"):
                 status.pop(name, None)
@@ -180,7 +179,7 @@ class Release(Command):
     """Delete an allocation: at once if nothing runs, else ask its nodes to stop it and wait for their word."""
 
     grace_seconds: int = GRACE_SECONDS
-    preconditions: Preconditions = Preconditions()
+    preconditions: Preconditions = NO_PRECONDITIONS
     gang: str = ""
 
     def gangs(self) -> dict[GangKey, int]:

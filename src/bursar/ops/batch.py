@@ -1,7 +1,7 @@
 """The walk of every write: claim, lock, read, decide, save, once per batch.
 
-Locks are taken in one global order: request claims, tree, gangs, objects, counters, nodes, and last the revision. What is
-decided from is read in a later statement than the one that took the lock: a statement that had to wait sees the new
+Locks are taken in one global order: request claims, tree, gangs, objects, counters, nodes, and last the revision. What
+is decided from is read in a later statement than the one that took the lock: a statement that had to wait sees the new
 version of the row it waited for, but not the rows that a rival put beside it.
 """
 
@@ -57,7 +57,7 @@ class Walk:
         return sheet
 
     async def _lock_objects(self, db: Connection, sheet: Sheet, commands: Sequence[Command]) -> None:
-        keys = {key for command in commands for key in command.keys()}
+        keys = {key for command in commands for key in command.objects()}
         if sheet.gangs:
             keys.update(await object_store.load_gang_members(db, sheet.gangs))
         await object_store.lock(db, keys)
@@ -90,7 +90,7 @@ class Walk:
         placed = [
             sheet.objects[key].uid
             for command in commands
-            for key in command.keys()
+            for key in command.objects()
             if key.kind == "Allocation" and key in sheet.objects and sheet.objects[key].charge.bound
         ]
         if placed:

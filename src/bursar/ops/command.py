@@ -39,7 +39,7 @@ class Command:
     origin: Origin
     claim: Claim | None = None
 
-    def keys(self) -> Iterable[Key]:
+    def objects(self) -> Iterable[Key]:
         """Objects to lock and read."""
         return (self.key,)
 
@@ -55,12 +55,12 @@ class Command:
         """Nodes to lock and read, beside those that the object is placed on."""
         return ()
 
-    def charges(self, sheet: Sheet) -> Iterable[tuple[str, Charge]]:
+    def charges(self, sheet: Sheet, /) -> Iterable[tuple[str, Charge]]:
         """Every (namespace, charge) that deciding may take or give back."""
         before = sheet.objects.get(self.key)
         return ((self.key.namespace, before.charge),) if before is not None else ()
 
-    def decide(self, sheet: Sheet) -> Result:
+    def decide(self, sheet: Sheet, /) -> Result:
         raise NotImplementedError
 
 

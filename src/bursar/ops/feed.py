@@ -1,7 +1,7 @@
 """The feed in memory: one reader per process follows the changes and hands each to those who follow along.
 
-It reads `revision > seen`, so it misses nothing and repeats nothing. It runs only while somebody listens. Followers have
-bounded queues: one that does not keep up is let go, and resumes from the last revision it saw.
+It reads `revision > seen`, so it misses nothing and repeats nothing. It runs only while somebody listens. Followers
+have bounded queues: one that does not keep up is let go, and resumes from the last revision it saw.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ A = TypeVar("A")
 
 log = structlog.get_logger()
 
-# Locks are held while a batch is decided and saved: batches shrink when that takes much longer than it should. In a busy
-# process most of a batch's time is spent waiting for its turn, which smaller batches would only make worse.
+# Locks are held while a batch is decided and saved: batches shrink when that takes much longer than it should. In a
+# busy process most of a batch's time is spent waiting for its turn, which smaller batches would only make worse.
 HOLD_SECONDS = 0.1
 BATCH_MIN = 64
 
@@ -82,7 +82,7 @@ class Lane(Generic[C, A]):
         if self._size >= self._capacity:
             self._shed(tenant)
         loop = asyncio.get_running_loop()
-        entry = _Entry[C, A](command, tenant, loop.time(), loop.create_future())
+        entry: _Entry[C, A] = _Entry(command, tenant, loop.time(), loop.create_future())
         self._push(entry)
         if self._worker is None or self._worker.done():
             self._worker = loop.create_task(self._work(), name=f"lane-{self.name}")
@@ -109,10 +109,10 @@ class Lane(Generic[C, A]):
     def _shed(self, tenant: str) -> None:
         """Make room by refusing the newest command of the longest queue, which may be the one that just came."""
         longest = max(self._queues, key=lambda name: len(self._queues[name]))
-        mine = self._queues.get(tenant)
+        mine = len(self._queues.get(tenant, ()))
         overloaded = Overloaded(self.name, self._retry_after_seconds())
         metrics.LANE_SHED.labels(self.name).inc()
-        if mine is not None and len(mine) >= len(self._queues[longest]) - 1:
+        if mine >= len(self._queues[longest]) - 1:
             raise overloaded
         victim = self._queues[longest].pop()
         self._size -= 1

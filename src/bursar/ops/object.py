@@ -130,17 +130,17 @@ class Change(Command):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recall(Command):
-    """Answer a repeated request as it was answered before; one that is new is answered `otherwise`, and does nothing."""
+    """Answer a repeated request as it was answered before; a new one is answered `otherwise`, and does nothing."""
 
     otherwise: Reply
 
-    def keys(self) -> Iterable[Key]:
+    def objects(self) -> Iterable[Key]:
         return ()
 
-    def charges(self, sheet: Sheet) -> Iterable[tuple[str, Charge]]:
+    def charges(self, _: Sheet) -> Iterable[tuple[str, Charge]]:
         return ()
 
-    def decide(self, sheet: Sheet) -> Result:
+    def decide(self, _: Sheet) -> Result:
         return self.otherwise
 
 
@@ -157,9 +157,12 @@ class Preconditions:
         return None
 
 
+NO_PRECONDITIONS = Preconditions()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delete(Command):
-    preconditions: Preconditions = Preconditions()
+    preconditions: Preconditions = NO_PRECONDITIONS
 
     def decide(self, sheet: Sheet) -> Result:
         before = sheet.objects.get(self.key)

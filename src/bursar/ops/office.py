@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
 
 from bursar.core.object import Key, Stored
 from bursar.ops.batch import Walk
@@ -90,8 +92,14 @@ def now() -> datetime:
 
 def timestamp(at: datetime) -> str:
     """RFC 3339, UTC, to the second, as Kubernetes writes times."""
+    return _timestamp(at.replace(microsecond=0))
+
+
+# Everything that happens within a second has the same text.
+@lru_cache(64)
+def _timestamp(at: datetime) -> str:
     return at.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def new_uid(prefix: str) -> str:
-    return f"{prefix}-{uuid.uuid4()}"
+    return f"{prefix}-{uuid.UUID(bytes=os.urandom(16), version=4)}"

@@ -39,7 +39,7 @@ class StructureWalk:
         claimed, remembered = await claim(db, commands)
         tree = await self._trees.at(db, await tree_store.lock_exclusive(db))
         sheet = Sheet(datetime.now(UTC), tree, Counters(tree, {}))
-        keys = {key for command in commands for key in command.keys()}
+        keys = {key for command in commands for key in command.objects()}
         await object_store.lock(db, keys)
         sheet.objects = await object_store.load(db, keys)
         results: list[Result] = decide(sheet, commands, remembered)

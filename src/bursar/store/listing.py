@@ -79,7 +79,7 @@ async def load_page(db: Connection, query: Query) -> Page:
 
 async def count(db: Connection, query: Query) -> int:
     where = _where(query)
-    total: int = await db.fetchval(f"SELECT count(*) FROM object WHERE {where.text}", *where.parameters)  # noqa: S608
+    total: int = await db.fetchval(f"SELECT count(*) FROM object WHERE {where.text}", *where.parameters)
     return total
 
 

@@ -61,7 +61,8 @@ async def migrate(db: Connection, wanted: Sequence[Migration] | None = None) -> 
         newest = max((migration.version for migration in wanted), default=0)
         if ahead := [row["name"] for version, row in applied.items() if version > newest]:
             raise MigrationError(
-                f"the database was migrated by a newer Bursar ({', '.join(ahead)}); upgrade this one, or restore a backup"
+                f"the database was migrated by a newer Bursar ({', '.join(ahead)}); "
+                "upgrade this one, or restore a backup"
             )
         for migration in missing:
             await db.execute(migration.sql)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 from msgspec import UnsetType
 
@@ -24,11 +25,21 @@ def dimension_name(name: str) -> str:
     return name.removeprefix("requests.")
 
 
+# Submissions repeat a few pairs for ever. Only good ones are kept, and good ones are short.
+@lru_cache(8192, typed=True)
+def _read(name: str, value: Quantity) -> tuple[str, int]:
+    """(dimension, amount) of one entry; raises QuantityError for what is wrong with either."""
+    if faults := qualified_name(name):
+        raise QuantityError(faults[0])
+    dimension = dimension_name(name)
+    return dimension, amount(dimension, quantity_text(value))
+
+
 def amounts(given: Mapping[str, Quantity] | UnsetType) -> dict[str, int]:
     """Exact amounts; call only on what `amounts_faults` found nothing wrong with."""
     if isinstance(given, UnsetType):
         return {}
-    return {dimension_name(name): amount(dimension_name(name), quantity_text(value)) for name, value in given.items()}
+    return dict([_read(name, value) for name, value in given.items()])
 
 
 def canonical(given: Mapping[str, Quantity]) -> dict[str, str]:
@@ -46,16 +57,14 @@ def amounts_faults(field: str, given: Mapping[str, Quantity] | UnsetType) -> lis
     faults: list[Cause] = []
     seen: dict[str, str] = {}
     for name, value in given.items():
-        path = f"{field}[{name[:63]}]"
-        faults += [field_fault(path, fault) for fault in qualified_name(name)]
-        dimension = dimension_name(name)
-        if dimension in seen:
-            faults.append(field_fault(path, f"names the same dimension as {seen[dimension]}"))
-        seen[dimension] = name
         try:
-            amount(dimension, quantity_text(value))
+            dimension, _ = _read(name, value)
         except QuantityError as error:
-            faults.append(field_fault(path, str(error)))
+            faults.append(field_fault(f"{field}[{name[:63]}]", str(error)))
+            continue
+        if dimension in seen:
+            faults.append(field_fault(f"{field}[{name}]", f"names the same dimension as {seen[dimension]}"))
+        seen[dimension] = name
     return faults
 
 

@@ -67,8 +67,8 @@ def to_tree(quota: ResourceQuota) -> tree.ResourceQuota:
 def _terms(spec: ResourceQuotaSpec) -> tuple[tree.ScopeTerm, ...]:
     terms = [tree.ScopeTerm(scope, "Exists") for scope in spec.scopes or ()]
     selector = spec.scope_selector
-    for one in (selector.match_expressions if isinstance(selector, ScopeSelector) else UNSET) or ():
-        terms.append(tree.ScopeTerm(one.scope_name, one.operator, frozenset(one.values or ())))
+    expressions = (selector.match_expressions if isinstance(selector, ScopeSelector) else UNSET) or ()
+    terms += [tree.ScopeTerm(one.scope_name, one.operator, frozenset(one.values or ())) for one in expressions]
     return tuple(terms)
 
 

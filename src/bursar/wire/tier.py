@@ -8,7 +8,7 @@ from bursar.core import tree
 from bursar.core.refusal import Cause
 from bursar.wire.kind import Column, Kind
 from bursar.wire.limits import amounts, amounts_faults, show_amounts
-from bursar.wire.meta import ObjectMeta, Quantity, Text, Wire, given
+from bursar.wire.meta import ObjectMeta, Quantity, Text, Wire
 
 
 class TierSpec(Wire):

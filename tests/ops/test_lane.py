@@ -1,0 +1,283 @@
+"""The lane alone: bounded, fair, patient with poison, and silent until the batch is done."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+
+import pytest
+
+from bursar.ops import lane as lane_module
+from bursar.ops.lane import Closed, Lane, Overloaded
+from bursar.store.database import Unavailable
+
+Command = tuple[str, int]  # (tenant, number)
+
+
+class Desk:
+    """Runs batches one gate at a time, so that a test decides when a batch is done."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[Command]] = []
+        self.gate = asyncio.Semaphore(0)
+        self.poison: set[Command] = set()
+        self.begun = asyncio.Condition()
+
+    async def run(self, commands: Sequence[Command]) -> Sequence[str]:
+        async with self.begun:
+            self.batches.append(list(commands))
+            self.begun.notify_all()
+        await self.gate.acquire()
+        if self.poison & set(commands):
+            raise ValueError("poisoned")
+        return [f"{tenant}-{number}" for tenant, number in commands]
+
+    async def until_begun(self, batches: int) -> None:
+        async with self.begun:
+            await asyncio.wait_for(self.begun.wait_for(lambda: len(self.batches) >= batches), 5)
+
+    def open(self) -> None:
+        for _ in range(10_000):
+            self.gate.release()
+
+
+Submit = Callable[..., asyncio.Task[str]]
+
+
+def submitter(lane: Lane[Command, str]) -> Submit:
+    def submit(tenant: str, number: int = 0) -> asyncio.Task[str]:
+        return asyncio.create_task(lane.submit((tenant, number), tenant))
+
+    return submit
+
+
+async def settled(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+async def answers(tasks: Sequence[Awaitable[str]]) -> list[str | BaseException]:
+    return await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 5)
+
+
+async def test_the_next_batch_is_whatever_queued_meanwhile() -> None:
+    desk = Desk()
+    lane = Lane[Command, str]("t", desk.run)
+    submit = submitter(lane)
+    first = submit("a")
+    await desk.until_begun(1)
+    later = [submit("a", number) for number in range(1, 6)]
+    await settled(lambda: lane.size == 5)
+    desk.open()
+    assert await answers([first, *later]) == [f"a-{number}" for number in range(6)]
+    assert [len(batch) for batch in desk.batches] == [1, 5]
+
+
+async def test_answers_come_only_after_the_batch_is_done() -> None:
+    desk = Desk()
+    lane = Lane[Command, str]("t", desk.run)
+    task = submitter(lane)("a")
+    await desk.until_begun(1)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not task.done()
+    desk.open()
+    assert await task == "a-0"
+
+
+async def test_a_flood_of_one_tenant_does_not_delay_another_beyond_the_next_batch() -> None:
+    desk = Desk()
+    lane = Lane[Command, str]("t", desk.run, batch_max=10)
+    submit = submitter(lane)
+    flood = [submit("flood", number) for number in range(500)]
+    await desk.until_begun(1)
+    await settled(lambda: lane.size == 490)
+    single = submit("quiet")
+    await settled(lambda: lane.size == 491)
+    desk.open()
+    await answers([single, *flood])
+    assert ("quiet", 0) in desk.batches[1]
+
+
+async def test_a_batch_takes_from_each_tenant_in_turn() -> None:
+    desk = Desk()
+    lane = Lane[Command, str]("t", desk.run, batch_max=6)
+    submit = submitter(lane)
+    tasks = [submit("first")]
+    await desk.until_begun(1)
+    for tenant in ("a", "b", "c"):
+        tasks += [submit(tenant, number) for number in range(20)]
+    await settled(lambda: lane.size == 60)
+    desk.open()
+    await answers(tasks)
+    assert Counter(tenant for tenant, _ in desk.batches[1]) == {"a": 2, "b": 2, "c": 2}
+    numbers = [number for batch in desk.batches for tenant, number in batch if tenant == "b"]
+    assert numbers == sorted(numbers)  # each tenant's own order is kept
+
+
+async def test_a_full_lane_sheds_the_newest_of_the_longest_queue() -> None:
+    desk = Desk()
+    lane = Lane[Command, str]("t", desk.run, capacity=5)
+    submit = submitter(lane)
+    running = submit("x")
+    await desk.until_begun(1)
+    greedy = [submit("greedy", number) for number in range(5)]
+    await settled(lambda: lane.size == 5)
+    quiet = submit("quiet")
+    await settled(lambda: greedy[4].done())
+    error = greedy[4].exception()
+    assert isinstance(error, Overloaded)
+    assert 1 <= error.retry_after_seconds <= 30
+    assert lane.size == 5
+    with pytest.raises(Overloaded):
+        await lane.submit(("greedy", 9), "greedy")
+    desk.open()
+    assert await answers([running, quiet, *greedy[:4]]) == ["x-0", "quiet-0", *(f"greedy-{n}" for n in range(4))]
+
+
+async def test_a_lane_full_of_single_commands_refuses_the_one_that_came_last() -> None:
+    desk = Desk()
+    lane = Lane[Command, str]("t", desk.run, capacity=3)
+    submit = submitter(lane)
+    running = submit("x")
+    await desk.until_begun(1)
+    waiting = [submit(tenant) for tenant in "abc"]
+    await settled(lambda: lane.size == 3)
+    with pytest.raises(Overloaded):
+        await lane.submit(("d", 0), "d")
+    desk.open()
+    assert await answers([running, *waiting]) == ["x-0", "a-0", "b-0", "c-0"]
+
+
+async def test_retry_after_grows_with_what_is_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_module, "BATCH_MIN", 1)
+    desk = Desk()
+    lane = Lane[Command, str]("t", desk.run, capacity=40, batch_max=1)
+    lane._batch_seconds = 0.5
+    submit = submitter(lane)
+    tasks = [submit("a")]
+    await desk.until_begun(1)
+    tasks += [submit("a", number) for number in range(1, 41)]
+    await settled(lambda: lane.size == 40)
+    with pytest.raises(Overloaded, match=r"t is overloaded; try again in 20 s") as refused:
+        await lane.submit(("a", 99), "a")
+    assert refused.value.retry_after_seconds == 20
+    desk.open()
+    await answers(tasks)
+
+
+async def test_a_poisoned_command_gets_its_error_and_its_neighbours_their_answers() -> None:
+    desk = Desk()
+    desk.poison = {("a", 7)}
+    desk.open()
+    lane = Lane[Command, str]("t", desk.run)
+    submit = submitter(lane)
+    results = await answers([submit("a", number) for number in range(16)])
+    assert isinstance(results[7], ValueError)
+    assert [one for index, one in enumerate(results) if index != 7] == [f"a-{n}" for n in range(16) if n != 7]
+    # Once whole, once more whole, then in halves: the work is bounded by the logarithm.
+    assert len(desk.batches) <= 2 + 2 * 4
+    assert [len(batch) for batch in desk.batches[:3]] == [16, 16, 8]
+
+
+async def test_a_batch_that_fails_once_is_run_again_whole() -> None:
+    desk = Desk()
+    desk.poison = {("a", 0)}
+    lane = Lane[Command, str]("t", desk.run)
+    submit = submitter(lane)
+    tasks = [submit("a", number) for number in range(4)]
+    await desk.until_begun(1)
+    desk.gate.release()
+    await desk.until_begun(2)
+    desk.poison.clear()
+    desk.open()
+    assert await answers(tasks) == [f"a-{number}" for number in range(4)]
+    assert [len(batch) for batch in desk.batches] == [4, 4]
+
+
+async def test_when_the_database_is_away_nobody_is_tried_one_by_one() -> None:
+    tried = []
+
+    async def away(commands: Sequence[Command]) -> Sequence[str]:
+        tried.append(len(commands))
+        raise Unavailable("gone fishing")
+
+    lane = Lane[Command, str]("t", away)
+    results = await answers([submitter(lane)("a", number) for number in range(8)])
+    assert all(isinstance(one, Unavailable) for one in results)
+    assert tried == [8]
+
+
+async def test_a_caller_who_leaves_before_the_batch_is_not_decided() -> None:
+    desk = Desk()
+    lane = Lane[Command, str]("t", desk.run)
+    submit = submitter(lane)
+    first = submit("a")
+    await desk.until_begun(1)
+    leaving, staying = submit("a", 1), submit("a", 2)
+    await settled(lambda: lane.size == 2)
+    leaving.cancel()
+    desk.open()
+    assert await answers([first, staying]) == ["a-0", "a-2"]
+    assert desk.batches == [[("a", 0)], [("a", 2)]]
+    assert leaving.cancelled()
+    assert lane.size == 0
+
+
+async def test_a_caller_who_leaves_during_the_batch_does_not_stop_it() -> None:
+    desk = Desk()
+    lane = Lane[Command, str]("t", desk.run)
+    submit = submitter(lane)
+    leaving, staying = submit("a", 1), submit("a", 2)
+    await desk.until_begun(1)
+    leaving.cancel()
+    await settled(leaving.done)
+    desk.open()
+    assert await answers([staying]) == ["a-2"]
+    assert desk.batches == [[("a", 1), ("a", 2)]]
+
+
+async def test_a_lane_whose_callers_all_left_goes_on_with_the_next() -> None:
+    desk = Desk()
+    lane = Lane[Command, str]("t", desk.run)
+    submit = submitter(lane)
+    first = submit("a")
+    await desk.until_begun(1)
+    gone = [submit("b", number) for number in range(3)]
+    await settled(lambda: lane.size == 3)
+    for task in gone:
+        task.cancel()
+    desk.open()
+    await answers([first, *gone])
+    assert await asyncio.wait_for(lane.submit(("c", 0), "c"), 5) == "c-0"
+
+
+async def test_closing_finishes_what_was_taken_and_takes_no_more() -> None:
+    desk = Desk()
+    lane = Lane[Command, str]("t", desk.run)
+    submit = submitter(lane)
+    tasks = [submit("a"), submit("b")]
+    await desk.until_begun(1)
+    closing = asyncio.create_task(lane.close())
+    await asyncio.sleep(0)
+    with pytest.raises(Closed):
+        await lane.submit(("c", 0), "c")
+    desk.open()
+    await asyncio.wait_for(closing, 5)
+    assert [task.result() for task in tasks] == ["a-0", "b-0"]
+
+
+async def test_batches_shrink_when_they_take_long_and_grow_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk()
+    desk.open()
+    lane = Lane[Command, str]("t", desk.run, batch_max=256)
+    submit = submitter(lane)
+    monkeypatch.setattr(lane_module, "HOLD_SECONDS", -1.0)  # every batch takes too long
+    await answers([submit("a", number) for number in range(2000)])
+    sizes = [len(batch) for batch in desk.batches]
+    assert sizes[:3] == [256, 192, 144]
+    assert min(sizes[:-1]) == lane_module.BATCH_MIN  # locks are not worth more than that
+    desk.batches.clear()
+    monkeypatch.setattr(lane_module, "HOLD_SECONDS", 60.0)
+    await answers([submit("a", number) for number in range(1000)])
+    assert [len(batch) for batch in desk.batches[:4]] == [64, 128, 192, 256]
