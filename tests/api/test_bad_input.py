@@ -156,7 +156,7 @@ async def test_every_fault_of_a_well_typed_body_is_named(site: Site) -> None:
 QUANTITIES: list[Any] = [
     "NaN", "nan", "Infinity", "-Infinity", "1e999", "1e31", "-1", "-0.5", "5 Gi", " 5", "5 ", "５", "١", "5GiB", "0x10", "1_000",
     "+1", "1.", "", ".", "e3", "1ee3", "9" * 40, "9" * 5000, "9223372036854775808", "1Zi", "½", "5\u200bGi", "1,5", "1/2",
-    -1, 1.5, 10**40, True, [], {}, "5\x00",
+    -1, 10**40, True, [], {}, "5\x00",
 ]  # fmt: skip
 
 

@@ -179,11 +179,15 @@ class Door:
             await asyncio.wait((sender, leaver), return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._streams.discard(sender)
+            ended = sender.done() and not sender.cancelled() and sender.exception() is None
+            here = not leaver.done()
             for task in (sender, leaver):
                 task.cancel()
             await asyncio.gather(sender, leaver, return_exceptions=True)
             with suppress(Exception):
                 await stream.pieces.aclose()
+            if here and not ended:
+                await send({"type": "http.response.body", "body": b""})
 
     def end_streams(self) -> None:
         """On shutdown: watchers are let go, and resume elsewhere."""

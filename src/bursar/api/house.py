@@ -40,6 +40,10 @@ class House:
                     self._tree_read_at = asyncio.get_running_loop().time()
         return self.office.trees.latest
 
+    def forget_tree(self) -> None:
+        """This process changed the tree: who asks next sees the change."""
+        self._tree_read_at = -1e9
+
     async def sees(self, identity: Identity, tenant: str) -> bool:
         """Whether an identity may see what belongs to a tenant; what belongs to none is for everybody."""
         whose = reach(identity)

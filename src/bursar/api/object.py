@@ -236,6 +236,8 @@ async def written_answer(
     if isinstance(reply, Refusal):
         return reply
     assert isinstance(reply, Written)
+    if kind.in_tree:
+        call.house.forget_tree()
     headers = {"Warning": ", ".join(f'299 - "{one}"' for one in warnings)} if warnings else {}
     accept = call.headers.get("accept", "")
     if wants_table(accept):

@@ -159,8 +159,8 @@ async def save(db: Connection, sheet: Sheet) -> None:
     """Everything that was decided, set by set; the revision is the last lock."""
     if changes := sheet.counters.changes():
         await quota_store.add(db, sheet.tree, changes)
-    if sheet.touched_gangs:
-        await gang_store.save(db, {key: sheet.gangs[key] for key in sheet.touched_gangs})
+    if sheet.gangs:
+        await gang_store.save(db, {key: sheet.gangs[key] for key in sheet.touched_gangs}, locked=sheet.gangs)
     if sheet.touched_nodes:
         await node_store.put(db, [sheet.nodes[name] for name in sheet.touched_nodes], sheet.node_uids)
     if sheet.removed_nodes:

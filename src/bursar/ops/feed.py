@@ -107,17 +107,19 @@ class Feed:
         self._followers: dict[str, set[Follower]] = {}  # by kind; "" follows everything
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._starting = asyncio.Lock()
         self.revision = 0
-        self.lag_seconds = 0.0
 
     def nudge(self) -> None:
         """Something was committed: look now rather than at the next poll."""
         self._wake.set()
 
     async def follow(self, kind: str, namespace: str = "", after: int | None = None) -> Follower:
-        """Begin to listen. Changes after the returned follower's `joined` come by queue; earlier ones are the caller's
+        """Begin to listen. Changes after the returned follower's `after` come by queue; earlier ones are the caller's
         to read."""
-        await self._ensure_running()
+        # Whoever starts the reader also sets where it begins; nobody may move that afterwards.
+        async with self._starting:
+            await self._ensure_running()
         follower = Follower(kind, namespace, self.revision if after is None else max(after, self.revision))
         self._followers.setdefault(kind, set()).add(follower)
         return follower
@@ -139,8 +141,7 @@ class Feed:
             return
         async with self._database.reader() as db:
             self.revision = (await store.load_position(db)).revision
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._run(), name="feed")
+        self._task = asyncio.create_task(self._run(), name="feed")
 
     async def _run(self) -> None:
         """Follow for as long as anybody listens; when the database is away, go on where it stopped."""
@@ -156,6 +157,8 @@ class Feed:
                 await asyncio.sleep(POLL_SECONDS)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), POLL_SECONDS)
+        # From here on a new listener starts a new reader.
+        self._task = None
         if db is not None:
             await db.close()
 

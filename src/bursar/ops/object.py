@@ -81,7 +81,11 @@ class Create(Command):
     def _join_gang(self, sheet: Sheet, draft: Stored, gang: Gang) -> Result:
         """Members wait uncharged until the gang is complete; then all of them are charged together, or none."""
         key = (self.key.namespace, gang.group_id)
-        row = sheet.gangs.get(key, GangRow(gang.min_members))
+        row = sheet.gangs.get(key)
+        if row is None or not row.members:
+            row = GangRow(gang.min_members)
+        if row.min_members != gang.min_members:
+            return _gang_differs(gang, row)
         waiting = [one for one in sheet.members(*key) if one.charge.due]
         if not row.charged and row.members + 1 < row.min_members:
             sheet.set_gang(key, replace(row, members=row.members + 1))
@@ -173,6 +177,11 @@ class Delete(Command):
         if before.charge is not NOTHING:
             sheet.counters.move([Move(self.key.namespace, before.charge)])
         return sheet.remove(self.key, self.origin)
+
+
+def _gang_differs(gang: Gang, row: GangRow) -> Refusal:
+    message = f"gang {gang.group_id!r} has minMembers {row.min_members}, this member says {gang.min_members}"
+    return Refusal(Code.INVALID, message, causes=(Cause("FieldValueInvalid", message, field="minMembers"),))
 
 
 # Refusals that every kind shares, in Kubernetes' words.

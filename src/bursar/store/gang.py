@@ -32,13 +32,14 @@ async def load(db: Connection, keys: Iterable[GangKey]) -> dict[GangKey, GangRow
     }
 
 
-async def save(db: Connection, gangs: Mapping[GangKey, GangRow]) -> None:
-    ordered = sorted(gangs)
-    await db.execute(
-        SQL.save,
-        *_columns(ordered),
-        [gangs[key].min_members for key in ordered],
-        [gangs[key].members for key in ordered],
-        [gangs[key].charged for key in ordered],
-    )
-    await db.execute(SQL.remove_empty, *_columns(ordered))
+async def save(db: Connection, gangs: Mapping[GangKey, GangRow], *, locked: Iterable[GangKey]) -> None:
+    """Write what changed; of all that were locked, those without members are no gangs any more."""
+    if ordered := sorted(gangs):
+        await db.execute(
+            SQL.save,
+            *_columns(ordered),
+            [gangs[key].min_members for key in ordered],
+            [gangs[key].members for key in ordered],
+            [gangs[key].charged for key in ordered],
+        )
+    await db.execute(SQL.remove_empty, *_columns(locked))
