@@ -149,6 +149,11 @@ def document(reply: Reply) -> dict[str, Any]:
     return shown
 
 
+def refusal(reply: Reply) -> Refusal:
+    assert isinstance(reply, Refusal), reply
+    return reply
+
+
 def code(reply: Reply) -> str:
     return str(reply.code) if isinstance(reply, Refusal) else "ok"
 

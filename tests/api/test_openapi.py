@@ -10,20 +10,12 @@ from typing import Any
 import jsonschema_rs
 import msgspec
 import pytest
-from sample_routes import ROUTES, nobody
 
-from bursar.api.openapi import (
-    EXAMPLES,
-    FIELD_WORDS,
-    V2_BODY,
-    document,
-    documents,
-    kubectl_document,
-    operation_ids,
-    refusals,
-)
+from bursar.api.openapi import V2_BODY, document, documents, kubectl_document, operation_ids, refusals
+from bursar.api.openapi_words import EXAMPLES, FIELD_WORDS
 from bursar.api.route import Route
 from bursar.wire.kinds import BY_NAME, KINDS
+from sample_routes import ROUTES, nobody
 
 DOCUMENT = document(ROUTES, release="1.2.3")
 SCHEMAS = DOCUMENT["components"]["schemas"]

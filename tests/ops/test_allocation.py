@@ -2,9 +2,9 @@
 
 from bursar.core.allocation import Phase
 from bursar.core.quantity import format_amount
+from bursar.ops.command import Written
 from bursar.ops.office import Office
 from bursar.store import node as node_store
-
 from offices import (
     allocation,
     assert_counters_equal_charges,
@@ -18,6 +18,7 @@ from offices import (
     namespace,
     node,
     quota,
+    refusal,
     tenant,
 )
 
@@ -37,7 +38,7 @@ async def test_the_limit_of_a_quota_is_exact(office: Office) -> None:
     assert code(await allocation(office, "default", "one", gpu=2)) == "ok"
     refused = await allocation(office, "default", "two", gpu=2)
     assert code(refused) == "quota_exceeded"
-    assert refused.message == "exceeded quota: nvidia.com/gpu limit 3, requested 2, used 2"
+    assert refusal(refused).message == "exceeded quota: nvidia.com/gpu limit 3, requested 2, used 2"
     assert code(await allocation(office, "default", "three", gpu=1)) == "ok"
     await assert_counters_equal_charges(office)
 
@@ -69,7 +70,7 @@ async def test_a_node_is_never_overfilled(office: Office) -> None:
     assert code(await bind(office, "default", "two", "n1")) == "ok"
     refused = await bind(office, "default", "three", "n1")
     assert code(refused) == "no_capacity"
-    assert refused.message == "node n1 has 0 nvidia.com/gpu free, 2 needed"
+    assert refusal(refused).message == "node n1 has 0 nvidia.com/gpu free, 2 needed"
 
 
 async def test_fractions_share_a_device_and_whole_ones_take_their_own(office: Office) -> None:
@@ -92,6 +93,7 @@ async def test_deleting_what_runs_waits_for_its_end(office: Office) -> None:
     assert stopping["metadata"]["deletionGracePeriodSeconds"] == 30
     assert (await counters(office))["tenant:default", "nvidia.com/gpu"].bound == 2000
     gone = await end(office, "default", "one", Phase.CANCELLED)
+    assert isinstance(gone, Written)
     assert gone.deleted
     assert (await counters(office))["tenant:default", "nvidia.com/gpu"].bound == 0
     assert code(await end(office, "default", "one")) == "not_found"

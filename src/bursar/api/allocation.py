@@ -8,10 +8,9 @@ from typing import Any
 import msgspec
 
 from bursar.api.body import claim_of, read_document, without_nulls
+from bursar.api.delete import delete_all
+from bursar.api.edit import JSON_PATCH, STRATEGIC_PATCH
 from bursar.api.object import (
-    JSON_PATCH,
-    STRATEGIC_PATCH,
-    delete_all,
     find,
     kind_of,
     namespace_tenant,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Iterator
 from functools import cache
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -15,7 +17,7 @@ from bursar.core.names import dns_subdomain
 from bursar.core.refusal import Cause, Code, Refusal, field_fault, invalid
 from bursar.store.request import Claim, RequestKey
 from bursar.wire import protobuf
-from bursar.wire.faults import all_faults
+from bursar.wire.faults import all_faults, dotted
 from bursar.wire.kind import Kind, Object
 from bursar.wire.meta import API_VERSION, meta_faults
 
@@ -23,6 +25,8 @@ YAML = ("application/yaml", "application/x-yaml", "text/yaml")
 PROTOBUF = "application/vnd.kubernetes.protobuf"
 REQUEST_ID_CHARS_MAX = 128
 DEPTH_MAX = 64
+NULS_SHOWN_MAX = 10
+_NUL_ESCAPED = b"\\u0000"  # the only way to write it in JSON
 _SUFFIX = "bcdfghjklmnpqrstvwxz2456789"
 
 
@@ -36,7 +40,7 @@ class Body:
 
     __slots__ = ("object", "request_id", "warnings")
 
-    def __init__(self, one: Object, request_id: str = "", warnings: tuple[str, ...] = ()) -> None:
+    def __init__(self, one: Object, request_id: Any = "", warnings: tuple[str, ...] = ()) -> None:
         self.object = one
         self.request_id = request_id
         self.warnings = warnings
@@ -45,7 +49,7 @@ class Body:
 def read_object(call: Call, kind: Kind) -> Body | Refusal:
     """Decode strictly, in one go; only what fails that is looked at again, to name every fault or to be lenient."""
     media = call.media_type
-    if media == JSON:
+    if media == JSON and _NUL_ESCAPED not in call.body:
         try:
             return _checked(call, kind, Body(_decoder(kind.type).decode(call.body)))
         except (msgspec.ValidationError, RecursionError):
@@ -64,8 +68,8 @@ def read_document(call: Call) -> Any:
     media = call.media_type
     try:
         if media == PROTOBUF:
-            return protobuf.decode(call.body)
-        if media in YAML or media == "application/apply-patch+yaml":
+            document = protobuf.decode(call.body)
+        elif media in YAML or media == "application/apply-patch+yaml":
             document = _read_yaml(call.body)
         elif media == JSON or media.endswith("+json"):
             document = msgspec.json.decode(call.body)
@@ -79,7 +83,27 @@ def read_document(call: Call) -> Any:
         return invalid(f"the body is nested deeper than {DEPTH_MAX} levels")
     except (msgspec.DecodeError, yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
         return invalid(f"the body is malformed: {str(error)[:300]}", hint="Check quotes, commas and brackets.")
+    if (_NUL_ESCAPED in call.body or not media.endswith("json")) and (causes := _nul_faults(document)):
+        return invalid("; ".join(f"{one.field}: {one.message}" for one in causes), *causes)
     return document
+
+
+def _nul_faults(document: Any) -> list[Cause]:
+    """PostgreSQL's text holds every character but this one, and nobody means to write it."""
+    paths = islice(_nul_paths(document, ()), NULS_SHOWN_MAX)
+    return [field_fault(dotted(path).replace("\0", "\\0"), "must not contain a NUL character") for path in paths]
+
+
+def _nul_paths(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
+    if isinstance(value, str):
+        if "\0" in value:
+            yield path
+        return
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for step, one in inside:
+        if isinstance(step, str) and "\0" in step:
+            yield (*path, step)
+        yield from _nul_paths(one, (*path, step))
 
 
 def _read_yaml(raw: bytes) -> Any:
@@ -125,7 +149,7 @@ def convert(call: Call, kind: Kind, document: Any) -> Body | Refusal:
     except (msgspec.ValidationError, RecursionError) as error:
         return faulty(call, kind, document, str(error))
     warnings = tuple(f'unknown field "{path}"' for path in dropped) if strictness == "Warn" else ()
-    return Body(one, request_id if isinstance(request_id, str) else "", warnings)
+    return Body(one, request_id, warnings)
 
 
 def faulty(call: Call, kind: Kind, document: Any, error: str) -> Refusal:
@@ -227,12 +251,13 @@ def _name(call: Call, metadata: Any) -> list[Cause]:
     return [field_fault("metadata.name", fault) for fault in dns_subdomain(metadata.name)]
 
 
-def claim_of(call: Call, in_body: str = "") -> Claim | Refusal | None:
+def claim_of(call: Call, in_body: Any = "") -> Claim | Refusal | None:
     """The request's id, from the body or the Idempotency-Key header, and what exactly it stands for."""
     request_id = in_body or call.headers.get("idempotency-key", "")
     if not request_id:
         return None
-    if len(request_id) > REQUEST_ID_CHARS_MAX or not request_id.isascii() or not request_id.isprintable():
+    plain = isinstance(request_id, str) and request_id.isascii() and request_id.isprintable()
+    if not plain or len(request_id) > REQUEST_ID_CHARS_MAX:
         return invalid(f"request_id must be at most {REQUEST_ID_CHARS_MAX} printable ASCII characters")
     path = "/".join((call.route.path, *call.parameters.values()))
     what = hashlib.sha256(b"\0".join((call.route.method.encode(), path.encode(), call.body))).hexdigest()

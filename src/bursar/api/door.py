@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from contextlib import suppress
 from typing import Any
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl
 
 import structlog
 
@@ -68,7 +68,7 @@ class Router:
         if segment and segment in place and (found := self._find(place[segment], segments, at + 1, values)):
             return found
         if _PARAMETER in place and segment:
-            return self._find(place[_PARAMETER], segments, at + 1, [*values, unquote(segment)])
+            return self._find(place[_PARAMETER], segments, at + 1, [*values, segment])
         return None
 
 
@@ -105,7 +105,8 @@ class Door:
     def _call(self, scope: Scope, headers: dict[str, str], request_id: str) -> Call | Refusal:
         """The route that a request is for."""
         method = scope["method"]
-        found = self._router.find(scope["path"])
+        # The path comes decoded. A name with a NUL character can be nobody's: the database cannot even be asked for it.
+        found = self._router.find(scope["path"]) if "\0" not in scope["path"] else None
         if found is None:
             return Refusal(
                 Code.NOT_FOUND, "the server could not find the requested resource", "See /docs for what there is."
@@ -242,6 +243,8 @@ def _read_query(call: Call, scope: Scope) -> Refusal | None:
         call.query = dict(parse_qsl(raw.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=64))
     except ValueError:
         return invalid("the query is malformed")
+    if any("\0" in value for value in call.query.values()):
+        return invalid("the query must not contain a NUL character")
     return None
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from bursar.api.body import read_object
-from bursar.api.object import create_object, kind_of, patch_object, replace_object
+from bursar.api.edit import patch_object, replace_object
+from bursar.api.object import create_object, kind_of
 from bursar.api.route import Answer, Call, Outcome
 from bursar.core.access import Role
 from bursar.core.refusal import Code, Refusal

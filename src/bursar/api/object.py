@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import time
 from dataclasses import replace
@@ -10,20 +9,19 @@ from typing import Any
 
 import msgspec
 
-from bursar.api.body import Body, check, claim_of, convert, dry_run, identify, read_document, read_object, too_deep
+from bursar.api.body import Body, claim_of, dry_run, read_object
 from bursar.api.route import JSON, Answer, Call, Outcome
-from bursar.api.show import documents, show, show_written, shown
+from bursar.api.show import documents, show, show_written
 from bursar.api.table import table, wants_table
 from bursar.api.watch import watch
 from bursar.core.access import reach
 from bursar.core.object import Key, Origin, Stored
-from bursar.core.patch import PatchError, TestFailed, json_patch, merge, strategic
 from bursar.core.refusal import Code, Refusal, invalid
 from bursar.core.selector import SelectorError, parse, parse_fields
 from bursar.ops import object as ops
-from bursar.ops.command import Command, Reply, Written
-from bursar.ops.dispatch import change_command, create_command, delete_command, owner_of
-from bursar.ops.object import Preconditions, conflict, not_found
+from bursar.ops.command import Reply, Written
+from bursar.ops.dispatch import create_command, owner_of
+from bursar.ops.object import not_found
 from bursar.store import listing
 from bursar.store.listing import Item, Query
 from bursar.store.request import Claim
@@ -31,14 +29,7 @@ from bursar.wire.document import encode, render_list
 from bursar.wire.kind import Kind, Object
 from bursar.wire.namespace import DEFAULT_TENANT, TENANT_LABEL
 
-MERGE_PATCH = "application/merge-patch+json"
-STRATEGIC_PATCH = "application/strategic-merge-patch+json"
-JSON_PATCH = "application/json-patch+json"
-APPLY_PATCH = "application/apply-patch+yaml"
-PATCHES = (MERGE_PATCH, STRATEGIC_PATCH, JSON_PATCH, APPLY_PATCH)
-
 LIMIT_MAX = 10_000
-AT_ONCE = 256
 
 
 def kind_of(call: Call) -> Kind:
@@ -248,292 +239,9 @@ async def written_answer(
     return Answer(status, await show_written(call.house.database, kind, reply), JSON, headers)
 
 
-async def replace_object(call: Call) -> Outcome:
-    """PUT: the body is the whole object; what it does not say is gone. The status has its own place."""
-    kind = kind_of(call)
-    body = read_object(call, kind)
-    if isinstance(body, Refusal):
-        return body
-    pinned = body.object.metadata.resource_version or ""
-    wanted: dict[str, Any] = msgspec.to_builtins(body.object)
-    return await edit_object(call, lambda _: wanted, pinned=pinned, request_id=body.request_id, warnings=body.warnings)
-
-
-async def patch_object(call: Call) -> Outcome:
-    kind = kind_of(call)
-    media = call.media_type
-    if media not in PATCHES:
-        return Refusal(
-            Code.UNSUPPORTED_MEDIA,
-            f"a patch of type {media[:80]!r} is not understood",
-            f"Send one of {', '.join(PATCHES)}.",
-        )
-    patch = read_document(call)
-    if isinstance(patch, Refusal):
-        return patch
-    if media == APPLY_PATCH and isinstance(await find(call, key_of(call)), Refusal):
-        return await _apply_new(call, kind, patch)
-
-    def edited(document: dict[str, Any]) -> Any:
-        if media == JSON_PATCH:
-            return json_patch(document, patch)
-        if media == STRATEGIC_PATCH:
-            return strategic(
-                document, patch, {"metadata.ownerReferences": "uid", "metadata.finalizers": "", **kind.merge_keys}
-            )
-        return merge(document, patch)
-
-    if media != JSON_PATCH and not isinstance(patch, dict):
-        return invalid("a merge patch must be an object")
-    request_id = patch.pop("request_id", "") if isinstance(patch, dict) else ""
-    return await edit_object(call, edited, pinned="", request_id=request_id if isinstance(request_id, str) else "")
-
-
-async def _apply_new(call: Call, kind: Kind, document: Any) -> Outcome:
-    """Server-side apply of what does not exist yet creates it."""
-    body = convert(call, kind, document)
-    if isinstance(body, Refusal):
-        return body
-    if causes := identify(call, kind, body.object) + check(kind, body.object):
-        return invalid("; ".join(f"{one.field}: {one.message}" for one in causes), *causes)
-    return await create_object(call, kind, body)
-
-
-async def edit_object(
-    call: Call, edited: Any, *, pinned: str, request_id: str = "", warnings: tuple[str, ...] = ()
-) -> Outcome:
-    """Apply an edit to the latest version, and again while others are faster, unless the caller named a version."""
-    kind, key = kind_of(call), key_of(call)
-    claim, dry = claim_of(call, request_id), dry_run(call)
-    if isinstance(claim, Refusal):
-        return claim
-    if isinstance(dry, Refusal):
-        return dry
-    found = await find(call, key)
-    if isinstance(found, Refusal):
-        return await recalled(call, claim, found)
-    unchanged: list[Stored] = []
-
-    def edit(before: Stored, document: dict[str, Any]) -> Command | Refusal:
-        unchanged.clear()
-        result = next_version(call, kind, before, document, edited)
-        if isinstance(result, Refusal):
-            return result
-        one, spec_changed = result
-        if one is None:
-            unchanged.append(before)
-            return Refusal(Code.CONFLICT, "nothing to change")
-        return change_command(
-            kind,
-            before,
-            one,
-            origin_of(call),
-            claim,
-            spec_changed=spec_changed,
-            status=call.route.subresource == "status",
-        )
-
-    reply = await ops.change(
-        call.house.office,
-        key,
-        edit,
-        tenant=found.tenant or call.identity.tenant,
-        dry_run=dry,
-        pinned=bool(pinned),
-        first=found,
-    )
-    if unchanged:
-        one = unchanged[0]
-        return await recalled(call, claim, Written(one.key, one.doc, one.status, one.revision))
-    return await written_answer(call, kind, reply, 200, warnings)
-
-
 async def recalled(call: Call, claim: Claim | None, otherwise: Reply) -> Outcome:
     """What a request that has nothing left to do is answered: as before, if it is a repetition."""
     if claim is not None:
         recall = ops.Recall(key=key_of(call), origin=origin_of(call), claim=claim, otherwise=otherwise)
         otherwise = await call.house.office.changing.submit(recall, call.identity.tenant)
     return await written_answer(call, kind_of(call), otherwise)
-
-
-def next_version(
-    call: Call, kind: Kind, before: Stored, document: dict[str, Any], edited: Any
-) -> tuple[Object | None, bool] | Refusal:
-    """The object after an edit, and whether its spec changed; None where nothing did."""
-    try:
-        wanted = edited(document)
-    except TestFailed as error:
-        return Refusal(Code.UNPROCESSABLE, f"the patch's test failed: {error}")
-    except PatchError as error:
-        return invalid(f"the patch cannot be applied: {error}")
-    if not isinstance(wanted, dict) or not isinstance(wanted.get("metadata", {}), dict) or too_deep(wanted):
-        return invalid("the result of the patch is not an object, or is nested too deep")
-    version = str(wanted.get("metadata", {}).get("resourceVersion") or before.revision)
-    if version != str(before.revision):
-        return conflict(before.key)
-    if refusal := _other_identity(before, wanted):
-        return refusal
-    merged = _only_what_may_change(call.route.subresource == "status", document, wanted)
-    if merged == document:
-        return None, False
-    body = convert(call, kind, merged)
-    if isinstance(body, Refusal):
-        return body
-    if causes := identify(call, kind, body.object) + check(kind, body.object):
-        return faulty_causes(kind, causes)
-    kind.normalise(body.object)
-    after: dict[str, Any] = msgspec.to_builtins(body.object)
-    after["metadata"]["resourceVersion"] = document["metadata"]["resourceVersion"]
-    if after == document:
-        return None, False
-    return body.object, _spec(after) != _spec(document)
-
-
-def _spec(document: dict[str, Any]) -> dict[str, Any]:
-    """Everything but metadata and status: not every kind calls it spec."""
-    return {name: value for name, value in document.items() if name not in ("metadata", "status")}
-
-
-def faulty_causes(kind: Kind, causes: list[Any]) -> Refusal:
-    return Refusal(
-        Code.INVALID,
-        f"{kind.name} is invalid: " + "; ".join(f"{one.field}: {one.message}" for one in causes),
-        causes=tuple(causes),
-    )
-
-
-def _other_identity(before: Stored, wanted: dict[str, Any]) -> Refusal | None:
-    metadata = wanted.get("metadata", {})
-    if metadata.get("uid", before.uid) != before.uid:
-        return conflict(before.key, f"its uid is {before.uid}")
-    if metadata.get("name", before.key.name) != before.key.name:
-        return invalid("metadata.name cannot be changed")
-    return None
-
-
-# Set by the server, whatever a client sends.
-_OURS = (
-    "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds",
-    "namespace", "name",
-)  # fmt: skip
-
-
-def _only_what_may_change(is_status: bool, before: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
-    """A write of the status changes nothing else; a write of the object never changes its status."""
-    if is_status:
-        return {**before, "status": wanted.get("status") or {}}
-    metadata = {
-        name: value for name, value in (wanted.get("metadata") or {}).items() if name not in _OURS and value is not None
-    }
-    metadata.pop("managedFields", None)
-    metadata.pop("selfLink", None)
-    metadata |= {name: before["metadata"][name] for name in _OURS if name in before["metadata"]}
-    rest = {name: value for name, value in wanted.items() if name not in ("metadata", "status", "kind", "apiVersion")}
-    result = {"apiVersion": before["apiVersion"], "kind": before["kind"], "metadata": metadata, **rest}
-    if "status" in before:
-        result["status"] = before["status"]
-    return result
-
-
-# Deleting.
-
-
-class DeleteOptions(msgspec.Struct, rename="camel"):
-    api_version: str = ""
-    kind: str = ""
-    grace_period_seconds: int | None = None
-    propagation_policy: str | None = None
-    orphan_dependents: bool | None = None
-    preconditions: dict[str, str | None] | None = None
-    dry_run: list[str] | None = None
-
-
-def delete_options(call: Call) -> DeleteOptions | Refusal:
-    options = DeleteOptions()
-    if call.body.strip():
-        document = read_document(call)
-        if isinstance(document, Refusal):
-            return document
-        try:
-            options = msgspec.convert(document, DeleteOptions)
-        except msgspec.ValidationError as error:
-            return invalid(f"DeleteOptions is invalid: {error}")
-    grace = call.query.get("gracePeriodSeconds", "")
-    if grace:
-        if not (grace.isascii() and grace.isdigit() and len(grace) < 8):
-            return invalid("gracePeriodSeconds must be a number of seconds")
-        options.grace_period_seconds = int(grace)
-    if options.grace_period_seconds is not None and not 0 <= options.grace_period_seconds < 10**7:
-        return invalid("gracePeriodSeconds must be a number of seconds, not negative")
-    if options.dry_run:
-        call.query = {**call.query, "dryRun": options.dry_run[0]}
-    return options
-
-
-def _preconditions(options: DeleteOptions) -> Preconditions | Refusal:
-    given = options.preconditions or {}
-    revision = given.get("resourceVersion") or ""
-    if revision and not (revision.isascii() and revision.isdigit()):
-        return invalid("preconditions.resourceVersion must be a number")
-    return Preconditions(given.get("uid") or "", int(revision) if revision else None)
-
-
-async def delete(call: Call) -> Outcome:
-    options = delete_options(call)
-    if isinstance(options, Refusal):
-        return options
-    preconditions, claim, dry = _preconditions(options), claim_of(call), dry_run(call)
-    for refusal in (preconditions, claim, dry):
-        if isinstance(refusal, Refusal):
-            return refusal
-    kind = kind_of(call)
-    assert not isinstance(claim, Refusal)
-    assert isinstance(preconditions, Preconditions)
-    found = await find(call, key_of(call))
-    if isinstance(found, Refusal):
-        return await recalled(call, claim, found)
-    command = delete_command(
-        kind,
-        found,
-        origin_of(call),
-        claim,
-        preconditions=preconditions,
-        grace_seconds=options.grace_period_seconds,
-    )
-    reply = await ops.submit(call.house.office, command, tenant=found.tenant, dry_run=bool(dry))
-    return await written_answer(call, kind, reply)
-
-
-async def delete_collection(call: Call) -> Outcome:
-    """Delete everything that matches; what was gone meanwhile is fine."""
-    query, options, dry = await query_of(call), delete_options(call), dry_run(call)
-    for refusal in (query, options, dry):
-        if isinstance(refusal, Refusal):
-            return refusal
-    assert isinstance(query, Query)
-    assert isinstance(options, DeleteOptions)
-    kind = kind_of(call)
-    async with call.house.database.reader() as db:
-        page = await listing.load_page(db, query)
-    replies = await delete_all(call, kind, page.items, options.grace_period_seconds, dry=bool(dry))
-    items = [shown(reply) for reply in replies if isinstance(reply, Written)]
-    refused = [one for one in replies if isinstance(one, Refusal) and one.code is not Code.NOT_FOUND]
-    return refused[0] if refused else Answer(200, render_list(kind, items, page.revision))
-
-
-async def delete_all(
-    call: Call, kind: Kind, items: Any, grace_seconds: int | None, *, dry: bool, reason: str = ""
-) -> list[Reply]:
-    async def delete_one(one: Item) -> Reply:
-        found = await ops.get(call.house.office, Key(kind.name, one.namespace, one.name))
-        if isinstance(found, Refusal):
-            return found
-        command = delete_command(
-            kind, found, origin_of(call, reason), preconditions=Preconditions(), grace_seconds=grace_seconds
-        )
-        return await ops.submit(call.house.office, command, tenant=one.tenant, dry_run=dry)
-
-    replies: list[Reply] = []
-    for start in range(0, len(items), AT_ONCE):
-        replies += await asyncio.gather(*(delete_one(one) for one in items[start : start + AT_ONCE]))
-    return replies

@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from bursar.api.discovery import Noun, nouns
+from bursar.api.openapi_words import EXAMPLES, FIELD_WORDS
 from bursar.api.route import JSON, Route
 from bursar.core.access import OURS
 from bursar.wire.faults import schema_components
@@ -446,67 +447,6 @@ _COMMON_SCHEMAS: Final[dict[str, Document]] = {
 }
 
 # What fields mean: of one schema (`AllocationSpec.ttl`), or wherever a field has this name.
-FIELD_WORDS: Final = {
-    "apiVersion": "Version of the API: v1.",
-    "kind": "What kind of object this is.",
-    "metadata": "Name, labels, annotations and what the server keeps about the object.",
-    "spec": "What is wanted.",
-    "status": "What is; written by the server.",
-    "conditions": "What is true of it at present, and since when.",
-    "phase": "Where it stands, in one word.",
-    "labels": "Short names and values to select by.",
-    "annotations": "Notes that nothing selects by.",
-    "resourceVersion": "The revision of its last change. Sent back, it guards against overwriting another's change.",
-    "uid": "Never used twice, also when the name is.",
-    "limits": "The most that may be used, by dimension.",
-    "description": "A sentence for people.",
-    "enforcement": "What happens when a limit has no room.",
-    "nodeSelector": "Labels that a node must have.",
-    "gangScheduling": "The group that starts together or not at all.",
-    "Condition.status": "True, False or Unknown.",
-    "ObjectMeta.name": "Unique among the objects of its kind in its namespace.",
-    "ObjectMeta.generateName": "The server appends a suffix to it that makes it unique.",
-    "ObjectMeta.namespace": "Where it lives.",
-    "ObjectMeta.generation": "Counts the changes of its spec.",
-    "ObjectMeta.creationTimestamp": "When it was accepted.",
-    "ObjectMeta.deletionTimestamp": "When its deletion was asked for.",
-    "ObjectMeta.finalizers": "It is kept until this list is empty.",
-    "Resources.requests": "What is taken from the node and charged to the quota, by resource.",
-    "Resources.limits": "The most it may use, by resource; where nothing is requested, this is the request.",
-    "AllocationSpec.resources": "What it needs on each node.",
-    "AllocationSpec.nodes": "On how many nodes; 1 where not given.",
-    "AllocationSpec.exclusive": "Whether it has its nodes to itself.",
-    "AllocationSpec.priority": "Higher ones go first.",
-    "AllocationSpec.priorityClass": "The name of a priority.",
-    "AllocationSpec.preemptionPolicy": "PreemptLowerPriority or Never.",
-    "AllocationSpec.queue": "Where it waits; default where not given.",
-    "AllocationSpec.scheduling": "Where it may run, and beside what.",
-    "AllocationSpec.ttl": "The longest it may run, as in 7200s or 2h.",
-    "AllocationSpec.command": "What the node runs.",
-    "AllocationSpec.env": "The command's environment.",
-    "AllocationSpec.workingDir": "The command's directory.",
-    "AllocationSpec.onNodeLost": "requeue or fail.",
-    "AllocationStatus.reason": "Why it stands there, from a closed list.",
-    "AllocationStatus.queuePosition": "How many go before it, and itself.",
-    "AllocationStatus.allocatedResources": "What it holds.",
-    "GangScheduling.groupId": "The name that its members share.",
-    "GangScheduling.minMembers": "How many must be placed for any to start.",
-    "GangScheduling.timeout": "How long to wait for all of them.",
-    "ResourceQuotaSpec.hard": "The most that may be used, by resource.",
-    "ResourceQuotaSpec.soft": "Where warnings begin, by resource.",
-    "ResourceQuotaSpec.scopes": "Counts only what is in all of these scopes.",
-    "ResourceQuotaSpec.scopeSelector": "Counts only what matches.",
-    "ResourceQuotaStatus.used": "What is charged now, by resource.",
-    "NodeSpec.capacity": "What the node has, by resource.",
-    "NodeSpec.allocatable": "What of it may be given away, by resource.",
-    "NodeSpec.taints": "Keeps away what does not tolerate them.",
-    "NodeSpec.unschedulable": "Whether it is cordoned: nothing new is placed on it.",
-    "TenantSpec.parent": "The tenant above it, whose limits hold for it too.",
-    "TenantSpec.tier": "Where its limits come from when it has none of its own.",
-}
-
-
-# What kubectl reads.
 
 
 def kubectl_document(routes: Iterable[Route], kinds: Iterable[Kind] = KINDS, *, release: str) -> Document:
@@ -575,81 +515,3 @@ def _in_dialect(schema: Any) -> Any:
 
 
 # Examples.
-
-EXAMPLES: Final[dict[str, Document]] = {
-    "Allocation": {
-        "metadata": {
-            "name": "ml-training-job-42",
-            "namespace": "ml-team",
-            "labels": {"app": "model-training", "team": "ml-platform", "cost-center": "CC-1234"},
-            "annotations": {"scheduler.example.com/gang-size": "4", "scheduler.example.com/max-wait": "300s"},
-        },
-        "spec": {
-            "resources": {
-                "requests": {"cpu": "8000m", "memory": "32Gi", "nvidia.com/gpu": "4"},
-                "limits": {"cpu": "16000m", "memory": "64Gi", "nvidia.com/gpu": "4"},
-            },
-            "priority": 100,
-            "priorityClass": "high-priority",
-            "preemptionPolicy": "PreemptLowerPriority",
-            "scheduling": {
-                "nodeSelector": {"gpu-type": "nvidia-a100", "zone": "us-east-1a"},
-                "affinity": {
-                    "nodeAffinity": {
-                        "requiredDuringScheduling": {
-                            "nodeSelectorTerms": [
-                                {"matchExpressions": [{"key": "gpu-memory", "operator": "Gte", "values": ["80"]}]}
-                            ]
-                        },
-                        "preferredDuringScheduling": [
-                            {
-                                "weight": 50,
-                                "preference": {
-                                    "matchExpressions": [{"key": "network", "operator": "In", "values": ["rdma"]}]
-                                },
-                            }
-                        ],
-                    },
-                    "podAntiAffinity": {
-                        "requiredDuringScheduling": [
-                            {
-                                "topologyKey": "kubernetes.io/hostname",
-                                "labelSelector": {"matchLabels": {"app": "model-training"}},
-                            }
-                        ]
-                    },
-                },
-                "tolerations": [{"key": "gpu-only", "operator": "Exists", "effect": "NoSchedule"}],
-                "topologySpreadConstraints": [
-                    {
-                        "maxSkew": 1,
-                        "topologyKey": "topology.kubernetes.io/zone",
-                        "whenUnsatisfiable": "DoNotSchedule",
-                    }
-                ],
-            },
-            "ttl": "7200s",
-            "gangScheduling": {"groupId": "training-gang-001", "minMembers": 4, "timeout": "300s"},
-        },
-    },
-    "ResourceQuota": {
-        "metadata": {"name": "ml-team-quota", "namespace": "ml-team"},
-        "spec": {
-            "hard": {
-                "cpu": "10000",
-                "memory": "40Ti",
-                "nvidia.com/gpu": "100",
-                "pods": "5000",
-                "persistentvolumeclaims": "200",
-                "services": "100",
-            },
-            "soft": {"cpu": "8000", "memory": "32Ti", "nvidia.com/gpu": "80"},
-            "scopes": ["NotTerminating"],
-            "scopeSelector": {
-                "matchExpressions": [
-                    {"scopeName": "PriorityClass", "operator": "In", "values": ["high-priority", "normal"]}
-                ]
-            },
-        },
-    },
-}

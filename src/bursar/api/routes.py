@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from bursar.api import allocation, discovery, docs, event, node, openapi, review, system, tenant, token
+from bursar.api import allocation, delete, discovery, docs, edit, event, node, openapi, review, system, tenant, token
 from bursar.api import object as objects
 from bursar.api.body import PROTOBUF, YAML
 from bursar.api.route import JSON, Handler, Param, Route
@@ -98,8 +98,8 @@ def _collection_routes(kind: Kind) -> Iterator[Route]:
         refusals=QUOTA,
     )  # fmt: skip
     yield Route(
-        "DELETE", base, objects.delete_collection, f"Delete all {plural} that match.", "deletecollection", plural,
-        kind=kind, params=(*SELECTORS, *DELETING), body=objects.DeleteOptions, answer=kind.type, is_list=True,
+        "DELETE", base, delete.delete_collection, f"Delete all {plural} that match.", "deletecollection", plural,
+        kind=kind, params=(*SELECTORS, *DELETING), body=delete.DeleteOptions, answer=kind.type, is_list=True,
         refusals=(409,),
     )  # fmt: skip
 
@@ -109,17 +109,17 @@ def _item_routes(kind: Kind) -> Iterator[Route]:
     writing = (DRY_RUN, VALIDATION, MANAGER, PRETTY)
     yield Route("GET", path, objects.get, f"Read {a}.", "get", plural, kind=kind, params=(PRETTY,), answer=kind.type)
     yield Route(
-        "PUT", path, REPLACE.get(kind.name, objects.replace_object), f"Replace {a}.", "update", plural, kind=kind,
+        "PUT", path, REPLACE.get(kind.name, edit.replace_object), f"Replace {a}.", "update", plural, kind=kind,
         params=writing, body=kind.type, body_media=BODIES, answer=kind.type, refusals=QUOTA,
     )  # fmt: skip
     yield Route(
-        "PATCH", path, objects.patch_object, f"Change some fields of {a}.", "patch", plural, kind=kind,
+        "PATCH", path, edit.patch_object, f"Change some fields of {a}.", "patch", plural, kind=kind,
         params=(*writing, Param("force", "Accepted for compatibility.", "boolean")), body=kind.type,
-        body_media=objects.PATCHES, answer=kind.type, refusals=(*QUOTA, 201),
+        body_media=edit.PATCHES, answer=kind.type, refusals=(*QUOTA, 201),
     )  # fmt: skip
     yield Route(
-        "DELETE", path, objects.delete, f"Delete {a}.", "delete", plural, kind=kind, params=DELETING,
-        body=objects.DeleteOptions, answer=kind.type, refusals=(409,),
+        "DELETE", path, delete.delete, f"Delete {a}.", "delete", plural, kind=kind, params=DELETING,
+        body=delete.DeleteOptions, answer=kind.type, refusals=(409,),
     )  # fmt: skip
 
 
@@ -129,12 +129,12 @@ def _status_routes(kind: Kind) -> Iterator[Route]:
     common = {"resource": plural, "subresource": "status", "kind": kind, "answer": kind.type}
     yield Route("GET", path, objects.get, f"Read the status of {_a(kind)}.", "get", **common)  # type: ignore[arg-type]
     yield Route(
-        "PUT", path, WRITE_STATUS.get(kind.name, objects.replace_object), f"Replace the status of {_a(kind)}.",
+        "PUT", path, WRITE_STATUS.get(kind.name, edit.replace_object), f"Replace the status of {_a(kind)}.",
         "update", params=writing, body=kind.type, body_media=BODIES, refusals=QUOTA, **common,  # type: ignore[arg-type]
     )  # fmt: skip
     yield Route(
-        "PATCH", path, WRITE_STATUS.get(kind.name, objects.patch_object), f"Change the status of {_a(kind)}.", "patch",
-        params=writing, body=kind.type, body_media=objects.PATCHES, refusals=QUOTA, **common,  # type: ignore[arg-type]
+        "PATCH", path, WRITE_STATUS.get(kind.name, edit.patch_object), f"Change the status of {_a(kind)}.", "patch",
+        params=writing, body=kind.type, body_media=edit.PATCHES, refusals=QUOTA, **common,  # type: ignore[arg-type]
     )  # fmt: skip
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from bursar.api.body import read_document
-from bursar.api.object import edit_object, find, key_of, replace_object
+from bursar.api.edit import edit_object, replace_object
+from bursar.api.object import find, key_of
 from bursar.api.route import Answer, Call, Outcome
 from bursar.core.patch import merge
 from bursar.core.quantity import UNLIMITED, format_amount

@@ -74,7 +74,6 @@ class Transactor(Generic[C, A]):
             except MissingPartition:
                 await self._make_room()
             except RACES as error:
-                attempt.unsure = None  # The server undid it, and said so.
                 await self._note("race", error, tries, loop.time() < deadline)
             except AWAY as error:
                 self._drop()
@@ -105,8 +104,12 @@ class Transactor(Generic[C, A]):
             await transaction.rollback()
             return answers
         attempt.unsure = answers  # Until COMMIT has answered, nobody knows.
-        with metrics.COMMIT_SECONDS.labels(self.name).time():
-            await transaction.commit()
+        try:
+            with metrics.COMMIT_SECONDS.labels(self.name).time():
+                await transaction.commit()
+        except RACES:
+            attempt.unsure = None  # The server undid this attempt, and said so.
+            raise
         for tell in self._on_commit:
             tell()
         return answers

@@ -8,10 +8,10 @@ from msgspec import UNSET, UnsetType
 
 from bursar.core.names import label_key, label_value
 from bursar.core.refusal import Cause, field_fault
-from bursar.wire.allocation import EFFECTS
 from bursar.wire.kind import Column, Kind, column, read
 from bursar.wire.limits import amounts, amounts_faults
 from bursar.wire.meta import Condition, ObjectMeta, Quantity, Text, Wire
+from bursar.wire.scheduling import EFFECTS
 
 HOSTNAME_LABEL = "kubernetes.io/hostname"
 ZONE_LABEL = "topology.kubernetes.io/zone"

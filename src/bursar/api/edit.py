@@ -1,0 +1,204 @@
+"""Handlers that change objects: replace, and the four kinds of patch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from bursar.api.body import check, claim_of, convert, dry_run, identify, read_document, read_object, too_deep
+from bursar.api.object import create_object, find, key_of, kind_of, origin_of, recalled, written_answer
+from bursar.api.route import Call, Outcome
+from bursar.core.object import Stored
+from bursar.core.patch import PatchError, TestFailed, json_patch, merge, strategic
+from bursar.core.refusal import Code, Refusal, invalid
+from bursar.ops import object as ops
+from bursar.ops.command import Command, Written
+from bursar.ops.dispatch import change_command
+from bursar.ops.object import conflict
+from bursar.wire.kind import Kind, Object
+
+MERGE_PATCH = "application/merge-patch+json"
+STRATEGIC_PATCH = "application/strategic-merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
+APPLY_PATCH = "application/apply-patch+yaml"
+PATCHES = (MERGE_PATCH, STRATEGIC_PATCH, JSON_PATCH, APPLY_PATCH)
+
+
+async def replace_object(call: Call) -> Outcome:
+    """PUT: the body is the whole object; what it does not say is gone. The status has its own place."""
+    kind = kind_of(call)
+    body = read_object(call, kind)
+    if isinstance(body, Refusal):
+        return body
+    pinned = body.object.metadata.resource_version or ""
+    wanted: dict[str, Any] = msgspec.to_builtins(body.object)
+    return await edit_object(call, lambda _: wanted, pinned=pinned, request_id=body.request_id, warnings=body.warnings)
+
+
+async def patch_object(call: Call) -> Outcome:
+    kind = kind_of(call)
+    media = call.media_type
+    if media not in PATCHES:
+        return Refusal(
+            Code.UNSUPPORTED_MEDIA,
+            f"a patch of type {media[:80]!r} is not understood",
+            f"Send one of {', '.join(PATCHES)}.",
+        )
+    patch = read_document(call)
+    if isinstance(patch, Refusal):
+        return patch
+    if media == APPLY_PATCH and isinstance(await find(call, key_of(call)), Refusal):
+        return await _apply_new(call, kind, patch)
+
+    def edited(document: dict[str, Any]) -> Any:
+        if media == JSON_PATCH:
+            return json_patch(document, patch)
+        if media == STRATEGIC_PATCH:
+            return strategic(
+                document, patch, {"metadata.ownerReferences": "uid", "metadata.finalizers": "", **kind.merge_keys}
+            )
+        return merge(document, patch)
+
+    if media != JSON_PATCH and not isinstance(patch, dict):
+        return invalid("a merge patch must be an object")
+    request_id = patch.pop("request_id", "") if isinstance(patch, dict) else ""
+    return await edit_object(call, edited, pinned="", request_id=request_id if isinstance(request_id, str) else "")
+
+
+async def _apply_new(call: Call, kind: Kind, document: Any) -> Outcome:
+    """Server-side apply of what does not exist yet creates it."""
+    body = convert(call, kind, document)
+    if isinstance(body, Refusal):
+        return body
+    if causes := identify(call, kind, body.object) + check(kind, body.object):
+        return invalid("; ".join(f"{one.field}: {one.message}" for one in causes), *causes)
+    return await create_object(call, kind, body)
+
+
+async def edit_object(
+    call: Call, edited: Any, *, pinned: str, request_id: str = "", warnings: tuple[str, ...] = ()
+) -> Outcome:
+    """Apply an edit to the latest version, and again while others are faster, unless the caller named a version."""
+    kind, key = kind_of(call), key_of(call)
+    claim, dry = claim_of(call, request_id), dry_run(call)
+    if isinstance(claim, Refusal):
+        return claim
+    if isinstance(dry, Refusal):
+        return dry
+    found = await find(call, key)
+    if isinstance(found, Refusal):
+        return await recalled(call, claim, found)
+    unchanged: list[Stored] = []
+
+    def edit(before: Stored, document: dict[str, Any]) -> Command | Refusal:
+        unchanged.clear()
+        result = next_version(call, kind, before, document, edited)
+        if isinstance(result, Refusal):
+            return result
+        one, spec_changed = result
+        if one is None:
+            unchanged.append(before)
+            return Refusal(Code.CONFLICT, "nothing to change")
+        return change_command(
+            kind,
+            before,
+            one,
+            origin_of(call),
+            claim,
+            spec_changed=spec_changed,
+            status=call.route.subresource == "status",
+        )
+
+    reply = await ops.change(
+        call.house.office,
+        key,
+        edit,
+        tenant=found.tenant or call.identity.tenant,
+        dry_run=dry,
+        pinned=bool(pinned),
+        first=found,
+    )
+    if unchanged:
+        one = unchanged[0]
+        return await recalled(call, claim, Written(one.key, one.doc, one.status, one.revision))
+    return await written_answer(call, kind, reply, 200, warnings)
+
+
+def next_version(
+    call: Call, kind: Kind, before: Stored, document: dict[str, Any], edited: Any
+) -> tuple[Object | None, bool] | Refusal:
+    """The object after an edit, and whether its spec changed; None where nothing did."""
+    try:
+        wanted = edited(document)
+    except TestFailed as error:
+        return Refusal(Code.UNPROCESSABLE, f"the patch's test failed: {error}")
+    except PatchError as error:
+        return invalid(f"the patch cannot be applied: {error}")
+    if not isinstance(wanted, dict) or not isinstance(wanted.get("metadata", {}), dict) or too_deep(wanted):
+        return invalid("the result of the patch is not an object, or is nested too deep")
+    version = str(wanted.get("metadata", {}).get("resourceVersion") or before.revision)
+    if version != str(before.revision):
+        return conflict(before.key)
+    if refusal := _other_identity(before, wanted):
+        return refusal
+    merged = _only_what_may_change(call.route.subresource == "status", document, wanted)
+    if merged == document:
+        return None, False
+    body = convert(call, kind, merged)
+    if isinstance(body, Refusal):
+        return body
+    if causes := identify(call, kind, body.object) + check(kind, body.object):
+        return faulty_causes(kind, causes)
+    kind.normalise(body.object)
+    after: dict[str, Any] = msgspec.to_builtins(body.object)
+    after["metadata"]["resourceVersion"] = document["metadata"]["resourceVersion"]
+    if after == document:
+        return None, False
+    return body.object, _spec(after) != _spec(document)
+
+
+def _spec(document: dict[str, Any]) -> dict[str, Any]:
+    """Everything but metadata and status: not every kind calls it spec."""
+    return {name: value for name, value in document.items() if name not in ("metadata", "status")}
+
+
+def faulty_causes(kind: Kind, causes: list[Any]) -> Refusal:
+    return Refusal(
+        Code.INVALID,
+        f"{kind.name} is invalid: " + "; ".join(f"{one.field}: {one.message}" for one in causes),
+        causes=tuple(causes),
+    )
+
+
+def _other_identity(before: Stored, wanted: dict[str, Any]) -> Refusal | None:
+    metadata = wanted.get("metadata", {})
+    if metadata.get("uid", before.uid) != before.uid:
+        return conflict(before.key, f"its uid is {before.uid}")
+    if metadata.get("name", before.key.name) != before.key.name:
+        return invalid("metadata.name cannot be changed")
+    return None
+
+
+# Set by the server, whatever a client sends.
+_OURS = (
+    "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds",
+    "namespace", "name",
+)  # fmt: skip
+
+
+def _only_what_may_change(is_status: bool, before: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
+    """A write of the status changes nothing else; a write of the object never changes its status."""
+    if is_status:
+        return {**before, "status": wanted.get("status") or {}}
+    metadata = {
+        name: value for name, value in (wanted.get("metadata") or {}).items() if name not in _OURS and value is not None
+    }
+    metadata.pop("managedFields", None)
+    metadata.pop("selfLink", None)
+    metadata |= {name: before["metadata"][name] for name in _OURS if name in before["metadata"]}
+    rest = {name: value for name, value in wanted.items() if name not in ("metadata", "status", "kind", "apiVersion")}
+    result = {"apiVersion": before["apiVersion"], "kind": before["kind"], "metadata": metadata, **rest}
+    if "status" in before:
+        result["status"] = before["status"]
+    return result

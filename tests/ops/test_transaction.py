@@ -1,0 +1,471 @@
+"""Transactions on connections that are really lost: one effect, and the right answer, whatever happened."""
+
+import asyncio
+import contextlib
+import os
+import random
+import shutil
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from itertools import chain, cycle, repeat
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import asyncpg
+import pytest
+from prometheus_client import REGISTRY
+
+from bursar.ops import transaction as transaction_module
+from bursar.ops.command import Written
+from bursar.ops.lane import Lane
+from bursar.ops.office import Office
+from bursar.ops.transaction import Transactor
+from bursar.store import database as database_module
+from bursar.store.database import Connection, Database, Unavailable
+from bursar.store.embedded import start
+from bursar.store.migrate import migrate
+
+from offices import (
+    allocation,
+    assert_counters_equal_charges,
+    bind,
+    code,
+    counters,
+    document,
+    node,
+    opened,
+)
+from postgres import SETTINGS, _directory
+
+PORT = 5432
+
+
+class Proxy:
+    """Sits between asyncpg and PostgreSQL, and does to each COMMIT what its plan says.
+
+    pass      let it through
+    before    cut the connection before the COMMIT reaches the server
+    after     let the server answer, and cut the connection before the answer reaches the client
+    during    send it on and cut at once, so that the client may be back before the server is done
+    stall     cut the client at once, and send the COMMIT on only when `release` is set
+    """
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+        self._server = Path(query["host"]) / f".s.PGSQL.{query.get('port', PORT)}"
+        self._directory = Path(tempfile.mkdtemp(prefix="bursar-proxy-"))
+        self.url = f"{parts.scheme}://{parts.username}@{parts.path}?host={self._directory}&port={PORT}"
+        self.plan: Iterator[str] = repeat("pass")
+        self.cuts: list[str] = []
+        self.release = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> "Proxy":
+        path = self._directory / f".s.PGSQL.{PORT}"
+        self._listening = await asyncio.start_unix_server(self._accept, path)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._listening.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        shutil.rmtree(self._directory)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        from_server, to_server = await asyncio.open_unix_connection(self._server)
+        answers = asyncio.create_task(_pour(from_server, writer))
+        try:
+            await self._forward(reader, to_server, from_server, writer, answers)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            answers.cancel()
+            for end in (writer, to_server):
+                end.close()
+
+    async def _forward(
+        self,
+        reader: asyncio.StreamReader,
+        to_server: asyncio.StreamWriter,
+        from_server: asyncio.StreamReader,
+        to_client: asyncio.StreamWriter,
+        answers: asyncio.Task[None],
+    ) -> None:
+        length = await reader.readexactly(4)  # the start-up message has no type
+        to_server.write(length + await reader.readexactly(int.from_bytes(length) - 4))
+        while True:
+            head = await reader.readexactly(5)
+            body = await reader.readexactly(int.from_bytes(head[1:]) - 4)
+            deed = next(self.plan, "pass") if head[:1] == b"Q" and body.startswith(b"COMMIT") else "pass"
+            if deed == "pass":
+                to_server.write(head + body)
+                continue
+            self.cuts.append(deed)
+            answers.cancel()
+            await asyncio.gather(answers, return_exceptions=True)
+            if deed in ("during", "stall"):
+                to_client.close()
+            if deed == "stall":
+                await self.release.wait()
+            if deed != "before":
+                to_server.write(head + body)
+                await to_server.drain()
+            if deed in ("after", "stall"):
+                await from_server.readuntil(b"Z\0\0\0\5")  # ready for the next: this one is done
+            return
+
+
+async def _pour(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(ConnectionError):
+        while some := await source.read(65536):
+            sink.write(some)
+            await sink.drain()
+    sink.close()
+
+
+@pytest.fixture
+async def proxy(database_url: str) -> AsyncIterator[Proxy]:
+    async with Proxy(database_url) as one:
+        yield one
+
+
+@pytest.fixture
+async def office(proxy: Proxy) -> AsyncIterator[Office]:
+    async with opened(proxy.url) as one:
+        yield one
+
+
+async def history(office: Office, kind: str = "Allocation") -> list[tuple[str, str, int]]:
+    """(name, type, revision) of every change of a kind."""
+    async with office.database.reader() as db:
+        rows = await db.fetch("SELECT name, type, revision FROM change WHERE kind = $1 ORDER BY revision", kind)
+    return [(row["name"], row["type"], row["revision"]) for row in rows]
+
+
+def retries(name: str, cause: str) -> float:
+    labels = {"lane": name, "cause": cause}
+    metric = transaction_module.metrics.TRANSACTION_RETRIES
+    label_names = metric._labelnames
+    return REGISTRY.get_sample_value(f"{metric._name}_total", dict(zip(label_names, labels.values(), strict=True))) or 0
+
+
+async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 10) -> None:
+    async with asyncio.timeout(seconds):
+        while not await condition():
+            await asyncio.sleep(0.01)
+
+
+# Lost during COMMIT.
+
+
+@pytest.mark.parametrize("deed", ["before", "after", "during"])
+@pytest.mark.parametrize("times", [1, 3])
+async def test_a_commit_whose_connection_is_cut_has_one_effect_and_the_right_answer(
+    office: Office, proxy: Proxy, deed: str, times: int
+) -> None:
+    proxy.plan = chain(repeat(deed, times), repeat("pass"))
+    answer = await allocation(office, "default", "one", gpu=2)
+    proxy.plan = repeat("pass")
+    # Only a cut that the server never saw needs another commit; the others are found done.
+    assert proxy.cuts == [deed] * (times if deed == "before" else 1)
+    assert document(answer)["metadata"]["name"] == "one"
+    assert await history(office) == [("one", "ADDED", answer.revision)]
+    assert (await counters(office))["tenant:default", "nvidia.com/gpu"].accepted == 2000
+    await assert_counters_equal_charges(office)
+
+
+@pytest.mark.parametrize("deed", ["before", "after"])
+async def test_a_refusal_that_was_decided_survives_the_cut(office: Office, proxy: Proxy, deed: str) -> None:
+    await allocation(office, "default", "one", gpu=1)
+    proxy.plan = chain([deed], repeat("pass"))
+    assert code(await allocation(office, "default", "one", gpu=1)) == "already_exists"
+    assert proxy.cuts == [deed]
+
+
+async def test_bind_is_not_repeated_when_only_its_answer_was_lost(office: Office, proxy: Proxy) -> None:
+    await node(office, "n1", gpu=4)
+    await allocation(office, "default", "one", gpu=2)
+    proxy.plan = chain(["after"], repeat("pass"))
+    assert document(await bind(office, "default", "one", "n1"))["status"]["phase"] == "Scheduled"
+    assert [kind for _, kind, _ in await history(office)] == ["ADDED", "MODIFIED"]
+    assert (await counters(office))["tenant:default", "nvidia.com/gpu"].bound == 2000
+
+
+async def test_many_commands_under_cuts_of_every_sort_each_happen_once(office: Office, proxy: Proxy) -> None:
+    dice = random.Random(7)  # a seed, so that a failure can be repeated
+    deeds = ["before", "after", "during", "pass", "pass"]
+    proxy.plan = (dice.choice(deeds) for _ in cycle([0]))
+    names = [f"a-{number}" for number in range(120)]
+
+    async def submit(name: str) -> Any:
+        await asyncio.sleep(dice.random() * 0.3)  # so that they come in many batches
+        return await allocation(office, "default", name, gpu=1)
+
+    answers = await asyncio.gather(*map(submit, names))
+    proxy.plan = repeat("pass")
+    assert {"before", "after"} <= set(proxy.cuts)
+    assert [code(answer) for answer in answers] == ["ok"] * len(names)
+    happened = await history(office)
+    assert sorted(name for name, _, _ in happened) == sorted(names)
+    revisions = {name: revision for name, _, revision in happened}
+    assert [answer.revision for answer in answers] == [revisions[name] for name in names]
+    assert (await counters(office))["tenant:default", "nvidia.com/gpu"].accepted == 1000 * len(names)
+    await assert_counters_equal_charges(office)
+
+
+async def test_a_lock_timeout_while_the_fate_is_unknown_does_not_forget_the_answers(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first attempt is still committing when the second looks for its marker: losing that race says nothing about
+    the first."""
+    monkeypatch.setitem(database_module.SESSION_SETTINGS, "lock_timeout", "100")
+    async with opened(proxy.url) as office:
+        before = retries("creating", "race")
+        proxy.plan = chain(["stall"], repeat("pass"))
+        submitted = asyncio.create_task(allocation(office, "default", "one", gpu=1))
+
+        async def raced() -> bool:
+            return retries("creating", "race") > before
+
+        await until(raced)
+        proxy.release.set()
+        answer = await submitted
+        assert code(answer) == "ok"
+        assert await history(office) == [("one", "ADDED", answer.revision)]
+
+
+async def test_backends_ended_under_load_cost_nothing_but_time(office: Office, database_url: str) -> None:
+    killer = await asyncpg.connect(database_url)
+    names = [f"a-{number}" for number in range(100)]
+
+    async def submit(index: int, name: str) -> Any:
+        await asyncio.sleep(index * 0.006)
+        return await allocation(office, "default", name, cpu=1)
+
+    async def kill() -> int:
+        killed = 0
+        for _ in range(10):
+            await asyncio.sleep(0.05)
+            killed += len(
+                await killer.fetch(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                    " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                )
+            )
+        return killed
+
+    killed, *answers = await asyncio.gather(kill(), *(submit(*one) for one in enumerate(names)))
+    await killer.close()
+    assert killed > 3
+    assert [code(answer) for answer in answers] == ["ok"] * len(names)
+    assert sorted(name for name, _, _ in await history(office)) == sorted(names)
+    await assert_counters_equal_charges(office)
+
+
+async def test_a_database_killed_in_the_middle_keeps_every_acknowledged_write() -> None:
+    data_dir = Path(tempfile.mkdtemp(prefix="bursar-killed-", dir=_directory()))
+    data_dir.chmod(0o711)
+    try:
+        async with await start(data_dir, settings=SETTINGS) as embedded:
+            db = await asyncpg.connect(embedded.url)
+            await migrate(db)
+            await db.close()
+            async with opened(embedded.url) as office:
+                await _submit_through_a_kill(office, embedded)
+    finally:
+        shutil.rmtree(data_dir)
+
+
+async def _submit_through_a_kill(office: Office, embedded: Any) -> None:
+    done: list[Written] = []
+    enough = asyncio.Event()
+
+    async def submit(worker: int) -> None:
+        for number in range(20):
+            answer = await allocation(office, "default", f"w{worker}-{number}", gpu=1)
+            assert isinstance(answer, Written), answer
+            done.append(answer)
+            if len(done) > 60:
+                enough.set()
+
+    async def kill() -> None:
+        await enough.wait()
+        pid = embedded.pid
+        os.kill(pid, signal.SIGKILL)
+
+    await asyncio.gather(kill(), *(submit(worker) for worker in range(10)))
+    assert embedded.restarts == 1
+    assert len(done) == 200
+    happened = await history(office)
+    assert sorted((name, revision) for name, _, revision in happened) == sorted(
+        (answer.key.name, answer.revision) for answer in done
+    )
+    await assert_counters_equal_charges(office)
+
+
+# The transactor alone.
+
+
+class Table:
+    """A walk that adds to numbered rows, and what a test wants to happen on the way."""
+
+    def __init__(self) -> None:
+        self.tries = 0
+        self.trouble: Callable[[Connection, Sequence[int]], Awaitable[None]] = self._none
+
+    async def _none(self, db: Connection, rows: Sequence[int]) -> None:
+        return None
+
+    async def walk(self, db: Connection, rows: Sequence[int]) -> Sequence[int]:
+        self.tries += 1
+        await db.execute("UPDATE tally SET n = n + 1 WHERE id = ANY($1::integer[])", list(rows))
+        await self.trouble(db, rows)
+        return [row * 10 for row in rows]
+
+
+@pytest.fixture
+async def database(database_url: str) -> AsyncIterator[Database]:
+    opened_database = await Database.open(database_url)
+    async with opened_database.reader() as db:
+        await db.execute("CREATE TABLE tally (id integer PRIMARY KEY, n integer NOT NULL)")
+        await db.execute("INSERT INTO tally SELECT id, 0 FROM generate_series(0, 19) AS id")
+    yield opened_database
+    await opened_database.close()
+
+
+async def tally(database: Database) -> dict[int, int]:
+    async with database.reader() as db:
+        return {row["id"]: row["n"] for row in await db.fetch("SELECT id, n FROM tally WHERE n > 0")}
+
+
+@contextlib.asynccontextmanager
+async def transactor(database: Database, walk: Any, **options: Any) -> AsyncIterator[Transactor[int, int]]:
+    one = Transactor[int, int]("test", database, walk, **options)
+    yield one
+    await one.close()
+
+
+def failing(errors: Iterable[Exception]) -> Callable[[Connection, Sequence[int]], Awaitable[None]]:
+    left = list(errors)
+
+    async def trouble(db: Connection, rows: Sequence[int]) -> None:
+        if left:
+            raise left.pop(0)
+
+    return trouble
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        asyncpg.SerializationError("could not serialize access"),
+        asyncpg.DeadlockDetectedError("deadlock detected"),
+        asyncpg.LockNotAvailableError("canceling statement due to lock timeout"),
+        database_module.Stale("a guard did not hold"),
+        ConnectionResetError("reset"),
+        asyncpg.AdminShutdownError("terminating connection"),
+    ],
+)
+async def test_what_may_pass_is_tried_again_and_leaves_one_effect(database: Database, error: Exception) -> None:
+    table = Table()
+    table.trouble = failing([error, error])
+    async with transactor(database, table.walk) as one:
+        assert await one.run([1, 2]) == [10, 20]
+    assert table.tries == 3
+    assert await tally(database) == {1: 1, 2: 1}
+
+
+async def test_a_real_deadlock_is_undone_and_tried_again(database: Database) -> None:
+    together = asyncio.Barrier(2)
+    met: set[int] = set()
+
+    async def walk(db: Connection, rows: Sequence[int]) -> Sequence[int]:
+        for step, row in enumerate(rows):
+            await db.execute("UPDATE tally SET n = n + 1 WHERE id = $1", row)
+            if step == 0 and rows[0] not in met:
+                met.add(rows[0])
+                await together.wait()
+        return rows
+
+    before = retries("test", "race")
+    async with transactor(database, walk) as one, transactor(database, walk) as other:
+        answers = await asyncio.gather(one.run([1, 2]), other.run([2, 1]))
+    assert answers == [[1, 2], [2, 1]]
+    assert await tally(database) == {1: 2, 2: 2}
+    assert retries("test", "race") == before + 1
+
+
+async def test_a_poisoned_command_is_isolated_and_the_others_happen_once(database: Database) -> None:
+    table = Table()
+
+    async def trouble(db: Connection, rows: Sequence[int]) -> None:
+        if 13 in rows:
+            await db.execute("SELECT 1 / 0")
+
+    table.trouble = trouble
+    async with transactor(database, table.walk) as one:
+        lane = Lane[int, int]("test", one.run)
+        answers = await asyncio.gather(*map(lane.submit, range(20)), return_exceptions=True)
+    assert isinstance(answers[13], asyncpg.DivisionByZeroError)
+    assert [answer for row, answer in enumerate(answers) if row != 13] == [row * 10 for row in range(20) if row != 13]
+    assert await tally(database) == {row: 1 for row in range(20) if row != 13}
+
+
+async def test_a_dry_run_answers_and_changes_nothing(database: Database) -> None:
+    told: list[int] = []
+    async with transactor(database, Table().walk, dry=True, on_commit=[lambda: told.append(1)]) as one:
+        assert await one.run([1]) == [10]
+        assert await one.run([1]) == [10]
+    assert await tally(database) == {}
+    assert told == []
+
+
+async def test_watchers_are_told_after_the_commit_and_once(database: Database) -> None:
+    told: list[int] = []
+    table = Table()
+    table.trouble = failing([asyncpg.SerializationError("again")])
+    async with transactor(database, table.walk, on_commit=[lambda: told.append(table.tries)]) as one:
+        await one.run([1])
+    assert told == [2]
+
+
+async def test_patience_ends_with_unavailable_and_the_next_batch_is_tried_anew(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transaction_module, "PATIENCE_SECONDS", 0.2)
+    table = Table()
+    table.trouble = failing([ConnectionResetError("gone")] * 1000)
+    async with transactor(database, table.walk) as one:
+        with pytest.raises(Unavailable, match="the database did not take the change: gone"):
+            await one.run([1])
+        table.trouble = failing([])
+        assert await one.run([2]) == [20]
+    assert await tally(database) == {2: 1}
+
+
+async def test_a_caller_that_is_cancelled_does_not_undo_what_is_being_committed(database: Database) -> None:
+    begun, go = asyncio.Event(), asyncio.Event()
+    table = Table()
+
+    async def trouble(db: Connection, rows: Sequence[int]) -> None:
+        begun.set()
+        await go.wait()
+
+    table.trouble = trouble
+    async with transactor(database, table.walk) as one:
+        lane = Lane[int, int]("test", one.run)
+        caller = asyncio.create_task(lane.submit(5))
+        await begun.wait()
+        caller.cancel()
+        await asyncio.gather(caller, return_exceptions=True)
+        go.set()
+        await lane.close()
+    assert await tally(database) == {5: 1}
