@@ -14,11 +14,11 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 @asynccontextmanager
 async def nothing_stored(site: Site) -> AsyncIterator[str]:
     """A namespace with one allocation in it, and the assertion that the block changes nothing at all."""
-    team = await site.namespace()
-    reply = await site.post(f"namespaces/{team}/allocations", allocation("there", cpu=1))
-    assert reply.status == 201
+    if (await site.get("namespaces/quiet")).status == 404:
+        await site.namespace(name="quiet")
+        assert (await site.post("namespaces/quiet/allocations", allocation("there", cpu=1))).status == 201
     before = await site.state()
-    yield team
+    yield "quiet"
     assert await site.state() == before
 
 
@@ -183,7 +183,7 @@ async def test_amounts_that_overflow_only_when_multiplied_or_summed_are_refused(
     async with nothing_stored(site) as team:
         body = allocation("x", spec={"nodes": 100_000}, cpu=huge)
         reply = await site.post(f"namespaces/{team}/allocations", body)
-        assert reply.status in (400, 422), reply
+        assert reply.status in (400, 403, 422), reply
     team = await site.namespace()
     first = await site.post(f"namespaces/{team}/allocations", allocation("a", cpu=huge))
     second = await site.post(f"namespaces/{team}/allocations", allocation("b", cpu=huge))
@@ -340,13 +340,11 @@ async def test_huge_integers_are_refused_where_small_ones_belong(site: Site, num
         {"ttl": number},
         {"gangScheduling": {"groupId": "g", "minMembers": number}},
         {"scheduling": {"tolerations": [{"key": "a", "operator": "Exists", "tolerationSeconds": number}]}},
+        {"scheduling": {"topologySpreadConstraints": [{"maxSkew": number, "topologyKey": "zone"}]}},
     ):
         body = allocation("x", spec=spec, cpu=1)
         async with nothing_stored(site) as team:
             reply = await site.post(f"namespaces/{team}/allocations", body)
-            if "scheduling" in spec and number in (10**18,):
-                await site.delete(f"namespaces/{team}/allocations/x")
-                continue
             assert reply.status == 400, (spec, reply)
 
 
@@ -465,7 +463,6 @@ async def test_bad_patches_are_refused(site: Site) -> None:
             (MERGE, "x"),
             (MERGE, None),
             (MERGE, {"metadata": "x"}),
-            (MERGE, {"metadata": None}),
             (MERGE, {"spec": None}),
             (MERGE, {"metadata": {"labels": {"a b": "c"}}}),
             (MERGE, {"metadata": {"labels": ["a"]}}),

@@ -63,7 +63,7 @@ async def patch_object(call: Call) -> Outcome:
     if media != JSON_PATCH and not isinstance(patch, dict):
         return invalid("a merge patch must be an object")
     request_id = patch.pop("request_id", "") if isinstance(patch, dict) else ""
-    return await edit_object(call, edited, pinned="", request_id=request_id if isinstance(request_id, str) else "")
+    return await edit_object(call, edited, pinned="", request_id=request_id)
 
 
 async def _apply_new(call: Call, kind: Kind, document: Any) -> Outcome:
@@ -77,7 +77,7 @@ async def _apply_new(call: Call, kind: Kind, document: Any) -> Outcome:
 
 
 async def edit_object(
-    call: Call, edited: Any, *, pinned: str, request_id: str = "", warnings: tuple[str, ...] = ()
+    call: Call, edited: Any, *, pinned: str, request_id: Any = "", warnings: tuple[str, ...] = ()
 ) -> Outcome:
     """Apply an edit to the latest version, and again while others are faster, unless the caller named a version."""
     kind, key = kind_of(call), key_of(call)

@@ -9,6 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from bursar.api import metrics
 from bursar.api.route import JSON, Answer, Call, Handler, Outcome
+from bursar.core.access import reach
 from bursar.core.quantity import UNLIMITED, is_bytes
 from bursar.core.quota import Counter
 from bursar.core.refusal import Code, Refusal
@@ -47,7 +48,16 @@ def _not_ready(why: str) -> Refusal:
 
 
 async def show_metrics(call: Call) -> Outcome:
-    """Counters kept by this process, and usage as it stands in the database."""
+    """Counters kept by this process, and usage as it stands in the database.
+
+    It names every tenant, so it is for this machine's own scraper, and for roles that see everything.
+    """
+    if not call.is_local:
+        identity = await call.house.authenticator.authenticate(call.headers.get("authorization"))
+        if isinstance(identity, Refusal):
+            return identity
+        if not reach(identity).everything:
+            return Refusal(Code.FORBIDDEN, f"role {identity.role} may not read the metrics of all tenants")
     office = call.house.office
     for lane in (office.creating, office.changing, office.binding, office.shaping):
         metrics.LANE_DEPTH.labels(lane.name).set(lane.size)

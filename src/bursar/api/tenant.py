@@ -52,7 +52,7 @@ async def put_tenant(call: Call) -> Outcome:
     def edited(before: dict[str, Any]) -> Any:
         return merge(before, patch)
 
-    return await edit_object(call, edited, pinned="", request_id=request_id if isinstance(request_id, str) else "")
+    return await edit_object(call, edited, pinned="", request_id=request_id)
 
 
 async def get_quotas(call: Call) -> Outcome:

@@ -14,6 +14,7 @@ from bursar.core.charge import Charge, Facts
 from bursar.core.quantity import UNLIMITED
 
 SYSTEM_SCOPE = "system"
+KNOWN_ROWS_MAX = 50_000
 
 Row = tuple[str, str]  # (scope, dimension): the key of one counter
 
@@ -187,6 +188,8 @@ def rows_of(tree: Tree, namespace: str, charge: Charge) -> tuple[Row, ...]:
     key = (namespace, charge.facts, charge.dimensions)
     rows = tree.known_rows.get(key)
     if rows is None:
+        if len(tree.known_rows) >= KNOWN_ROWS_MAX:
+            tree.known_rows.clear()  # Tenants invent dimensions: what is remembered must not grow with them.
         rows = tuple(_rows_of(tree, namespace, charge.facts, charge.dimensions))
         tree.known_rows[key] = rows
     return rows

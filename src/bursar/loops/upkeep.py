@@ -19,7 +19,7 @@ from bursar.ops import object as object_ops
 from bursar.ops.dispatch import delete_command
 from bursar.ops.object import Delete, Preconditions
 from bursar.ops.office import Office, now
-from bursar.store import change, listing, quota, request
+from bursar.store import change, listing, quota, request, tree
 from bursar.store.database import AWAY
 from bursar.store.listing import Query
 from bursar.wire.kinds import BY_NAME, KINDS
@@ -46,6 +46,7 @@ async def run_upkeep(office: Office, retention: Retention | None = None) -> None
         _every(10.0, "partitions", lambda: make_room(office)),
         _every(60.0, "requests", lambda: forget_requests(office, retention)),
         _every(600.0, "changes", lambda: drop_changes(office, retention)),
+        _every(3600.0, "counters", lambda: prune_counters(office)),
     )
 
 
@@ -111,6 +112,16 @@ async def forget_requests(office: Office, retention: Retention) -> int:
         ):
             forgotten += count
     return forgotten
+
+
+async def prune_counters(office: Office) -> int:
+    """Tenants may name any dimension; those that are gone leave no rows behind."""
+    async with office.database.reader() as db, db.transaction():
+        await tree.lock_exclusive(db)
+        pruned = await quota.prune(db)
+        if pruned:
+            await tree.bump(db)
+    return pruned
 
 
 async def drop_changes(office: Office, retention: Retention) -> list[str]:

@@ -86,6 +86,12 @@ async def remove(db: Connection, rows: Iterable[Row]) -> None:
     await db.execute(SQL.remove, *_columns(rows))
 
 
+async def prune(db: Connection) -> int:
+    """Drop the counters of what nobody uses or limits any more; the tree must be held alone."""
+    tag: str = await db.execute(SQL.prune)
+    return int(tag.rpartition(" ")[2])
+
+
 async def load_trend(db: Connection, scopes: Sequence[str], at: datetime) -> dict[Row, tuple[int, int]]:
     """(hard, accepted) of each counter about then."""
     found = await db.fetch(SQL.trend, list(scopes), at)

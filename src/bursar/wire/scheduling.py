@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from msgspec import UNSET, UnsetType
 
-from bursar.core.duration import DurationError, parse_seconds
+from bursar.core.duration import SECONDS_MAX, DurationError, parse_seconds
 from bursar.core.names import dns_subdomain, label_key, label_value
 from bursar.core.refusal import Cause, field_fault
 from bursar.wire.meta import LabelSelector, Text, Wire, given
@@ -123,13 +123,15 @@ def _toleration_faults(path: str, toleration: Toleration) -> Iterator[Cause]:
         yield field_fault(f"{path}.operator", "must be Exists when key is empty, which tolerates every taint")
     if toleration.effect and toleration.effect not in EFFECTS:
         yield field_fault(f"{path}.effect", f"must be one of {', '.join(EFFECTS)}")
+    if isinstance(toleration.toleration_seconds, int) and abs(toleration.toleration_seconds) > SECONDS_MAX:
+        yield field_fault(f"{path}.tolerationSeconds", f"must be between -{SECONDS_MAX} and {SECONDS_MAX}")
     if toleration.key:
         yield from (field_fault(f"{path}.key", fault) for fault in label_key(toleration.key))
 
 
 def _spread_faults(path: str, spread: TopologySpread) -> Iterator[Cause]:
-    if spread.max_skew < 1:
-        yield field_fault(f"{path}.maxSkew", f"must be at least 1, got {spread.max_skew}")
+    if not 1 <= spread.max_skew <= NODES_MAX:
+        yield field_fault(f"{path}.maxSkew", f"must be between 1 and {NODES_MAX}, got {spread.max_skew}")
     yield from (field_fault(f"{path}.topologyKey", fault) for fault in label_key(spread.topology_key))
     if spread.when_unsatisfiable not in (UNSET, "DoNotSchedule", "ScheduleAnyway"):
         yield field_fault(f"{path}.whenUnsatisfiable", "must be DoNotSchedule or ScheduleAnyway")

@@ -55,6 +55,11 @@ SELECT *
 DELETE FROM quota
  WHERE (scope, dimension) IN (SELECT * FROM unnest($1::text[], $2::text[]));
 
+-- name: prune
+-- Counters of dimensions that nobody uses or limits any more.
+DELETE FROM quota
+ WHERE accepted = 0 AND bound = 0 AND hard = 9223372036854775807 AND soft IS NULL AND scope LIKE 'tenant:%';
+
 -- name: trend
 -- What was used a day ago: the nearest sample at or before that hour, if there is one.
 SELECT DISTINCT ON (scope, dimension) scope, dimension, hard, accepted

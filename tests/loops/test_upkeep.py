@@ -1,0 +1,148 @@
+"""Upkeep on a real database: each duty does its work, and again does no harm."""
+
+from datetime import timedelta
+
+import msgspec
+
+from bursar.api.show import documents
+from bursar.core.allocation import Phase
+from bursar.core.object import Key
+from bursar.loops.upkeep import (
+    Retention,
+    drop_changes,
+    finish_namespaces,
+    forget_requests,
+    prune_counters,
+    sample_usage,
+)
+from bursar.ops import object as object_ops
+from bursar.ops.office import Office, now
+from bursar.store import change as change_store
+from bursar.store import quota as quota_store
+from bursar.store.change import PARTITION_SIZE
+from bursar.store.listing import Query, load_page
+from bursar.wire.kinds import BY_NAME
+from offices import (
+    allocation,
+    assert_counters_equal_charges,
+    bind,
+    code,
+    counters,
+    create,
+    delete,
+    document,
+    end,
+    namespace,
+    node,
+    quota,
+    tenant,
+)
+
+
+async def test_a_deleted_namespace_is_emptied_and_then_removed(office: Office) -> None:
+    await namespace(office, "lab")
+    await quota(office, "lab", "small", hard={"cpu": "10"})
+    await allocation(office, "lab", "waiting", cpu=1)
+    assert document(await delete(office, "Namespace", "", "lab"))["status"]["phase"] == "Terminating"
+    assert code(await allocation(office, "lab", "late", cpu=1)) == "terminating"
+    assert await finish_namespaces(office) == 1
+    assert code(await object_ops.get(office, Key("Namespace", "", "lab"))) == "not_found"
+    assert code(await object_ops.get(office, Key("Allocation", "lab", "waiting"))) == "not_found"
+    await assert_counters_equal_charges(office)
+
+
+async def test_a_namespace_waits_for_what_still_runs_in_it(office: Office) -> None:
+    await namespace(office, "lab")
+    await node(office, "n1", cpu=4)
+    await allocation(office, "lab", "running", cpu=1)
+    await bind(office, "lab", "running", "n1")
+    await delete(office, "Namespace", "", "lab")
+    assert await finish_namespaces(office) == 0
+    assert await finish_namespaces(office) == 0
+    await end(office, "lab", "running", Phase.CANCELLED)
+    assert await finish_namespaces(office) == 1
+
+
+async def test_what_is_built_in_cannot_be_deleted(office: Office) -> None:
+    assert code(await delete(office, "Namespace", "", "default")) == "forbidden"
+    assert code(await delete(office, "Tenant", "", "default")) == "forbidden"
+    assert code(await delete(office, "Settings", "", "system")) == "forbidden"
+
+
+async def test_counters_of_forgotten_dimensions_are_pruned_and_come_back_when_used(office: Office) -> None:
+    await tenant(office, "lab", limits={"cpu": 4})
+    await namespace(office, "lab", "lab")
+    await create(
+        office,
+        "Allocation",
+        {"metadata": {"name": "odd", "namespace": "lab"}, "spec": {"resources": {"requests": {"x.example/odd": "1"}}}},
+    )
+    await delete(office, "Allocation", "lab", "odd")
+    assert await prune_counters(office) > 0
+    rows = await counters(office)
+    assert ("tenant:lab", "x.example/odd") not in rows
+    assert ("tenant:lab", "cpu") in rows
+    assert code(await allocation(office, "lab", "again", cpu=1)) == "ok"
+    assert (await counters(office))["tenant:lab", "allocations"].accepted == 1000
+
+
+async def test_a_quota_tells_its_trend_once_there_is_history(office: Office) -> None:
+    await quota(office, "default", "small", hard={"cpu": "100"})
+    await allocation(office, "default", "one", cpu=60)
+    await sample_usage(office)
+    async with office.database.reader() as db:
+        page = await load_page(db, Query("ResourceQuota"))
+        (shown,) = await documents(office.database, BY_NAME["ResourceQuota"], page.items)
+        assert "trend" not in shown["status"]
+        await db.execute("UPDATE usage_rollup SET hour = $1, accepted = 48000", now() - timedelta(hours=24, minutes=30))
+    (shown,) = await documents(office.database, BY_NAME["ResourceQuota"], page.items)
+    assert shown["status"]["trend"] == {"cpu": "+12% over 24h"}
+    assert shown["status"]["utilization"] == {"cpu": "60%"}
+
+
+async def test_a_later_sample_of_the_same_hour_replaces_the_earlier(office: Office) -> None:
+    await allocation(office, "default", "one", cpu=2)
+    await sample_usage(office)
+    await allocation(office, "default", "two", cpu=3)
+    await sample_usage(office)
+    async with office.database.reader() as db:
+        samples = await db.fetch(
+            "SELECT accepted FROM usage_rollup WHERE scope = 'tenant:default' AND dimension = 'cpu'"
+        )
+    assert [row["accepted"] for row in samples] in ([5000], [2000, 5000])  # The hour may turn between the two.
+
+
+async def test_markers_and_answers_are_forgotten_when_old(office: Office) -> None:
+    await allocation(office, "default", "one", cpu=1)
+    young = Retention()
+    assert await forget_requests(office, young) == 0
+    old = Retention(markers=timedelta(seconds=-5), answers=timedelta(seconds=-5))
+    assert await forget_requests(office, old) > 0
+    async with office.database.reader() as db:
+        assert await db.fetchval("SELECT count(*) FROM request") == 0
+
+
+async def test_old_changes_are_dropped_by_the_partition_and_the_floor_rises(office: Office) -> None:
+    async with office.database.reader() as db:
+        await db.execute("UPDATE revision SET value = $1", 3 * PARTITION_SIZE)
+        await change_store.ensure_partitions(db)
+    await allocation(office, "default", "one", cpu=1)
+    dropped = await drop_changes(office, Retention(changes=PARTITION_SIZE))
+    assert dropped == ["change_000000000", "change_000000001"]
+    async with office.database.reader() as db:
+        position = await change_store.load_position(db)
+        assert position.floor == 2 * PARTITION_SIZE
+        assert len(await change_store.load_since(db, position.floor, 10)) == 1
+    assert code(await allocation(office, "default", "two", cpu=1)) == "ok"
+
+
+async def test_soft_limits_warn_and_never_refuse(office: Office) -> None:
+    await quota(office, "default", "soft", soft={"cpu": "1"})
+    assert code(await allocation(office, "default", "one", cpu=5)) == "ok"
+    async with office.database.reader() as db:
+        page = await load_page(db, Query("ResourceQuota"))
+        rows = await quota_store.load_scopes(db, ["quota:default/soft"])
+    (shown,) = await documents(office.database, BY_NAME["ResourceQuota"], page.items)
+    assert shown["status"]["warnings"] == ["cpu: 5 used, soft limit 1"]
+    assert rows["quota:default/soft", "cpu"].soft == 1000
+    assert msgspec.json.decode(page.items[0].doc)["spec"]["soft"] == {"cpu": "1"}

@@ -1,0 +1,143 @@
+"""The documentation is true, as far as a program can tell: what it links to, names and lists is there."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import click
+import pytest
+from prometheus_client import REGISTRY
+from server import data_directory
+
+import bursar.api.serve
+import bursar.loops.upkeep
+import bursar.rpc.serve
+from bursar.main import api, controller, serve
+from bursar.wire.kinds import KINDS
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
+MAKE = re.compile(r"\bmake ([a-z]+)\b")
+DEMO_SECONDS_MAX = 110
+SERVING = (bursar.api.serve, bursar.loops.upkeep, bursar.rpc.serve)  # together they register every metric
+
+
+def page(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(path: Path) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8"))
+    ours = [link.partition("#")[0] for link in links if not re.match(r"[a-z]+:", link)]
+    missing = [link for link in ours if link and not (path.parent / link).exists()]
+    assert not missing
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "CHANGELOG.md"])
+def test_make_targets_exist(name: str) -> None:
+    targets = set(re.findall(r"^([a-z]+):", page("Makefile"), re.MULTILINE))
+    # Only what is set as code is a command.
+    quoted = re.findall(r"```.*?```|`[^`\n]+`", page(name), re.DOTALL)
+    named = {target for text in quoted for target in MAKE.findall(text)}
+    assert named <= targets
+
+
+def test_generated_tables_equal_the_code() -> None:
+    check = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "doc_tables.py"), "--check"], capture_output=True, text=True, timeout=60
+    )
+    assert check.returncode == 0, check.stdout + check.stderr
+
+
+def test_every_metric_is_listed_and_no_other() -> None:
+    table = page("docs/metrics.md").partition("<!-- end -->")[0]
+    listed = set(re.findall(r"^\| `(bursar_[a-z_]+)`", table, re.MULTILINE))
+    registered = {
+        family.name + ("_total" if family.type == "counter" else "")
+        for family in REGISTRY.collect()
+        if family.name.startswith("bursar_")
+    }
+    assert listed == registered
+    assert SERVING
+
+
+@pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md", "docs/operations.md"])
+def test_metrics_and_alerts_name_what_exists(name: str) -> None:
+    known = set(re.findall(r"bursar_[a-z_]+", page("docs/metrics.md")))
+    assert set(re.findall(r"\bbursar_[a-z_]+", page(name))) <= known
+
+
+def test_every_option_of_the_server_is_explained_and_no_other() -> None:
+    text = page("docs/operations.md")
+    options = {
+        option
+        for command in (serve, api, controller)
+        for parameter in command.params
+        if isinstance(parameter, click.Option) and not parameter.hidden
+        for option in parameter.opts
+    }
+    commands = text.replace("--single-transaction", "")  # an option of pg_restore
+    assert set(re.findall(r"(?<![\w-])--[a-z-]+", commands)) == options
+
+
+def test_every_variable_is_explained() -> None:
+    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
+    # One is how a shell's completion is asked for, the other is between the server and its children.
+    variables = set(re.findall(r'"(BURSAR_[A-Z_]+)"', source)) - {"BURSAR_COMPLETE", "BURSAR_PARENT"}
+    assert variables == set(re.findall(r"BURSAR_[A-Z_]+", page("docs/operations.md")))
+
+
+def test_every_kind_is_in_the_table_of_kinds() -> None:
+    rows = re.findall(r"^\| ([A-Z]\w+) \| `(\w+)` \| ([^|]*)\| ([^|]*)\|", page("docs/api.md"), re.MULTILINE)
+    told = {(name, plural, tuple(re.findall(r"`(\w+)`", short)), "yes" in where) for name, plural, short, where in rows}
+    assert told == {(kind.name, kind.plural, kind.short_names, kind.namespaced) for kind in KINDS}
+
+
+def test_every_promise_names_code_and_tests_that_exist() -> None:
+    text = page("docs/invariants.md")
+    for file in re.findall(r"`((?:core|store|ops|api|wire|loops|client)/[\w/.]+)`", text):
+        assert (ROOT / "src" / "bursar" / file).exists(), f"{file} is gone"
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", text)
+    assert named
+    for file, test in named:
+        assert (ROOT / file).exists(), f"{file} is gone"
+        assert not test or f"def {test}(" in page(file), f"{file} has no {test}"
+
+
+def test_decisions_are_numbered_without_gaps() -> None:
+    numbers = sorted(int(path.name[:4]) for path in (DOCS / "decisions").glob("*.md"))
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_pages_name_no_path_of_somebody_s_machine(path: Path) -> None:
+    assert not re.search(r"/(home|Users|work|workspace)/", path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.timeout(DEMO_SECONDS_MAX + 10)
+def test_the_demo_ends_well_and_leaves_nothing_behind() -> None:
+    with data_directory() as home:
+        demo = subprocess.run(
+            [sys.executable, str(ROOT / "scripts" / "demo.py")],
+            env={**os.environ, "TMPDIR": str(home)},
+            capture_output=True,
+            text=True,
+            timeout=DEMO_SECONDS_MAX,
+        )
+        assert demo.returncode == 0, demo.stdout + demo.stderr
+        assert "Done." in demo.stdout
+        assert not list(home.iterdir())
+        assert not [process for process in _processes() if str(home) in process]
+
+
+def _processes() -> Iterator[str]:
+    """The command lines of all processes; those that end while we look are gone, and that is fine."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            yield path.read_text(errors="replace")

@@ -1,0 +1,59 @@
+"""The style of the house, as far as a program can see it."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src" / "bursar"
+MODULES = sorted(SOURCE.rglob("*.py"))
+CODE = [*MODULES, *sorted(SOURCE.rglob("*.sql")), *sorted((ROOT / "tests").rglob("*.py"))]
+CODE += [path for path in sorted((ROOT / "scripts").iterdir()) if path.is_file()]
+
+LINES_MAX = 500
+LONGER = {
+    "api/object.py": "all verbs of all kinds, in the order in which a request meets them",
+    "api/openapi.py": "one document, built from top to bottom",
+    "wire/allocation.py": "the largest kind: its types, then what may be wrong with each",
+}
+EMPTY_WORDS = frozenset({"utils", "util", "helpers", "helper", "common", "manager", "base", "impl", "misc"})
+
+
+def test_modules_are_short_enough_to_read() -> None:
+    long = {
+        str(path.relative_to(SOURCE)): lines
+        for path in MODULES
+        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > LINES_MAX
+    }
+    assert set(long) <= set(LONGER), f"over {LINES_MAX} lines: split them, or list them with the reason: {long}"
+
+
+def test_no_exception_outlives_its_reason() -> None:
+    assert all((SOURCE / name).exists() for name in LONGER)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_modules_are_named_after_what_they_hold(path: Path) -> None:
+    words = {word for part in path.relative_to(SOURCE).with_suffix("").parts for word in part.split("_")}
+    assert not words & EMPTY_WORDS
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if path.stat().st_size], ids=str)
+def test_a_module_says_first_what_it_is(path: Path) -> None:
+    relative = path.relative_to(SOURCE)
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    assert docstring or relative.name in ("__init__.py", "__main__.py"), f"{relative} has no docstring"
+
+
+def test_nothing_is_left_for_later() -> None:
+    # In two halves, so that this file is not found itself.
+    marks = re.compile(rf"\b({'TO' + 'DO'}|{'FIX' + 'ME'}|{'X' + 'XX'})\b")
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in CODE
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if marks.search(line)
+    ]
+    assert not found
