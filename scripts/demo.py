@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bursar.client import BursarError, Client, Invalid, NotFound, QuotaExceeded
+from bursar.client import ApiError, BursarError, Client, Invalid, NotFound, QuotaExceeded
 
 BURSAR = Path(sys.executable).with_name("bursar")
 READY_SECONDS_MAX = 60.0
@@ -132,6 +132,10 @@ def running_server(home: Path) -> Iterator[Client]:
             await_ready(process, log_file)
             with Client(f"http://{address}", token_file.read_text().strip()) as client:
                 yield client
+        except ApiError as error:
+            if error.status < 500:
+                raise
+            raise DemoError(f"{error}\nThe end of the server's log:\n{end_of(log_file)}") from error
         finally:
             stop(process)
 
@@ -146,8 +150,11 @@ def await_ready(process: subprocess.Popen[bytes], log_file: Path) -> None:
     assert process.stdout is not None
     readable, _, _ = select.select([process.stdout], [], [], READY_SECONDS_MAX)
     if not readable or b"ready" not in process.stdout.readline():
-        said = log_file.read_text(errors="replace").strip()[-2000:]
-        raise DemoError(f"the server did not start. It said:\n{said}")
+        raise DemoError(f"the server did not start. It said:\n{end_of(log_file)}")
+
+
+def end_of(log_file: Path) -> str:
+    return log_file.read_text(errors="replace").strip()[-3000:]
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:

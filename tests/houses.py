@@ -153,7 +153,8 @@ async def served(house: House) -> AsyncIterator[str]:
         server_header=False, timeout_graceful_shutdown=1,
     )  # fmt: skip
     server = uvicorn.Server(config)
-    with socket.socket() as listener:
+    # With its protocol named, asyncio sends each write at once: else every answer waits for a delayed acknowledgement.
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(512)
         running = asyncio.create_task(server.serve(sockets=[listener]))

@@ -25,6 +25,7 @@ YAML = ("application/yaml", "application/x-yaml", "text/yaml")
 PROTOBUF = "application/vnd.kubernetes.protobuf"
 REQUEST_ID_CHARS_MAX = 128
 DEPTH_MAX = 64
+YAML_EVENTS_MAX = 20_000
 NULS_SHOWN_MAX = 10
 _NUL_ESCAPED = b"\\u0000"  # the only way to write it in JSON
 _SUFFIX = "bcdfghjklmnpqrstvwxz2456789"
@@ -107,9 +108,19 @@ def _nul_paths(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str | 
 
 
 def _read_yaml(raw: bytes) -> Any:
-    """YAML without anchors: an alias can make a small text mean an enormous document."""
-    if b"&" in raw and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(raw, Loader=yaml.CSafeLoader)):
-        raise ValueError("aliases are not allowed")
+    """YAML without anchors, for an alias can make a small text mean an enormous document; and bounded before it is
+    built, for its reader takes seconds over what is deep or long. What is JSON, as kubectl's is, is read as JSON."""
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass
+    depth = 0
+    for count, event in enumerate(yaml.parse(raw, Loader=yaml.CSafeLoader)):
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError("aliases are not allowed")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEPTH_MAX or count > YAML_EVENTS_MAX:
+            raise ValueError(f"YAML may have {DEPTH_MAX} levels and {YAML_EVENTS_MAX} parts; send JSON instead")
     # Dates stay text, as they are in JSON.
     return yaml.load(raw, Loader=_JsonLikeLoader)  # noqa: S506
 

@@ -14,7 +14,17 @@ from bursar.core.object import Key, Stored
 from bursar.core.quota import Counter, Counters, Exceeded, count_quota, needs_recount, overrun, recount
 from bursar.core.refusal import Cause, Code, Refusal
 from bursar.core.sheet import Sheet
-from bursar.core.tree import SYSTEM_SCOPE, ResourceQuota, Row, Tree, hard_of, limits_of, soft_of, tenant_scope
+from bursar.core.tree import (
+    SYSTEM_SCOPE,
+    ResourceQuota,
+    Row,
+    Tree,
+    hard_of,
+    limits_of,
+    quota_scope,
+    soft_of,
+    tenant_scope,
+)
 from bursar.core.wording import quota_refusal
 from bursar.ops.batch import claim, decide, finished, remember, save
 from bursar.ops.command import Command, Reply, Result
@@ -176,7 +186,7 @@ class Plan:
 
 async def _recounted(db: Connection, old: Tree, new: Tree, key: Key) -> Plan:
     if key.kind == "ResourceQuota":
-        return await _recount_quota(db, new, key)
+        return await _recount_quota(db, old, new, key)
     if key.kind == "Namespace":
         return Plan({}, set(), [])
     if needs_recount(old, new):
@@ -187,14 +197,21 @@ async def _recounted(db: Connection, old: Tree, new: Tree, key: Key) -> Plan:
     return await _relimited(db, old, new)
 
 
-async def _recount_quota(db: Connection, new: Tree, key: Key) -> Plan:
-    quota = _find(new, key)
-    scope = f"quota:{key.namespace}/{key.name}"
-    before = await quota_store.load_scopes(db, [scope])
+async def _recount_quota(db: Connection, old: Tree, new: Tree, key: Key) -> Plan:
+    """Counted from the namespace's objects, unless it counts the same things as before."""
+    was, quota = _find(old, key), _find(new, key)
+    before = await quota_store.load_scopes(db, [quota_scope(key.namespace, key.name)])
     if quota is None:
         return Plan({}, set(before), [])
+    if was is not None and (was.terms, was.dimensions) == (quota.terms, quota.dimensions):
+        return Plan({row: _limited(new, row, counter) for row, counter in before.items()}, set(), [])
     after = count_quota(quota, await object_store.load_charges_in(db, key.namespace))
     return Plan(after, set(before) - set(after), [])
+
+
+def _limited(tree: Tree, row: Row, counter: Counter) -> Counter:
+    """The same counter under the limits that the tree sets now."""
+    return Counter(hard_of(tree, row), soft_of(tree, row), counter.accepted, counter.bound)
 
 
 def _find(tree: Tree, key: Key) -> ResourceQuota | None:
@@ -211,10 +228,6 @@ async def _relimited(db: Connection, old: Tree, new: Tree) -> Plan:
     wanted |= {(SYSTEM_SCOPE, dimension) for dimension in new.system}
     wanted |= {row for row in before if row[0].partition(":")[2] in touched}
     removed = {row for row in before if row[0].partition(":")[2] in gone}
-    after = {
-        row: Counter(hard_of(new, row), soft_of(new, row), counter.accepted, counter.bound)
-        for row in wanted
-        for counter in (before.get(row, Counter()),)
-    }
+    after = {row: _limited(new, row, before.get(row, Counter())) for row in wanted}
     changed = {row: counter for row, counter in after.items() if before.get(row) != counter}
     return Plan(changed, removed, [])
