@@ -50,7 +50,9 @@ class StartError(Exception):
 
 def set_up_logs() -> None:
     """JSON lines on standard error, for people when it is a terminal."""
-    renderer: Any = structlog.dev.ConsoleRenderer() if sys.stderr.isatty() else structlog.processors.JSONRenderer()
+    # Plain tracebacks: the values of variables may be secrets.
+    console = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+    renderer: Any = console if sys.stderr.isatty() else structlog.processors.JSONRenderer()
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from bursar.core.allocation import Phase
 from bursar.ops.office import Office
 from bursar.store import change as change_store
 from bursar.store.change import PARTITION_SIZE, drop_before, ensure_partitions, load_position, load_since, raise_floor
@@ -49,7 +50,7 @@ async def test_revisions_are_gapless_and_in_commit_order_under_writers_from_two_
             answer = await allocation(one, "default", f"{name}-{number}", gpu=1)
             revisions.append(answer.revision)
             if number % 3 == 0:
-                revisions.append((await end(one, "default", f"{name}-{number}")).revision)
+                revisions.append((await end(one, "default", f"{name}-{number}", Phase.FAILED)).revision)
             if number % 3 == 1:
                 revisions.append((await delete(one, "Allocation", "default", f"{name}-{number}")).revision)
             if number % 4 == 0:

@@ -8,6 +8,7 @@ them; the limits on how many are ours.
 import json
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from itertools import islice
 from typing import Final
 
@@ -62,7 +63,7 @@ def qualified_name(value: str) -> list[str]:
 
 def label_value(value: str) -> list[str]:
     """Faults of a label's value; the empty value is a good one."""
-    if not value or (len(value) <= _LABEL_CHARS_MAX and _NAME.fullmatch(value)):
+    if not value or (len(value) <= _LABEL_CHARS_MAX and _is_name(value)):
         return []
     return _faults(value, _NAME, _LABEL_CHARS_MAX, f"a label value {_NAME_RULE}")
 
@@ -89,13 +90,24 @@ def quoted(value: str) -> str:
     return json.dumps(value[:_SHOWN_CHARS_MAX]) + "..."
 
 
+# The same few keys and values come with every request.
+@lru_cache(4096)
+def _is_key(value: str) -> bool:
+    return _KEY.fullmatch(value) is not None
+
+
+@lru_cache(4096)
+def _is_name(value: str) -> bool:
+    return _NAME.fullmatch(value) is not None
+
+
 def _faults(value: str, shape: re.Pattern[str], chars_max: int, rule: str) -> list[str]:
     fault = _fault(value, shape, chars_max, rule)
     return [f"{quoted(value)}: {fault}"] if fault else []
 
 
 def _prefixed(noun: str, value: str) -> list[str]:
-    if len(value) <= _LABEL_CHARS_MAX and _KEY.fullmatch(value):
+    if len(value) <= _LABEL_CHARS_MAX and _is_key(value):
         return []
     prefix, slash, name = value.rpartition("/")
     faults = [("name part", _fault(name, _NAME, _LABEL_CHARS_MAX, _NAME_RULE))]

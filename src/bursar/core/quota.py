@@ -100,6 +100,8 @@ class Counters:
 
     def move(self, moves: Sequence[Move]) -> list[Exceeded]:
         """Charge all the moves together or, where any limit has no room, none; nearest scope first."""
+        if len(moves) == 1 and moves[0].before is NOTHING and not moves[0].after.bound:
+            return self._accept(moves[0].namespace, moves[0].after)
         changes = deltas(self.tree, moves)
         cells = self._cells
         if exceeded := [fault for row, delta in changes.items() if (fault := _exceeded(row, cells[row], delta))]:
@@ -109,6 +111,22 @@ class Counters:
             cell.accepted += delta.accepted
             cell.bound += delta.bound
         return []
+
+    def _accept(self, namespace: str, charge: Charge) -> list[Exceeded]:
+        """The commonest move by far: something new is let in."""
+        accepted = charge.accepted
+        if not accepted:
+            return []
+        touched = [(self._cells[row], accepted[row[1]], row) for row in rows_of(self.tree, namespace, charge)]
+        exceeded = [
+            Exceeded(*row, cell.hard, cell.accepted, amount)
+            for cell, amount, row in touched
+            if amount > 0 and cell.accepted + amount > cell.ceiling
+        ]
+        if not exceeded:
+            for cell, amount, _ in touched:
+                cell.accepted += amount
+        return exceeded
 
     def changes(self) -> dict[Row, Pair]:
         """By how much each counter was moved in all, without those that ended where they began."""

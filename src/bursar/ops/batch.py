@@ -128,6 +128,8 @@ async def lock_gangs(db: Connection, sheet: Sheet, commands: Sequence[Command]) 
         await gang_store.ensure(db, {key: size for key, size in wanted.items() if size})
         await gang_store.lock(db, wanted)
         sheet.gangs = await gang_store.load(db, wanted)
+        if any(size and key not in sheet.gangs for key, size in wanted.items()):
+            raise Stale("a gang's last member left while another was joining")
 
 
 def decide(

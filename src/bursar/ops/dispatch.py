@@ -108,8 +108,9 @@ def change_command(
     draft = changed_draft(kind, before, one, spec_changed=spec_changed, keep_charge=keep)
     draft = replace(draft, tenant=tenant)
     return Change(
-        key=before.key, origin=origin, claim=claim, draft=draft, expected=before.revision, subject=kind.singular
-    )
+        key=before.key, origin=origin, claim=claim, draft=draft, expected=before.revision, subject=kind.singular,
+        keep_charge=keep,
+    )  # fmt: skip
 
 
 def delete_command(

@@ -143,8 +143,8 @@ class Lane(Generic[C, A]):
         while batch := self._take():
             started = asyncio.get_running_loop().time()
             self._sizes.observe(len(batch))
-            for entry in batch:
-                self._waits.observe(started - entry.queued_at)
+            # The longest wait of the batch: what came in turn is first, and has waited the longest.
+            self._waits.observe(started - batch[0].queued_at)
             answers = await self._isolate([entry.command for entry in batch], fresh=True)
             for entry, answer in zip(batch, answers, strict=True):
                 if entry.answer.done():

@@ -9,7 +9,10 @@ _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 
 
 LANE_BATCH = Histogram("bursar_lane_batch_size", "Commands per batch.", ["lane"], buckets=_SIZES)
 LANE_WAIT = Histogram(
-    "bursar_lane_wait_seconds", "Time from queueing to the start of the batch.", ["lane"], buckets=_SECONDS
+    "bursar_lane_wait_seconds",
+    "Time the first of a batch waited for it.",
+    ["lane"],
+    buckets=_SECONDS,
 )
 LANE_SECONDS = Histogram(
     "bursar_lane_batch_seconds", "Time from the start of a batch to its answers.", ["lane"], buckets=_SECONDS

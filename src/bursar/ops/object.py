@@ -109,6 +109,9 @@ class Change(Command):
     draft: Stored
     expected: int
     subject: str = "object"
+    # What the object holds is none of this change's business. It may have moved since the draft was made, without a new
+    # revision: a gang was completed and charged.
+    keep_charge: bool = False
 
     def charges(self, sheet: Sheet) -> Iterable[tuple[str, Charge]]:
         yield self.key.namespace, self.draft.charge
@@ -121,15 +124,15 @@ class Change(Command):
             return not_found(self.key)
         if before.revision != self.expected:
             return conflict(self.key)
-        # What the object holds changes only where its kind says so; what is due to its gang stays due.
-        if self.draft.charge != before.charge:
+        if not self.keep_charge and self.draft.charge != before.charge:
             moves = [Move(self.key.namespace, before.charge, self.draft.charge)]
             if exceeded := sheet.counters.move(moves):
                 return quota_refusal(self.subject, exceeded)
         return self._save(sheet, before)
 
-    def _save(self, sheet: Sheet, _before: Stored) -> Result:
-        return sheet.put(self.draft, self.origin)
+    def _save(self, sheet: Sheet, before: Stored) -> Result:
+        draft = replace(self.draft, charge=before.charge) if self.keep_charge else self.draft
+        return sheet.put(draft, self.origin)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

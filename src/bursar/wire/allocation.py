@@ -11,10 +11,9 @@ from bursar.core.allocation import Gang, Request
 from bursar.core.charge import Charge, Facts
 from bursar.core.duration import parse_seconds
 from bursar.core.node import WHOLE, is_device
-from bursar.core.quantity import amount
 from bursar.core.refusal import Cause, field_fault
 from bursar.wire.kind import Column, Fields, Kind, column, read
-from bursar.wire.limits import amounts, amounts_faults, quantity_text
+from bursar.wire.limits import amounts, amounts_faults
 from bursar.wire.meta import Condition, ObjectMeta, Quantity, Text, Wire, given
 from bursar.wire.priorityclass import priority_faults
 from bursar.wire.scheduling import (
@@ -131,11 +130,15 @@ def facts_of(spec: AllocationSpec) -> Facts:
 def charge_of(allocation: Allocation) -> Charge:
     """What an allocation holds from the moment it is accepted."""
     spec = allocation.spec
+    accepted: dict[str, int] = {}
+    if isinstance(spec.resources, Resources):
+        limits = amounts(spec.resources.limits)
+        # Where only a limit is given, the limit is the request, as in Kubernetes.
+        accepted = {**limits, **amounts(spec.resources.requests)}
+        accepted |= {f"limits.{name}": value for name, value in limits.items()}
     count = spec.nodes if isinstance(spec.nodes, int) else 1
-    accepted = {name: value * count for name, value in requests_of(spec).items()}
-    if isinstance(spec.resources, Resources) and isinstance(spec.resources.limits, dict):
-        for name, value in spec.resources.limits.items():
-            accepted[f"limits.{name}"] = amount(name, quantity_text(value)) * count
+    if count > 1:
+        accepted = {name: value * count for name, value in accepted.items()}
     accepted["pods"] = accepted["allocations"] = WHOLE
     if spec.exclusive is True:
         accepted["nodes"] = WHOLE * count

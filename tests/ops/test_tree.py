@@ -1,0 +1,683 @@
+"""The tree of tenants on a real database: limits hold for subtrees, and every change of the tree recounts."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from bursar.core.allocation import Phase
+from bursar.core.object import Key, Stored
+from bursar.core.placing import Target
+from bursar.core.quantity import UNLIMITED
+from bursar.core.quota import Counter
+from bursar.ops import allocation as allocation_ops
+from bursar.ops import object as object_ops
+from bursar.ops.allocation import Bind, Report, request_in
+from bursar.ops.command import Reply
+from bursar.ops.dispatch import change_command
+from bursar.ops.office import Office
+from bursar.store import node as node_store
+from bursar.wire.kinds import BY_NAME
+
+from offices import (
+    TEST,
+    allocation,
+    assert_counters_equal_charges,
+    bind,
+    change,
+    code,
+    counters,
+    create,
+    delete,
+    document,
+    end,
+    namespace,
+    node,
+    opened,
+    quota,
+    tenant,
+)
+
+GPU = "nvidia.com/gpu"
+
+
+async def gpus(office: Office, scope: str) -> tuple[int, int] | None:
+    """(accepted, bound) GPUs of a scope; None where there is no counter."""
+    counter = (await counters(office)).get((scope, GPU))
+    return None if counter is None else (counter.accepted // 1000, counter.bound // 1000)
+
+
+async def family(office: Office, **limits: int) -> None:
+    """top > mid > low, a namespace each; limits on GPUs as given."""
+    above = ""
+    for name in ("top", "mid", "low"):
+        spec: dict[str, Any] = {"limits": {GPU: limits[name]}} if name in limits else {}
+        assert code(await tenant(office, name, **({"parent": above} if above else {}), **spec)) == "ok"
+        assert code(await namespace(office, name, name)) == "ok"
+        above = name
+
+
+async def get(office: Office, kind: str, namespace: str, name: str) -> Stored:
+    found = await object_ops.get(office, Key(kind, namespace, name))
+    assert isinstance(found, Stored), found
+    return found
+
+
+async def tier(office: Office, name: str, **limits: int) -> Reply:
+    document = {"metadata": {"name": name}, "spec": {"limits": {key.replace("gpu", GPU): v for key, v in limits.items()}}}
+    return await create(office, "Tier", document)
+
+
+async def set_system(office: Office, **limits: int) -> Reply:
+    wanted = {key.replace("gpu", GPU): value for key, value in limits.items()}
+    return await change(office, "Settings", "", "system", limits=wanted)
+
+
+async def move_namespace(office: Office, name: str, tenant: str) -> Reply:
+    def edit(before: Stored, document: dict[str, Any]) -> Any:
+        document["metadata"]["labels"] = {"bursar.io/tenant": tenant}
+        one = msgspec.convert(document, BY_NAME["Namespace"].type)
+        return change_command(BY_NAME["Namespace"], before, one, TEST, spec_changed=False)
+
+    return await object_ops.change(office, Key("Namespace", "", name), edit, tenant="test")
+
+
+# Limits of ancestors.
+
+
+async def test_the_limit_of_an_ancestor_holds_for_everything_below_it(office: Office) -> None:
+    await family(office, top=4)
+    assert code(await allocation(office, "low", "a", gpu=2)) == "ok"
+    assert code(await allocation(office, "mid", "b", gpu=1)) == "ok"
+    refused = await allocation(office, "top", "c", gpu=2)
+    assert refused.message == (
+        'allocation rejected: tenant "top" would exceed nvidia.com/gpu quota (current: 3, requested: 2, limit: 4)'
+    )
+    refused = await allocation(office, "low", "c", gpu=2)
+    assert [cause.scope for cause in refused.causes] == ["tenant:top"]
+    assert code(await allocation(office, "low", "c", gpu=1)) == "ok"
+    assert await gpus(office, "tenant:top") == (4, 0)
+    assert await gpus(office, "tenant:mid") == (1, 0)
+    await assert_counters_equal_charges(office)
+
+
+async def test_all_limits_are_named_from_the_namespace_to_the_system(office: Office) -> None:
+    await family(office, top=3, mid=2, low=1)
+    await quota(office, "low", "q", hard={GPU: "1"})
+    await set_system(office, gpu=4)
+    refused = await allocation(office, "low", "a", gpu=5)
+    assert refused.message == "exceeded quota: nvidia.com/gpu limit 1, requested 5, used 0"
+    assert [cause.scope for cause in refused.causes] == [
+        "quota:low/q", "tenant:low", "tenant:mid", "tenant:top", "system",
+    ]  # fmt: skip
+    assert [cause.limit for cause in refused.causes] == ["1", "1", "2", "3", "4"]
+
+
+async def test_enforcement_queue_of_a_tenant_lets_work_wait_and_checks_when_it_is_placed(office: Office) -> None:
+    await tenant(office, "lab", limits={GPU: 2}, enforcement="Queue")
+    await namespace(office, "lab", "lab")
+    await node(office, "n1", gpu=8)
+    for name in ("a", "b"):
+        assert code(await allocation(office, "lab", name, gpu=2)) == "ok"
+    assert code(await bind(office, "lab", "a", "n1")) == "ok"
+    assert code(await bind(office, "lab", "b", "n1")) == "quota_exceeded"
+    await end(office, "lab", "a")
+    assert code(await bind(office, "lab", "b", "n1")) == "ok"
+    await assert_counters_equal_charges(office)
+
+
+# Moving tenants.
+
+
+async def test_moving_a_tenant_moves_what_its_subtree_uses(office: Office) -> None:
+    await family(office, top=9, mid=8)
+    await tenant(office, "other", limits={GPU: 5})
+    await node(office, "n1", gpu=8)
+    await allocation(office, "low", "a", gpu=2)
+    await allocation(office, "mid", "b", gpu=1)
+    await bind(office, "low", "a", "n1")
+    assert code(await change(office, "Tenant", "", "low", parent="other")) == "ok"
+    assert await gpus(office, "tenant:top") == (1, 0)
+    assert await gpus(office, "tenant:mid") == (1, 0)
+    assert await gpus(office, "tenant:other") == (2, 2)
+    await assert_counters_equal_charges(office)
+    assert code(await change(office, "Tenant", "", "mid", parent="other")) == "ok"
+    assert await gpus(office, "tenant:top") == (0, 0)
+    assert await gpus(office, "tenant:other") == (3, 2)
+    await assert_counters_equal_charges(office)
+
+
+async def test_a_move_without_room_is_refused_and_changes_nothing(office: Office) -> None:
+    await family(office)
+    await tenant(office, "full", limits={GPU: 1})
+    await allocation(office, "low", "a", gpu=2)
+    before = await counters(office)
+    refused = await change(office, "Tenant", "", "mid", parent="full")
+    assert code(refused) == "in_use"
+    assert refused.message == (
+        'moving tenant "mid" rejected: tenant "full" would exceed nvidia.com/gpu quota '
+        "(current: 0, requested: 2, limit: 1)"
+    )
+    assert await counters(office) == before
+    assert document(await change(office, "Tenant", "", "mid"))["spec"]["parent"] == "top"
+    await end(office, "low", "a", Phase.CANCELLED)
+    assert code(await change(office, "Tenant", "", "mid", parent="full")) == "ok"
+
+
+async def test_a_tenant_cannot_be_below_itself_or_below_nobody(office: Office) -> None:
+    await family(office)
+    assert code(await change(office, "Tenant", "", "top", parent="low")) == "invalid"
+    assert code(await change(office, "Tenant", "", "low", parent="nobody")) == "invalid"
+    assert code(await tenant(office, "new", parent="nobody")) == "invalid"
+    assert code(await tenant(office, "new", tier="nothing")) == "invalid"
+    await assert_counters_equal_charges(office)
+
+
+async def test_what_was_charged_comes_back_exactly_after_the_tree_was_turned_over(office: Office) -> None:
+    await family(office, top=9)
+    await node(office, "n1", cpu=64, gpu=8)
+    await quota(office, "low", "q", hard={GPU: "4"})
+    for name in ("a", "b", "c"):
+        await allocation(office, "low", name, cpu=3, gpu=1)
+    await bind(office, "low", "a", "n1")
+    await bind(office, "low", "b", "n1")
+    await change(office, "Tenant", "", "low", parent="", limits={"cpu": 1})
+    await set_system(office, gpu=1, cpu=1)
+    await delete(office, "ResourceQuota", "low", "q")
+    await quota(office, "low", "other", hard={"cpu": "2", "nodes": "1"})
+    await change(office, "Tenant", "", "top", limits={})
+    await assert_counters_equal_charges(office)
+    await end(office, "low", "a")
+    await end(office, "low", "b", Phase.PENDING)
+    await assert_counters_equal_charges(office)
+    for name in ("b", "c"):
+        await delete(office, "Allocation", "low", name)
+    assert all((one.accepted, one.bound) == (0, 0) for one in (await counters(office)).values())
+
+
+# Limits that appear and disappear.
+
+
+async def test_a_limit_that_appears_on_a_parent_counts_what_is_below_it(office: Office) -> None:
+    await family(office)
+    await allocation(office, "low", "a", gpu=2)
+    await allocation(office, "top", "b", gpu=1)
+    assert await gpus(office, "tenant:top") == (1, 0)  # its own: nothing limits the subtree
+    assert code(await change(office, "Tenant", "", "top", limits={GPU: 4})) == "ok"
+    assert await gpus(office, "tenant:top") == (3, 0)
+    assert code(await allocation(office, "mid", "c", gpu=2)) == "quota_exceeded"
+    assert code(await change(office, "Tenant", "", "top", limits={})) == "ok"
+    assert await gpus(office, "tenant:top") == (1, 0)
+    assert code(await allocation(office, "mid", "c", gpu=2)) == "ok"
+    await assert_counters_equal_charges(office)
+
+
+async def test_a_tier_reaches_all_its_tenants_when_it_is_edited(office: Office) -> None:
+    await tier(office, "small", gpu=1)
+    await tenant(office, "one", tier="small")
+    await tenant(office, "own", tier="small", limits={GPU: 3})
+    await tenant(office, "parent", tier="small")
+    await tenant(office, "child", parent="parent")
+    for name in ("one", "own", "child"):
+        await namespace(office, name, name)
+    assert code(await allocation(office, "one", "a", gpu=2)) == "quota_exceeded"
+    assert code(await allocation(office, "child", "a", gpu=2)) == "quota_exceeded"
+    assert code(await change(office, "Tier", "", "small", limits={GPU: 2})) == "ok"
+    assert code(await allocation(office, "one", "a", gpu=2)) == "ok"
+    assert code(await allocation(office, "child", "a", gpu=2)) == "ok"
+    assert code(await allocation(office, "own", "a", gpu=3)) == "ok"
+    rows = await counters(office)
+    assert {name: rows[f"tenant:{name}", GPU].hard for name in ("one", "own", "parent", "child")} == {
+        "one": 2000, "own": 3000, "parent": 2000, "child": UNLIMITED,
+    }  # fmt: skip
+    assert code(await change(office, "Tier", "", "small", limits={"cpu": 1})) == "ok"
+    assert (await counters(office))["tenant:one", GPU].hard == UNLIMITED
+    assert await gpus(office, "tenant:parent") == (0, 0)
+    await assert_counters_equal_charges(office)
+
+
+async def test_a_limit_of_the_system_holds_for_all(office: Office) -> None:
+    await family(office)
+    await allocation(office, "low", "a", gpu=1)
+    await allocation(office, "default", "b", gpu=1)
+    assert await gpus(office, "system") is None  # a row that everybody locks exists only while it limits
+    assert code(await set_system(office, gpu=3)) == "ok"
+    assert await gpus(office, "system") == (2, 0)
+    refused = await allocation(office, "default", "c", gpu=2)
+    assert refused.message == (
+        "allocation rejected: the system would exceed nvidia.com/gpu quota (current: 2, requested: 2, limit: 3)"
+    )
+    assert code(await set_system(office, gpu=4)) == "ok"
+    assert code(await allocation(office, "default", "c", gpu=2)) == "ok"
+    assert await gpus(office, "system") == (4, 0)
+    await assert_counters_equal_charges(office)
+    assert code(await set_system(office)) == "ok"
+    assert await gpus(office, "system") is None
+    await assert_counters_equal_charges(office)
+
+
+async def test_reduction_below_usage_stops_nothing_and_refuses_only_increases(office: Office) -> None:
+    await tenant(office, "physics", limits={GPU: 4})
+    await namespace(office, "physics", "physics")
+    await node(office, "n1", gpu=8)
+    for name in ("a", "b"):
+        await allocation(office, "physics", name, gpu=2)
+    await bind(office, "physics", "a", "n1")
+    assert code(await change(office, "Tenant", "", "physics", limits={GPU: 1})) == "ok"
+    assert (await get(office, "Allocation", "physics", "a")).fields["status.phase"] == "Scheduled"
+    refused = await allocation(office, "physics", "c", gpu=1)
+    assert refused.message == (
+        'allocation rejected: tenant "physics" exceeds nvidia.com/gpu quota\n'
+        "  Current usage: 4 nvidia.com/gpu\n"
+        "  New limit: 1 nvidia.com/gpu\n"
+        "  Hint: Wait for running allocations to complete, or contact your tenant admin."
+    )
+    assert code(await bind(office, "physics", "b", "n1")) == "quota_exceeded"  # it was let in, and waits
+    assert code(await end(office, "physics", "a", Phase.RUNNING)) == "ok"
+    assert code(await end(office, "physics", "a")) == "ok"
+    assert code(await delete(office, "Allocation", "physics", "b")) == "ok"
+    assert code(await allocation(office, "physics", "c", gpu=1)) == "ok"
+    await assert_counters_equal_charges(office)
+
+
+# Quotas of namespaces.
+
+
+async def test_a_new_quota_counts_what_is_there(office: Office) -> None:
+    await node(office, "n1", gpu=8)
+    await allocation(office, "default", "a", gpu=2)
+    await allocation(office, "default", "b", gpu=3)
+    await bind(office, "default", "a", "n1")
+    assert code(await quota(office, "default", "q", hard={GPU: "5", "pods": "9"}, soft={"cpu": "1"})) == "ok"
+    rows = await counters(office)
+    assert rows["quota:default/q", GPU] == Counter(5000, None, 5000, 2000)
+    assert rows["quota:default/q", "pods"] == Counter(9000, None, 2000, 1000)
+    assert rows["quota:default/q", "cpu"] == Counter(UNLIMITED, 1000, 0, 0)
+    assert code(await allocation(office, "default", "c", gpu=1)) == "quota_exceeded"
+    await assert_counters_equal_charges(office)
+
+
+async def test_a_new_quota_counts_by_its_scopes(office: Office) -> None:
+    await allocation(office, "default", "endless", gpu=1)
+    await allocation(office, "default", "ending", spec={"ttl": "1h"}, gpu=2)
+    await allocation(office, "default", "urgent", spec={"priorityClass": "high-priority"}, gpu=4)
+    await create(office, "Allocation", {"metadata": {"name": "nothing", "namespace": "default"}, "spec": {}})
+    hard = {GPU: "9", "pods": "9"}
+    await quota(office, "default", "ending", hard=hard, scopes=["Terminating"])
+    await quota(office, "default", "endless", hard=hard, scopes=["NotTerminating"])
+    await quota(office, "default", "nothing", hard=hard, scopes=["BestEffort"])
+    urgent = {"matchExpressions": [{"scopeName": "PriorityClass", "operator": "In", "values": ["high-priority"]}]}
+    await quota(office, "default", "urgent", hard=hard, scopeSelector=urgent)
+    rows = await counters(office)
+    used = {
+        name: (rows[f"quota:default/{name}", GPU].accepted // 1000, rows[f"quota:default/{name}", "pods"].accepted // 1000)
+        for name in ("ending", "endless", "nothing", "urgent")
+    }
+    assert used == {"ending": (2, 1), "endless": (5, 3), "nothing": (0, 1), "urgent": (4, 1)}
+    assert code(await allocation(office, "default", "more", spec={"ttl": "1h"}, gpu=8)) == "quota_exceeded"
+    assert code(await allocation(office, "default", "more", gpu=4)) == "ok"
+    await assert_counters_equal_charges(office)
+
+
+async def test_a_quota_whose_scopes_change_counts_anew(office: Office) -> None:
+    await allocation(office, "default", "endless", gpu=1)
+    await allocation(office, "default", "ending", spec={"ttl": "1h"}, gpu=2)
+    await quota(office, "default", "q", hard={GPU: "9"})
+    assert await gpus(office, "quota:default/q") == (3, 0)
+    await change(office, "ResourceQuota", "default", "q", scopes=["Terminating"])
+    assert await gpus(office, "quota:default/q") == (2, 0)
+    await change(office, "ResourceQuota", "default", "q", hard={"pods": "9"})
+    assert await gpus(office, "quota:default/q") is None
+    await delete(office, "ResourceQuota", "default", "q")
+    assert not [scope for scope, _ in await counters(office) if scope.startswith("quota:")]
+    await assert_counters_equal_charges(office)
+
+
+async def test_a_quota_needs_a_namespace_that_is_there(office: Office) -> None:
+    assert code(await quota(office, "nowhere", "q", hard={GPU: "1"})) == "not_found"
+    await namespace(office, "ending")
+    await delete(office, "Namespace", "", "ending")
+    assert code(await quota(office, "ending", "q", hard={GPU: "1"})) == "terminating"
+    assert code(await allocation(office, "ending", "a")) == "terminating"
+
+
+# Namespaces and deletions.
+
+
+async def test_the_tenant_of_a_namespace_stands_while_it_is_in_use(office: Office) -> None:
+    await family(office)
+    await allocation(office, "low", "a", gpu=1)
+    refused = await move_namespace(office, "low", "top")
+    assert code(refused) == "in_use"
+    assert refused.message == (
+        'namespaces "low" belongs to tenant "low" and is in use: its tenant cannot be changed'
+    )
+    await delete(office, "Allocation", "low", "a")
+    assert code(await move_namespace(office, "low", "nobody")) == "invalid"
+    assert code(await move_namespace(office, "low", "top")) == "ok"
+    await allocation(office, "low", "b", gpu=2)
+    assert await gpus(office, "tenant:top") == (2, 0)
+    assert (await get(office, "Allocation", "low", "b")).tenant == "top"
+    await assert_counters_equal_charges(office)
+
+
+async def test_what_is_in_use_is_not_deleted(office: Office) -> None:
+    await family(office)
+    await tier(office, "gold", gpu=9)
+    await change(office, "Tenant", "", "low", tier="gold")
+    refused = await delete(office, "Tenant", "", "top")
+    assert (code(refused), refused.message) == ("in_use", 'tenants "top" still has tenants mid')
+    refused = await delete(office, "Tenant", "", "low")
+    assert (code(refused), refused.message) == ("in_use", 'tenants "low" still has namespaces low')
+    refused = await delete(office, "Tier", "", "gold")
+    assert (code(refused), refused.message) == ("in_use", 'tiers "gold" is used by tenants low')
+    await change(office, "Tenant", "", "low", tier="")
+    assert code(await delete(office, "Tier", "", "gold")) == "ok"
+    await tenant(office, "lone", limits={GPU: 1})
+    assert ("tenant:lone", GPU) in await counters(office)
+    assert code(await delete(office, "Tenant", "", "lone")) == "ok"
+    assert ("tenant:lone", GPU) not in await counters(office)
+
+
+async def test_another_office_charges_by_the_new_tree_at_once(office: Office, database_url: str) -> None:
+    await family(office)
+    async with opened(database_url) as other:
+        for limit in (1, 3, 2):
+            await change(office, "Tenant", "", "top", limits={GPU: limit})
+            assert code(await allocation(other, "low", "a", gpu=limit + 1)) == "quota_exceeded"
+            assert code(await allocation(other, "low", "a", gpu=limit)) == "ok"
+            assert code(await delete(other, "Allocation", "low", "a")) == "ok"
+
+
+# Gangs.
+
+
+def gang(members: int, group: str = "g") -> dict[str, Any]:
+    return {"gangScheduling": {"groupId": group, "minMembers": members}}
+
+
+async def gang_row(office: Office, group: str = "g") -> tuple[int, bool] | None:
+    async with office.database.reader() as db:
+        row = await db.fetchrow("SELECT members, charged FROM gang WHERE name = $1", group)
+    return None if row is None else (row["members"], row["charged"])
+
+
+async def test_a_waiting_member_that_is_deleted_makes_the_gang_wait_longer(office: Office) -> None:
+    await node(office, "n1", gpu=8)
+    for name in ("a", "b"):
+        await allocation(office, "default", name, spec=gang(3), gpu=1)
+    assert code(await bind(office, "default", "a", "n1")) == "stale"
+    await delete(office, "Allocation", "default", "a")
+    assert await gang_row(office) == (1, False)
+    await allocation(office, "default", "c", spec=gang(3), gpu=1)
+    assert await gpus(office, "tenant:default") in (None, (0, 0))
+    await allocation(office, "default", "d", spec=gang(3), gpu=1)
+    assert await gang_row(office) == (3, True)
+    assert await gpus(office, "tenant:default") == (3, 0)
+    for name in ("b", "c", "d"):
+        assert code(await bind(office, "default", name, "n1")) == "ok"
+        await assert_counters_equal_charges(office)
+        await end(office, "default", name)
+    assert await gang_row(office) is None
+    assert await gpus(office, "tenant:default") == (0, 0)
+
+
+async def test_a_gang_that_was_charged_takes_further_members_at_once(office: Office) -> None:
+    for name in ("a", "b", "c"):
+        await allocation(office, "default", name, spec=gang(2), gpu=1)
+    assert await gpus(office, "tenant:default") == (3, 0)
+    await delete(office, "Allocation", "default", "a")
+    await delete(office, "Allocation", "default", "b")
+    await allocation(office, "default", "d", spec=gang(2), gpu=1)
+    assert await gpus(office, "tenant:default") == (2, 0)
+    await assert_counters_equal_charges(office)
+
+
+async def test_members_in_one_batch_complete_the_gang(office: Office) -> None:
+    answers = await asyncio.gather(
+        *(allocation(office, "default", f"m{number}", spec=gang(5), gpu=1) for number in range(7))
+    )
+    assert {code(answer) for answer in answers} == {"ok"}
+    assert await gpus(office, "tenant:default") == (7, 0)
+    assert await gang_row(office) == (7, True)
+    await assert_counters_equal_charges(office)
+
+
+async def test_last_members_racing_from_two_offices_charge_the_gang_once(office: Office, database_url: str) -> None:
+    async with opened(database_url) as other:
+        for round_number in range(12):
+            group = f"g{round_number}"
+            await allocation(office, "default", f"{group}-0", spec=gang(3, group), gpu=1)
+            answers = await asyncio.gather(
+                allocation(office, "default", f"{group}-1", spec=gang(3, group), gpu=1),
+                allocation(other, "default", f"{group}-2", spec=gang(3, group), gpu=1),
+            )
+            assert [code(answer) for answer in answers] == ["ok", "ok"]
+            assert await gang_row(office, group) == (3, True)
+    assert await gpus(office, "tenant:default") == (36, 0)
+    await assert_counters_equal_charges(office)
+
+
+async def test_last_members_racing_for_room_that_one_gang_has_leave_the_other_waiting(
+    office: Office, database_url: str
+) -> None:
+    await tenant(office, "lab", limits={GPU: 2})
+    await namespace(office, "lab", "lab")
+    async with opened(database_url) as other:
+        for round_number in range(8):
+            names = [f"{side}{round_number}" for side in "ab"]
+            for name in names:
+                await allocation(office, "lab", f"{name}-0", spec=gang(2, name), gpu=1)
+            answers = await asyncio.gather(
+                allocation(office, "lab", f"{names[0]}-1", spec=gang(2, names[0]), gpu=1),
+                allocation(other, "lab", f"{names[1]}-1", spec=gang(2, names[1]), gpu=1),
+            )
+            assert sorted(map(code, answers)) == ["ok", "quota_exceeded"]
+            assert await gpus(office, "tenant:lab") == (2, 0)
+            await assert_counters_equal_charges(office)
+            for name in names:
+                for number in range(2):
+                    await delete(office, "Allocation", "lab", f"{name}-{number}")
+            assert await gpus(office, "tenant:lab") == (0, 0)
+
+
+async def test_a_member_that_joins_while_the_last_one_leaves_is_counted(office: Office, database_url: str) -> None:
+    """The gang's row is removed by the one who leaves; the one who waited for it must not believe in the old row."""
+    await allocation(office, "default", "leaving", spec=gang(2), gpu=1)
+    async with opened(database_url) as other, other.database.reader() as db:
+        transaction = db.transaction()
+        await transaction.start()
+        await db.execute("SELECT 1 FROM gang WHERE name = 'g' FOR NO KEY UPDATE")
+        joining = asyncio.create_task(allocation(office, "default", "joining", spec=gang(2), gpu=1))
+        async with other.database.reader() as watcher, asyncio.timeout(5):
+            while not await watcher.fetchval(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+            ):
+                await asyncio.sleep(0.01)
+        await db.execute("DELETE FROM object WHERE name = 'leaving'")
+        await db.execute("DELETE FROM gang WHERE name = 'g'")
+        await transaction.commit()
+    assert code(await joining) == "ok"
+    assert await gang_row(office) == (1, False)
+    assert code(await allocation(office, "default", "last", spec=gang(2), gpu=1)) == "ok"
+    assert await gpus(office, "tenant:default") == (2, 0)
+
+
+async def test_editing_a_member_read_before_its_gang_was_charged_keeps_the_charge(office: Office) -> None:
+    """What an object holds may change without a new revision: an edit made from the old reading must not undo it."""
+    await allocation(office, "default", "a", spec=gang(2), gpu=1)
+    before = await get(office, "Allocation", "default", "a")
+    text = msgspec.json.decode(before.doc)
+    text["metadata"]["labels"] = {"team": "red"}
+    one = msgspec.convert(text, BY_NAME["Allocation"].type)
+    command = change_command(BY_NAME["Allocation"], before, one, TEST, spec_changed=False)
+    await allocation(office, "default", "b", spec=gang(2), gpu=1)
+    assert await gpus(office, "tenant:default") == (2, 0)
+    assert isinstance(command, object_ops.Change)
+    assert code(await object_ops.submit(office, command, tenant="test")) == "ok"
+    assert await gpus(office, "tenant:default") == (2, 0)
+    after = await get(office, "Allocation", "default", "a")
+    assert after.labels == {"team": "red"}
+    assert not after.charge.due
+    await assert_counters_equal_charges(office)
+
+
+# Nodes.
+
+
+async def test_exclusive_work_counts_whole_nodes_at_the_door(office: Office) -> None:
+    await tenant(office, "physics", limits={"nodes": 3})
+    await namespace(office, "physics", "physics")
+    for name in ("n1", "n2"):
+        await node(office, name, cpu=8, gpu=4)
+    pair = {"exclusive": True, "nodes": 2}
+    assert code(await allocation(office, "physics", "pair", spec=pair, gpu=1)) == "ok"
+    refused = await allocation(office, "physics", "other", spec=pair, gpu=1)
+    assert refused.message == (
+        'allocation rejected: tenant "physics" would exceed max_nodes quota (current: 2, requested: 2, limit: 3)'
+    )
+    assert code(await bind(office, "physics", "pair", "n1")) == "stale"
+    assert code(await bind(office, "physics", "pair", "n1", "n1")) == "stale"
+    placed = document(await bind(office, "physics", "pair", "n1", "n2"))
+    assert placed["status"]["nodes"] == [
+        {"name": name, "devices": {GPU: [0, 1, 2, 3]}} for name in ("n1", "n2")
+    ]  # fmt: skip
+    row = (await counters(office))["tenant:physics", "nodes"]
+    assert (row.accepted, row.bound) == (2000, 2000)
+    await allocation(office, "default", "small", cpu=1)
+    assert code(await bind(office, "default", "small", "n2")) == "no_capacity"
+    await end(office, "physics", "pair")
+    assert code(await bind(office, "default", "small", "n2")) == "ok"
+    await allocation(office, "physics", "whole", spec={"exclusive": True})
+    assert code(await bind(office, "physics", "whole", "n2")) == "no_capacity"
+    await assert_counters_equal_charges(office)
+
+
+async def test_shared_work_over_several_nodes_adds_up_its_parts(office: Office) -> None:
+    await tenant(office, "lab", limits={"nodes": 1})
+    await namespace(office, "lab", "lab")
+    for name, size in (("n1", 4), ("n2", 2), ("n3", 8)):
+        await node(office, name, gpu=size)
+    await allocation(office, "lab", "a", spec={"nodes": 2}, gpu=2)
+    assert (await counters(office))["tenant:lab", GPU].accepted == 4000
+    assert code(await bind(office, "lab", "a", "n1", "n2")) == "quota_exceeded"  # half of one, all of the other
+    assert code(await bind(office, "lab", "a", "n1", "n3")) == "ok"
+    row = (await counters(office))["tenant:lab", "nodes"]
+    assert (row.accepted, row.bound) == (750, 750)
+    await assert_counters_equal_charges(office)
+    await end(office, "lab", "a")
+    assert (await counters(office))["tenant:lab", "nodes"] == Counter(1000, None, 0, 0)
+
+
+async def test_a_node_that_loses_a_gpu_stops_nothing_and_gives_no_more(office: Office) -> None:
+    await node(office, "n1", gpu=2)
+    for name in ("a", "b", "c"):
+        await allocation(office, "default", name, gpu=1)
+    await bind(office, "default", "a", "n1")
+    await bind(office, "default", "b", "n1")
+
+    def lose(before: Stored, text: dict[str, Any]) -> Any:
+        text["spec"]["capacity"] = {GPU: "1"}
+        text["status"]["allocatable"] = {GPU: "1"}
+        one = msgspec.convert(text, BY_NAME["Node"].type)
+        return change_command(BY_NAME["Node"], before, one, TEST, spec_changed=True)
+
+    assert code(await object_ops.change(office, Key("Node", "", "n1"), lose, tenant="test")) == "ok"
+    assert await room(office, "n1") == {GPU: (1000, 1000)}
+    assert code(await bind(office, "default", "c", "n1")) == "no_capacity"
+    assert (await get(office, "Allocation", "default", "b")).fields["status.phase"] == "Scheduled"
+    await end(office, "default", "a")  # device 0 is free again, and is the one that is left
+    assert await room(office, "n1") == {GPU: (0, 1000)}
+    assert code(await bind(office, "default", "c", "n1")) == "no_capacity"  # still one of one given
+    await end(office, "default", "b")
+    assert code(await bind(office, "default", "c", "n1")) == "ok"
+    assert await room(office, "n1") == {GPU: (1000, 0)}
+
+
+async def room(office: Office, name: str) -> dict[str, tuple[int, ...]]:
+    async with office.database.reader() as db:
+        return dict((await node_store.load(db, [name]))[name].devices)
+
+
+async def test_a_plan_for_a_node_that_has_changed_is_stale(office: Office) -> None:
+    await node(office, "n1", gpu=2)
+    await allocation(office, "default", "a", gpu=1)
+    stored = await get(office, "Allocation", "default", "a")
+    command = Bind(key=stored.key, origin=TEST, targets=(Target("n1", 1),), request=request_in(stored.doc))
+    await change(office, "Node", "", "n1", unschedulable=False)
+    (answer,) = await allocation_ops.bind(office, [command])
+    assert (code(answer), answer.message) == ("stale", "node n1 has changed since the plan was made")
+    (answer,) = await allocation_ops.bind(office, [replace(command, targets=(Target("n1", 2),))])
+    assert code(answer) == "ok"
+
+
+async def test_a_node_in_use_is_not_deleted(office: Office) -> None:
+    await node(office, "n1", gpu=2)
+    await allocation(office, "default", "a", gpu=1)
+    await bind(office, "default", "a", "n1")
+    assert code(await delete(office, "Node", "", "n1")) == "in_use"
+    await end(office, "default", "a")
+    assert code(await delete(office, "Node", "", "n1")) == "ok"
+    await allocation(office, "default", "b", gpu=1)
+    assert code(await bind(office, "default", "b", "n1")) == "stale"
+
+
+# Requeued.
+
+
+async def test_requeued_work_keeps_what_was_accepted_and_gives_back_what_was_bound(office: Office) -> None:
+    await tenant(office, "lab", limits={GPU: 2})
+    await namespace(office, "lab", "lab")
+    await node(office, "n1", gpu=4)
+    await allocation(office, "lab", "a", gpu=2)
+    await bind(office, "lab", "a", "n1")
+    waiting = document(await end(office, "lab", "a", Phase.PENDING))
+    assert waiting["status"]["phase"] == "Pending"
+    assert "nodeName" not in waiting["status"]
+    assert await gpus(office, "tenant:lab") == (2, 0)
+    assert await room(office, "n1") == {GPU: (0, 0, 0, 0)}
+    assert code(await allocation(office, "lab", "b", gpu=1)) == "quota_exceeded"  # its place is kept
+    assert code(await bind(office, "lab", "a", "n1")) == "ok"
+    assert await gpus(office, "tenant:lab") == (2, 2)
+    await assert_counters_equal_charges(office)
+    await end(office, "lab", "a")
+    assert await gpus(office, "tenant:lab") == (0, 0)
+
+
+async def test_work_requeued_and_placed_elsewhere_in_one_batch_is_in_one_place(office: Office) -> None:
+    for name in ("n1", "n2"):
+        await node(office, name, gpu=2)
+    await allocation(office, "default", "a", gpu=1)
+    await bind(office, "default", "a", "n1")
+    stored = await get(office, "Allocation", "default", "a")
+    again = Bind(key=stored.key, origin=TEST, targets=(Target("n2"),), request=request_in(stored.doc))
+    requeued, placed = await asyncio.gather(
+        office.binding.submit(Report(key=stored.key, origin=TEST, phase=Phase.PENDING)),
+        office.binding.submit(again),
+    )
+    assert (code(requeued), code(placed)) == ("ok", "ok")
+    assert placed.revision == requeued.revision + 1
+    async with office.database.reader() as db:
+        placements = await node_store.load_placements_on(db, ["n1", "n2"])
+    assert [one.node for one in placements] == ["n2"]
+    await assert_counters_equal_charges(office)
+    assert code(await end(office, "default", "a")) == "ok"
+    assert await room(office, "n2") == {GPU: (0, 0)}
+
+
+async def test_work_placed_and_ended_in_one_batch_is_nowhere(office: Office) -> None:
+    await node(office, "n1", gpu=2)
+    await allocation(office, "default", "a", gpu=1)
+    stored = await get(office, "Allocation", "default", "a")
+    bound, ended = await asyncio.gather(
+        office.binding.submit(
+            Bind(key=stored.key, origin=TEST, targets=(Target("n1"),), request=request_in(stored.doc))
+        ),
+        office.binding.submit(Report(key=stored.key, origin=TEST, phase=Phase.FAILED)),
+    )
+    assert (code(bound), code(ended)) == ("ok", "ok")
+    async with office.database.reader() as db:
+        assert await node_store.load_placements_on(db, ["n1"]) == []
+    assert await room(office, "n1") == {GPU: (0, 0)}
+    assert await gpus(office, "tenant:default") == (0, 0)
