@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 SQUAWK_EXCLUDED := require-timeout-settings,prefer-bigint-over-int,prefer-robust-stmts
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo serve test check lint types contracts fuzz soak bench lock clean
+.PHONY: help venv demo serve test check lint types contracts soak bench lock clean
 
 help:  ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile

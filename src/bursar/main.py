@@ -31,13 +31,18 @@ CERT = click.option(
 KEY = click.option("--tls-key", type=click.Path(path_type=Path, exists=True), help="The certificate's key.")
 
 
+TOKEN_FILE = click.option(
+    "--admin-token-file", type=click.Path(path_type=Path), help="Write an admin token here, mode 0600."
+)
+
+
 @click.command()
 @click.option(
     "--data", type=click.Path(path_type=Path), default=None, help="Data directory of the embedded PostgreSQL."
 )
 @HTTP
 @GRPC
-@click.option("--admin-token-file", type=click.Path(path_type=Path), help="Write an admin token here, mode 0600.")
+@TOKEN_FILE
 @DATABASE
 @REDIS
 @click.option("--workers", default=1, show_default=True, type=click.IntRange(1, 64), help="API processes.")
@@ -59,6 +64,7 @@ def serve(**options: Any) -> None:
 @REDIS
 @CERT
 @KEY
+@TOKEN_FILE
 @click.option("--fd", type=int, default=None, hidden=True, help="A listening socket, inherited.")
 def api(fd: int | None, **options: Any) -> None:
     """Serve the API, on a database that others share."""

@@ -102,6 +102,9 @@ async def _api(settings: Settings, fd: int | None) -> int:
         )
     if fd is None:
         await prepare(settings.database_url)
+        token = await _admin_token(settings)
+        if token is not None and settings.admin_token_file is None:
+            print(f"admin token (shown once): {token}", flush=True)
     listener = socket.socket(fileno=fd) if fd is not None else listen(settings)
     async with opened_house(
         settings.database_url,
@@ -132,6 +135,8 @@ async def _controller(settings: Settings) -> int:
     if not settings.database_url:
         raise StartError("`bursar controller` needs --database-url or BURSAR_DATABASE_URL")
     stopping = _on_signals()
+    if "BURSAR_PARENT" not in os.environ:
+        await prepare(settings.database_url)
     database = await Database.open(settings.database_url)
     office = await Office.open(database)
     upkeep = asyncio.create_task(run_upkeep(office))
@@ -257,6 +262,8 @@ async def _serve(settings: Settings, data: Path | None, tls_auto: bool) -> int:
         )
     if bool(settings.tls_cert) != bool(settings.tls_key):
         raise StartError("--tls-cert and --tls-key go together")
+    if not settings.http.is_loopback and not (settings.tls_cert or tls_auto):
+        log.warning("plain HTTP beyond loopback: tokens can be read on the wire; use --tls, or a proxy that does")
     data = (data or default_data_directory()).absolute()
     embedded: Embedded | None = None
     listener = listen(settings)

@@ -1,5 +1,7 @@
 """Placing an allocation: room on all its nodes, and what is charged for it."""
 
+from datetime import UTC, datetime
+
 import pytest
 
 from bursar.core.allocation import Request
@@ -11,7 +13,6 @@ from bursar.core.quota import Counters
 from bursar.core.refusal import Code, Refusal
 from bursar.core.sheet import Sheet
 from bursar.core.tree import Tree
-from datetime import UTC, datetime
 
 GPU = "nvidia.com/gpu"
 ONE_GPU = Request({GPU: WHOLE})

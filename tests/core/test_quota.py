@@ -170,9 +170,7 @@ def test_unlimited_counters_still_cannot_run_over() -> None:
     tree = Tree(tenants={"lab": Tenant("lab")}, namespaces={"n": Namespace("n", "lab")})
     counters = fresh(tree, charge(gpu=1))
     assert counters.move([Move("n", after=charge(gpu=AMOUNT_MAX))]) == []
-    assert counters.move([Move("n", after=charge(gpu=2))]) == [
-        Exceeded("tenant:lab", "gpu", UNLIMITED, AMOUNT_MAX, 2)
-    ]
+    assert counters.move([Move("n", after=charge(gpu=2))]) == [Exceeded("tenant:lab", "gpu", UNLIMITED, AMOUNT_MAX, 2)]
 
 
 def test_headroom_is_what_may_still_be_accepted() -> None:

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from bursar.core.allocation import Phase
+from bursar.ops.command import Reply, Written
 from bursar.ops.office import Office
 from bursar.store import change as change_store
 from bursar.store.change import PARTITION_SIZE, drop_before, ensure_partitions, load_position, load_since, raise_floor
 from bursar.store.database import Connection, connect
-
 from offices import allocation, code, counters, delete, end, namespace, opened, tenant
 
 
@@ -19,6 +19,11 @@ async def db(database_url: str) -> AsyncIterator[Connection]:
     connection = await connect(database_url)
     yield connection
     await connection.close()
+
+
+def revision(reply: Reply) -> int:
+    assert isinstance(reply, Written), reply
+    return reply.revision
 
 
 async def partitions(db: Connection) -> list[str]:
@@ -47,14 +52,13 @@ async def test_revisions_are_gapless_and_in_commit_order_under_writers_from_two_
     async def work(one: Office, name: str) -> list[int]:
         revisions = []
         for number in range(8):
-            answer = await allocation(one, "default", f"{name}-{number}", gpu=1)
-            revisions.append(answer.revision)
+            revisions.append(revision(await allocation(one, "default", f"{name}-{number}", gpu=1)))
             if number % 3 == 0:
-                revisions.append((await end(one, "default", f"{name}-{number}", Phase.FAILED)).revision)
+                revisions.append(revision(await end(one, "default", f"{name}-{number}", Phase.FAILED)))
             if number % 3 == 1:
-                revisions.append((await delete(one, "Allocation", "default", f"{name}-{number}")).revision)
+                revisions.append(revision(await delete(one, "Allocation", "default", f"{name}-{number}")))
             if number % 4 == 0:
-                revisions.append((await tenant(one, f"{name}-{number}")).revision)
+                revisions.append(revision(await tenant(one, f"{name}-{number}")))
         return revisions
 
     async with opened(database_url) as other:
@@ -63,7 +67,7 @@ async def test_revisions_are_gapless_and_in_commit_order_under_writers_from_two_
         told = await asyncio.gather(*(work(one, f"w{index}") for index, one in enumerate((office, other) * 6)))
         written.set()
         await following
-    answered = sorted(revision for revisions in told for revision in revisions)
+    answered = sorted(number for revisions in told for number in revisions)
     assert answered == seen == list(range(start + 1, start + 1 + len(seen)))
     assert all(revisions == sorted(revisions) for revisions in told)
     assert (await load_position(db)).revision == seen[-1]
@@ -84,7 +88,7 @@ async def test_a_new_database_has_room_for_this_million_and_the_next(office: Off
 async def test_the_boundary_between_partitions_is_no_gap(office: Office, db: Connection) -> None:
     await db.execute("UPDATE revision SET value = $1", PARTITION_SIZE - 3)
     answers = await asyncio.gather(*(allocation(office, "default", f"a-{number}") for number in range(6)))
-    assert sorted(answer.revision for answer in answers) == list(range(PARTITION_SIZE - 2, PARTITION_SIZE + 4))
+    assert sorted(map(revision, answers)) == list(range(PARTITION_SIZE - 2, PARTITION_SIZE + 4))
     found = await load_since(db, PARTITION_SIZE - 3, 100)
     assert [one.revision for one in found] == list(range(PARTITION_SIZE - 2, PARTITION_SIZE + 4))
 
@@ -93,7 +97,7 @@ async def test_a_missing_partition_is_made_when_the_first_change_needs_it(office
     far = 7 * PARTITION_SIZE + 5
     await db.execute("UPDATE revision SET value = $1", far)
     answers = await asyncio.gather(*(allocation(office, "default", f"a-{number}", gpu=1) for number in range(5)))
-    assert sorted(answer.revision for answer in answers) == list(range(far + 1, far + 6))
+    assert sorted(map(revision, answers)) == list(range(far + 1, far + 6))
     assert await partitions(db) == [f"change_{index:09d}" for index in (0, 1, 7, 8)]
     assert (await counters(office))["tenant:default", "nvidia.com/gpu"].accepted == 5000
 
@@ -108,9 +112,7 @@ async def test_two_offices_that_miss_the_same_partition_both_go_on(
                 *(allocation(one, "default", f"{name}-{index}") for name, one in (("a", office), ("b", other))),
                 *(tenant(one, f"{name}-{index}") for name, one in (("a", office), ("b", other))),
             )
-            assert sorted(answer.revision for answer in answers) == [
-                index * PARTITION_SIZE + offset for offset in range(1, 5)
-            ]
+            assert sorted(map(revision, answers)) == [index * PARTITION_SIZE + offset for offset in range(1, 5)]
 
 
 async def test_making_partitions_twice_or_at_once_is_harmless(database_url: str, db: Connection) -> None:

@@ -8,7 +8,6 @@ import pytest
 from bursar.store.database import Connection, connect
 from bursar.store.embedded import Embedded
 from bursar.store.migrate import Migration, MigrationError, migrate, migrations
-
 from postgres import _url, clone_database, drop_database
 
 FIRST = Migration(1, "0001_first", "CREATE TABLE first (id integer)")

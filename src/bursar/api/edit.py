@@ -9,12 +9,14 @@ import msgspec
 from bursar.api.body import check, claim_of, convert, dry_run, identify, read_document, read_object, too_deep
 from bursar.api.object import create_object, find, key_of, kind_of, origin_of, recalled, written_answer
 from bursar.api.route import Call, Outcome
+from bursar.core.access import reach
 from bursar.core.object import Stored
 from bursar.core.patch import PatchError, TestFailed, json_patch, merge, strategic
 from bursar.core.refusal import Code, Refusal, invalid
+from bursar.core.tree import lineage
 from bursar.ops import object as ops
 from bursar.ops.command import Command, Written
-from bursar.ops.dispatch import change_command
+from bursar.ops.dispatch import change_command, owner_of
 from bursar.ops.object import conflict
 from bursar.wire.kind import Kind, Object
 
@@ -100,6 +102,8 @@ async def edit_object(
         if one is None:
             unchanged.append(before)
             return Refusal(Code.CONFLICT, "nothing to change")
+        if refusal := _out_of_sight(call, kind, before, one):
+            return refusal
         return change_command(
             kind,
             before,
@@ -123,6 +127,16 @@ async def edit_object(
         one = unchanged[0]
         return await recalled(call, claim, Written(one.key, one.doc, one.status, one.revision))
     return await written_answer(call, kind, reply, 200, warnings)
+
+
+def _out_of_sight(call: Call, kind: Kind, before: Stored, one: Object) -> Refusal | None:
+    """Nobody moves a namespace into a tenant that they do not see; the tree was read when the object was found."""
+    owner, whose = owner_of(kind, one), reach(call.identity)
+    if kind.name != "Namespace" or owner == before.tenant or whose.everything:
+        return None
+    if whose.sees(lineage(call.house.office.trees.latest, owner)):
+        return None
+    return Refusal(Code.FORBIDDEN, f"you may not put a namespace into tenant {owner!r}")
 
 
 def next_version(

@@ -21,7 +21,6 @@ LIMIT = Gauge("bursar_limit", "What each tenant may use, by dimension.", ["tenan
 LANE_DEPTH = Gauge("bursar_lane_depth", "Commands waiting.", ["lane"])
 FEED_REVISION = Gauge("bursar_revision", "The newest revision.")
 FEED_BEHIND = Gauge("bursar_watch_lag_revisions", "How far this process's feed is behind the newest revision.")
-OBJECTS = Gauge("bursar_objects", "Objects by kind.", ["kind"])
 
 # Children are kept: looking a label up costs more than counting.
 _children: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}

@@ -54,7 +54,7 @@ def annotate(connection: Connection, words: Sequence[str], **options: Any) -> No
     """Set or remove annotations.
 
     \b
-    bursar annotate tenant physics contact=alice@example.com
+    bursar annotate tenant physics contact=ops@example.com
     """
     _change(connection, words, "annotations", "annotated", **options)
 

@@ -34,7 +34,7 @@ def create(connection: Connection, output: str, **wanted: str | None) -> None:
     """Create a token and print it; it is not shown again.
 
     \b
-    bursar token create --role user --tenant physics --user alice --ttl 24h
+    bursar token create --role user --tenant physics --user jobs-bot --ttl 24h
     """
     print_new(connection.client, {name: value for name, value in wanted.items() if value}, output)
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from contextlib import suppress
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
 import msgspec
 import structlog
 
+from bursar.ops import metrics
 from bursar.store import change as store
 from bursar.store.change import CHANNEL, Change
 from bursar.store.database import AWAY, Connection, Database
@@ -170,6 +172,7 @@ class Feed:
                 self._hand_out(FedChange(change))
             if changes:
                 self.revision = changes[-1].revision
+                metrics.FEED_LAG.observe(max(0.0, (datetime.now(UTC) - changes[-1].at).total_seconds()))
             if len(changes) < READ_MAX:
                 return
 

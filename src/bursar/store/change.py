@@ -32,6 +32,7 @@ class Change:
     before_fields: bytes | None
     doc: bytes
     status: bytes
+    at: datetime
 
 
 class Happening(NamedTuple):
@@ -66,6 +67,7 @@ def _change(row: Any) -> Change:
         row["before_fields"],
         row["doc"],
         row["status"] or b"{}",
+        row["at"],
     )
 
 

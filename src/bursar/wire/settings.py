@@ -15,8 +15,6 @@ SYSTEM = "system"
 class SettingsSpec(Wire):
     # Hard limits on the whole system, dimension by dimension.
     limits: dict[str, Quantity] | UnsetType = UNSET
-    requests_per_minute: int | UnsetType = UNSET
-    sensitive_pool_size: int | UnsetType = UNSET
 
 
 class Settings(Wire, kw_only=True):
@@ -36,12 +34,6 @@ def _check(settings: Settings) -> list[Cause]:
         faults.append(field_fault("metadata.name", f"there is one object of this kind, named {SYSTEM}"))
     if isinstance(settings.spec, SettingsSpec):
         faults += amounts_faults("spec.limits", settings.spec.limits)
-        rate = settings.spec.requests_per_minute
-        if isinstance(rate, int) and not 1 <= rate <= 10_000_000:
-            faults.append(field_fault("spec.requestsPerMinute", "must be between 1 and 10000000"))
-        pool = settings.spec.sensitive_pool_size
-        if isinstance(pool, int) and pool < 0:
-            faults.append(field_fault("spec.sensitivePoolSize", "must not be negative"))
     return faults
 
 

@@ -133,14 +133,6 @@ CREATE TABLE request (
 );
 CREATE INDEX request_age ON request USING brin (at);
 
--- Who leads: the fencing number rises with every change of leader.
-CREATE TABLE leader (
-    name    text PRIMARY KEY,
-    holder  text NOT NULL,
-    fence   bigint NOT NULL,
-    until   timestamptz NOT NULL
-);
-
 -- Only the hash of a secret is kept.
 CREATE TABLE token (
     id         text COLLATE "C" PRIMARY KEY,

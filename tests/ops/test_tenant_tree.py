@@ -11,15 +11,15 @@ from bursar.core.object import Key, Stored
 from bursar.core.placing import Target
 from bursar.core.quantity import UNLIMITED
 from bursar.core.quota import Counter
+from bursar.core.refusal import Refusal
 from bursar.ops import allocation as allocation_ops
 from bursar.ops import object as object_ops
 from bursar.ops.allocation import Bind, Report, request_in
-from bursar.ops.command import Reply
+from bursar.ops.command import Reply, Written
 from bursar.ops.dispatch import change_command
 from bursar.ops.office import Office
 from bursar.store import node as node_store
 from bursar.wire.kinds import BY_NAME
-
 from offices import (
     TEST,
     allocation,
@@ -48,6 +48,11 @@ async def gpus(office: Office, scope: str) -> tuple[int, int] | None:
     return None if counter is None else (counter.accepted // 1000, counter.bound // 1000)
 
 
+def refusal(reply: Reply) -> Refusal:
+    assert isinstance(reply, Refusal), reply
+    return reply
+
+
 async def family(office: Office, **limits: int) -> None:
     """top > mid > low, a namespace each; limits on GPUs as given."""
     above = ""
@@ -65,7 +70,10 @@ async def get(office: Office, kind: str, namespace: str, name: str) -> Stored:
 
 
 async def tier(office: Office, name: str, **limits: int) -> Reply:
-    document = {"metadata": {"name": name}, "spec": {"limits": {key.replace("gpu", GPU): v for key, v in limits.items()}}}
+    document = {
+        "metadata": {"name": name},
+        "spec": {"limits": {key.replace("gpu", GPU): v for key, v in limits.items()}},
+    }
     return await create(office, "Tier", document)
 
 
@@ -90,11 +98,11 @@ async def test_the_limit_of_an_ancestor_holds_for_everything_below_it(office: Of
     await family(office, top=4)
     assert code(await allocation(office, "low", "a", gpu=2)) == "ok"
     assert code(await allocation(office, "mid", "b", gpu=1)) == "ok"
-    refused = await allocation(office, "top", "c", gpu=2)
+    refused = refusal(await allocation(office, "top", "c", gpu=2))
     assert refused.message == (
         'allocation rejected: tenant "top" would exceed nvidia.com/gpu quota (current: 3, requested: 2, limit: 4)'
     )
-    refused = await allocation(office, "low", "c", gpu=2)
+    refused = refusal(await allocation(office, "low", "c", gpu=2))
     assert [cause.scope for cause in refused.causes] == ["tenant:top"]
     assert code(await allocation(office, "low", "c", gpu=1)) == "ok"
     assert await gpus(office, "tenant:top") == (4, 0)
@@ -106,7 +114,7 @@ async def test_all_limits_are_named_from_the_namespace_to_the_system(office: Off
     await family(office, top=3, mid=2, low=1)
     await quota(office, "low", "q", hard={GPU: "1"})
     await set_system(office, gpu=4)
-    refused = await allocation(office, "low", "a", gpu=5)
+    refused = refusal(await allocation(office, "low", "a", gpu=5))
     assert refused.message == "exceeded quota: nvidia.com/gpu limit 1, requested 5, used 0"
     assert [cause.scope for cause in refused.causes] == [
         "quota:low/q", "tenant:low", "tenant:mid", "tenant:top", "system",
@@ -153,7 +161,7 @@ async def test_a_move_without_room_is_refused_and_changes_nothing(office: Office
     await tenant(office, "full", limits={GPU: 1})
     await allocation(office, "low", "a", gpu=2)
     before = await counters(office)
-    refused = await change(office, "Tenant", "", "mid", parent="full")
+    refused = refusal(await change(office, "Tenant", "", "mid", parent="full"))
     assert code(refused) == "in_use"
     assert refused.message == (
         'moving tenant "mid" rejected: tenant "full" would exceed nvidia.com/gpu quota '
@@ -244,7 +252,7 @@ async def test_a_limit_of_the_system_holds_for_all(office: Office) -> None:
     assert await gpus(office, "system") is None  # a row that everybody locks exists only while it limits
     assert code(await set_system(office, gpu=3)) == "ok"
     assert await gpus(office, "system") == (2, 0)
-    refused = await allocation(office, "default", "c", gpu=2)
+    refused = refusal(await allocation(office, "default", "c", gpu=2))
     assert refused.message == (
         "allocation rejected: the system would exceed nvidia.com/gpu quota (current: 2, requested: 2, limit: 3)"
     )
@@ -266,7 +274,7 @@ async def test_reduction_below_usage_stops_nothing_and_refuses_only_increases(of
     await bind(office, "physics", "a", "n1")
     assert code(await change(office, "Tenant", "", "physics", limits={GPU: 1})) == "ok"
     assert (await get(office, "Allocation", "physics", "a")).fields["status.phase"] == "Scheduled"
-    refused = await allocation(office, "physics", "c", gpu=1)
+    refused = refusal(await allocation(office, "physics", "c", gpu=1))
     assert refused.message == (
         'allocation rejected: tenant "physics" exceeds nvidia.com/gpu quota\n'
         "  Current usage: 4 nvidia.com/gpu\n"
@@ -311,7 +319,10 @@ async def test_a_new_quota_counts_by_its_scopes(office: Office) -> None:
     await quota(office, "default", "urgent", hard=hard, scopeSelector=urgent)
     rows = await counters(office)
     used = {
-        name: (rows[f"quota:default/{name}", GPU].accepted // 1000, rows[f"quota:default/{name}", "pods"].accepted // 1000)
+        name: (
+            rows[f"quota:default/{name}", GPU].accepted // 1000,
+            rows[f"quota:default/{name}", "pods"].accepted // 1000,
+        )
         for name in ("ending", "endless", "nothing", "urgent")
     }
     assert used == {"ending": (2, 1), "endless": (5, 3), "nothing": (0, 1), "urgent": (4, 1)}
@@ -348,11 +359,9 @@ async def test_a_quota_needs_a_namespace_that_is_there(office: Office) -> None:
 async def test_the_tenant_of_a_namespace_stands_while_it_is_in_use(office: Office) -> None:
     await family(office)
     await allocation(office, "low", "a", gpu=1)
-    refused = await move_namespace(office, "low", "top")
+    refused = refusal(await move_namespace(office, "low", "top"))
     assert code(refused) == "in_use"
-    assert refused.message == (
-        'namespaces "low" belongs to tenant "low" and is in use: its tenant cannot be changed'
-    )
+    assert refused.message == ('namespaces "low" belongs to tenant "low" and is in use: its tenant cannot be changed')
     await delete(office, "Allocation", "low", "a")
     assert code(await move_namespace(office, "low", "nobody")) == "invalid"
     assert code(await move_namespace(office, "low", "top")) == "ok"
@@ -366,11 +375,11 @@ async def test_what_is_in_use_is_not_deleted(office: Office) -> None:
     await family(office)
     await tier(office, "gold", gpu=9)
     await change(office, "Tenant", "", "low", tier="gold")
-    refused = await delete(office, "Tenant", "", "top")
+    refused = refusal(await delete(office, "Tenant", "", "top"))
     assert (code(refused), refused.message) == ("in_use", 'tenants "top" still has tenants mid')
-    refused = await delete(office, "Tenant", "", "low")
+    refused = refusal(await delete(office, "Tenant", "", "low"))
     assert (code(refused), refused.message) == ("in_use", 'tenants "low" still has namespaces low')
-    refused = await delete(office, "Tier", "", "gold")
+    refused = refusal(await delete(office, "Tier", "", "gold"))
     assert (code(refused), refused.message) == ("in_use", 'tiers "gold" is used by tenants low')
     await change(office, "Tenant", "", "low", tier="")
     assert code(await delete(office, "Tier", "", "gold")) == "ok"
@@ -533,7 +542,7 @@ async def test_exclusive_work_counts_whole_nodes_at_the_door(office: Office) -> 
         await node(office, name, cpu=8, gpu=4)
     pair = {"exclusive": True, "nodes": 2}
     assert code(await allocation(office, "physics", "pair", spec=pair, gpu=1)) == "ok"
-    refused = await allocation(office, "physics", "other", spec=pair, gpu=1)
+    refused = refusal(await allocation(office, "physics", "other", spec=pair, gpu=1))
     assert refused.message == (
         'allocation rejected: tenant "physics" would exceed max_nodes quota (current: 2, requested: 2, limit: 3)'
     )
@@ -607,7 +616,7 @@ async def test_a_plan_for_a_node_that_has_changed_is_stale(office: Office) -> No
     command = Bind(key=stored.key, origin=TEST, targets=(Target("n1", 1),), request=request_in(stored.doc))
     await change(office, "Node", "", "n1", unschedulable=False)
     (answer,) = await allocation_ops.bind(office, [command])
-    assert (code(answer), answer.message) == ("stale", "node n1 has changed since the plan was made")
+    assert (code(answer), refusal(answer).message) == ("stale", "node n1 has changed since the plan was made")
     (answer,) = await allocation_ops.bind(office, [replace(command, targets=(Target("n1", 2),))])
     assert code(answer) == "ok"
 
@@ -657,7 +666,9 @@ async def test_work_requeued_and_placed_elsewhere_in_one_batch_is_in_one_place(o
         office.binding.submit(again),
     )
     assert (code(requeued), code(placed)) == ("ok", "ok")
-    assert placed.revision == requeued.revision + 1
+    assert isinstance(requeued, Written)
+    assert isinstance(placed, Written)
+    assert placed.revision == requeued.revision + 1  # one batch
     async with office.database.reader() as db:
         placements = await node_store.load_placements_on(db, ["n1", "n2"])
     assert [one.node for one in placements] == ["n2"]

@@ -1,0 +1,534 @@
+"""Watches: every change once and in order, however often a watcher leaves and comes back; or 410, and it lists again."""
+
+import asyncio
+import json
+import random
+import socket
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import pytest
+from houses import TABLE, Document, Site, allocation, opened_site
+from server import BURSAR, free_port
+
+import bursar.api.watch as watch_module
+import bursar.ops.feed as feed_module
+from bursar.api import metrics
+from bursar.ops.feed import Feed
+from bursar.store import change as change_store
+from bursar.store.database import Database
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+Event = Document
+
+
+@asynccontextmanager
+async def watching(
+    site: Site, path: str, *, token: str = "", headers: Document | None = None, url: str = "", **query: Any
+) -> AsyncIterator[AsyncIterator[Event]]:
+    """The events of a watch, as they come. Server-Sent Events are unwrapped, their ids kept under `id`."""
+    sent = {"authorization": f"Bearer {token or site.admin}", **(headers or {})}
+    where = f"{url or site.url}/api/v1/{path}"
+    params = {"watch": "true", "timeoutSeconds": "60", **query}
+    async with site.http.stream("GET", where, params=params, headers=sent) as answer:
+        assert answer.status_code == 200, await answer.aread()
+        yield _events(answer.aiter_lines())
+
+
+async def _events(lines: AsyncIterator[str]) -> AsyncIterator[Event]:
+    event_id = ""
+    async for line in lines:
+        if line.startswith("id: "):
+            event_id = line.removeprefix("id: ")
+        elif line.startswith("data: "):
+            yield {**json.loads(line.removeprefix("data: ")), "id": event_id}
+        elif line.startswith("{"):
+            yield json.loads(line)
+
+
+async def take(events: AsyncIterator[Event], count: int, seconds: float = 20) -> list[Event]:
+    async with asyncio.timeout(seconds):
+        return [await anext(events) for _ in range(count)]
+
+
+def told(events: list[Event]) -> list[tuple[str, str]]:
+    return [(one["type"], one["object"]["metadata"]["name"]) for one in events]
+
+
+def revision(event: Event) -> int:
+    return int(event["object"]["metadata"]["resourceVersion"])
+
+
+async def newest(site: Site) -> str:
+    return (await site.get("allocations", limit=1)).version
+
+
+# Order and completeness.
+
+
+async def test_watchers_that_leave_and_resume_see_every_change_once_and_in_order(site: Site) -> None:
+    """Writers create, label and delete; watchers hang up at random and come back with the last revision they saw."""
+    team = await site.namespace()
+    path, dice = f"namespaces/{team}/allocations", random.Random(7)
+    start = int(await newest(site))
+    finished = asyncio.Event()
+
+    async def write(writer: int) -> None:
+        for index in range(20):
+            name = f"job-{writer}-{index}"
+            await site.post(path, allocation(name, cpu=1))
+            await site.patch(f"{path}/{name}", {"metadata": {"labels": {"round": str(index)}}})
+            if index % 2:
+                await site.delete(f"{path}/{name}")
+
+    async def follow(seed: int) -> list[tuple[int, str, str]]:
+        own, seen, position = random.Random(seed), [], start
+        headers = {"accept": "text/event-stream"} if seed % 2 else {}
+        while position < goal[0]:
+            stay = own.randint(1, 30)
+            query = {"resourceVersion": str(position)}
+            async with watching(site, path, headers=headers, **query) as events, asyncio.timeout(30):
+                while stay and position < goal[0]:
+                    event = await anext(events)
+                    position = revision(event)
+                    seen.append((position, event["type"], event["object"]["metadata"]["name"]))
+                    stay -= 1
+        return seen
+
+    goal = [2**62]  # until it is known which change is the last
+    watchers = [asyncio.create_task(follow(dice.randrange(1000) * 2 + index % 2)) for index in range(6)]
+    await asyncio.gather(*(write(index) for index in range(4)))
+    await site.post(path, allocation("last", cpu=1))
+    async with site.house.database.reader() as db:
+        rows = await db.fetch(
+            "SELECT revision, type, name FROM change WHERE kind = 'Allocation' AND namespace = $1 ORDER BY revision", team
+        )
+    expected = [(row["revision"], row["type"], row["name"]) for row in rows]
+    goal[0] = expected[-1][0]
+    finished.set()
+    assert len(expected) == 4 * (20 + 20 + 10) + 1
+    for seen in await asyncio.gather(*watchers):
+        assert seen == expected
+
+
+async def test_a_watch_from_zero_tells_what_there_is_and_goes_on(site: Site) -> None:
+    team = await site.namespace()
+    path = f"namespaces/{team}/allocations"
+    await site.post(path, allocation("a", cpu=1))
+    await site.post(path, allocation("b", cpu=1))
+    async with watching(site, path) as events:
+        assert told(await take(events, 2)) == [("ADDED", "a"), ("ADDED", "b")]
+        await site.delete(f"{path}/a")
+        assert told(await take(events, 1)) == [("DELETED", "a")]
+
+
+async def test_a_list_and_the_watch_after_it_have_no_gap(site: Site) -> None:
+    team = await site.namespace()
+    path = f"namespaces/{team}/allocations"
+
+    async def write() -> None:
+        for index in range(60):
+            await site.post(path, allocation(f"job-{index:02}", cpu=1))
+
+    async def list_then_watch() -> list[str]:
+        listed = await site.get(path)
+        names = listed.names
+        async with watching(site, path, resourceVersion=listed.version) as events, asyncio.timeout(20):
+            while len(names) < 60:
+                event = await anext(events)
+                assert event["type"] == "ADDED"
+                names.append(event["object"]["metadata"]["name"])
+        return names
+
+    results = await asyncio.gather(write(), *(list_then_watch() for _ in range(8)))
+    for names in results[1:]:
+        assert names == [f"job-{index:02}" for index in range(60)]
+
+
+async def test_the_events_of_a_feed_that_slept_are_not_lost(site: Site) -> None:
+    """A watcher that is alone comes and goes; between its visits nobody reads the feed."""
+    team = await site.namespace()
+    path, version = f"namespaces/{team}/allocations", await newest(site)
+    for index in range(5):
+        await site.post(path, allocation(f"away-{index}", cpu=1))
+        async with watching(site, path, resourceVersion=version) as events:
+            await site.post(path, allocation(f"here-{index}", cpu=1))
+            seen = await take(events, 2)
+            assert told(seen) == [("ADDED", f"away-{index}"), ("ADDED", f"here-{index}")]
+            version = str(revision(seen[-1]))
+
+
+# The feed itself.
+
+
+class SlowToLeave:
+    """A connection that takes its time to close."""
+
+    def __init__(self, inner: Any, closing: asyncio.Event, may_close: asyncio.Event) -> None:
+        self._inner, self._closing, self._may_close = inner, closing, may_close
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def close(self) -> None:
+        self._closing.set()
+        await self._may_close.wait()
+        await self._inner.close()
+
+
+async def test_a_follower_that_comes_while_the_feed_lies_down_is_served(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = await Database.open(site.house.database.url)
+    closing, may_close = asyncio.Event(), asyncio.Event()
+    connect = database.connect
+
+    async def slow_connect() -> Any:
+        return SlowToLeave(await connect(), closing, may_close)
+
+    monkeypatch.setattr(database, "connect", slow_connect)
+    feed = Feed(database)
+    feed.leave(await feed.follow("Tenant"))
+    async with asyncio.timeout(10):
+        await closing.wait()
+        follower = await feed.follow("Tenant")
+        may_close.set()
+        name = site.name("late")
+        await site.post("tenants", {"metadata": {"name": name}})
+        fed: list[Any] = []
+        while not fed:
+            fed = await follower.wait(0.2)
+    assert fed[0].change.key.name == name
+    feed.leave(follower)
+    await feed.close()
+    await database.close()
+
+
+async def test_two_who_wake_the_feed_together_both_hear_what_came_between(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second to ask where the feed stands must not move it past what the first is waiting for."""
+    database = await Database.open(site.house.database.url)
+    feed = Feed(database)
+    name, asked = site.name("between"), 0
+    load_position, second_may_ask = change_store.load_position, asyncio.Event()
+
+    async def load_in_turn(db: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            await second_may_ask.wait()
+        return await load_position(db)
+
+    monkeypatch.setattr(feed_module.store, "load_position", load_in_turn)
+    first = asyncio.create_task(feed.follow("Tenant"))
+    second = asyncio.create_task(feed.follow("Tenant"))
+    follower = await first
+    monkeypatch.setattr(feed, "_read", asyncio.Event().wait)  # it has not read yet: the database is slow
+    await site.post("tenants", {"metadata": {"name": name}})
+    second_may_ask.set()
+    other = await second
+    monkeypatch.undo()
+    await feed.close()
+    assert feed.revision <= follower.after, "nothing was skipped over"
+    feed.leave(follower)
+    feed.leave(other)
+    await database.close()
+
+
+# Forms.
+
+
+async def test_server_sent_events_carry_ids_to_resume_from(site: Site) -> None:
+    team = await site.namespace()
+    path, version = f"namespaces/{team}/allocations", await newest(site)
+    sse = {"accept": "text/event-stream"}
+    for index in range(4):
+        await site.post(path, allocation(f"job-{index}", cpu=1))
+    async with watching(site, path, headers=sse, resourceVersion=version) as events:
+        first = await take(events, 2)
+    assert told(first) == [("ADDED", "job-0"), ("ADDED", "job-1")]
+    assert all(one["id"] == one["object"]["metadata"]["resourceVersion"] for one in first)
+    async with watching(site, path, headers={**sse, "last-event-id": first[-1]["id"]}) as events:
+        assert told(await take(events, 2)) == [("ADDED", "job-2"), ("ADDED", "job-3")]
+
+
+async def test_the_media_type_is_that_of_the_form(site: Site) -> None:
+    headers = {"authorization": f"Bearer {site.admin}"}
+    for accept, media in (("text/event-stream", "text/event-stream"), ("application/json", "application/json"), (TABLE, "application/json")):
+        params = {"watch": "1", "timeoutSeconds": "1"}
+        url = f"{site.url}/api/v1/queues"
+        async with site.http.stream("GET", url, params=params, headers={**headers, "accept": accept}) as answer:
+            assert answer.headers["content-type"].startswith(media)
+            assert answer.headers["cache-control"] == "no-cache"
+
+
+async def test_the_events_of_a_table_watch_are_tables(site: Site) -> None:
+    team = await site.namespace()
+    path = f"namespaces/{team}/allocations"
+    async with watching(site, path, headers={"accept": TABLE}, resourceVersion=await newest(site)) as events:
+        await site.post(path, allocation("one", gpu=1))
+        await site.post(path, allocation("two", gpu=1))
+        first, second = await take(events, 2)
+    assert first["object"]["kind"] == "Table"
+    assert first["object"]["columnDefinitions"][0]["name"] == "Name"
+    assert second["object"]["columnDefinitions"] is None, "columns are said once"
+    assert second["object"]["rows"][0]["cells"][0] == "two"
+
+
+async def test_a_watch_ends_at_its_timeout(site: Site) -> None:
+    async with watching(site, "queues", resourceVersion=await newest(site), timeoutSeconds="1") as events:
+        async with asyncio.timeout(10):
+            assert [one async for one in events] == []
+
+
+# Selectors.
+
+
+async def test_leaving_a_selector_is_deleted_and_entering_it_is_added(site: Site) -> None:
+    team = await site.namespace()
+    path = f"namespaces/{team}/allocations"
+    await site.post(path, allocation("outside", labels={"tier": "silver"}, cpu=1))
+    await site.post(path, allocation("inside", labels={"tier": "gold"}, cpu=1))
+    async with watching(site, path, resourceVersion=await newest(site), labelSelector="tier in (gold,platinum)") as events:
+        for name, tier in (("outside", "gold"), ("outside", "platinum"), ("inside", "bronze"), ("inside", "tin")):
+            await site.patch(f"{path}/{name}", {"metadata": {"labels": {"tier": tier}}})
+        await site.delete(f"{path}/inside")
+        await site.delete(f"{path}/outside")
+        assert told(await take(events, 4)) == [
+            ("ADDED", "outside"),
+            ("MODIFIED", "outside"),
+            ("DELETED", "inside"),
+            ("DELETED", "outside"),
+        ]
+
+
+async def test_a_field_selector_follows_the_phase(site: Site) -> None:
+    team, worker = await site.namespace(), site.name("worker")
+    await site.post("nodes", {"metadata": {"name": worker}, "spec": {"capacity": {"cpu": "8"}}})
+    version = await newest(site)
+    ready = {"resourceVersion": version, "fieldSelector": f"metadata.name={worker},status.phase=Ready"}
+    async with watching(site, "nodes", **ready) as events:
+        await site.post("nodes", {"metadata": {"name": f"{worker}-x"}, "spec": {"capacity": {"cpu": "8"}}})
+        await site.patch(f"nodes/{worker}/status", {"status": {"phase": "NotReady"}})
+        await site.patch(f"nodes/{worker}/status", {"status": {"phase": "Ready"}})
+        assert told(await take(events, 2)) == [("DELETED", worker), ("ADDED", worker)]
+    assert team
+
+
+async def test_a_watch_of_one_namespace_hears_nothing_of_another(site: Site) -> None:
+    here, there = await site.namespace(), await site.namespace()
+    version = await newest(site)
+    async with watching(site, f"namespaces/{here}/allocations", resourceVersion=version) as events:
+        await site.post(f"namespaces/{there}/allocations", allocation("x", cpu=1))
+        await site.post(f"namespaces/{here}/allocations", allocation("y", cpu=1))
+        assert told(await take(events, 1)) == [("ADDED", "y")]
+    async with watching(site, "allocations", resourceVersion=version) as events:
+        assert told(await take(events, 2)) == [("ADDED", "x"), ("ADDED", "y")]
+
+
+# Bookmarks and initial events.
+
+
+async def test_a_quiet_watch_is_given_bookmarks_when_it_asks(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch_module, "BOOKMARK_SECONDS", 0.05)
+    monkeypatch.setattr(watch_module, "KEEPALIVE_SECONDS", 0.05)
+    team = await site.namespace()
+    version = await newest(site)
+    query = {"resourceVersion": version, "allowWatchBookmarks": "true"}
+    async with watching(site, f"namespaces/{team}/allocations", **query) as events:
+        await site.post("tenants", {"metadata": {"name": site.name("other")}})
+        async with asyncio.timeout(10):
+            while True:
+                event = await anext(events)
+                assert event["type"] == "BOOKMARK"
+                assert event["object"]["kind"] == "Allocation"
+                if revision(event) > int(version):
+                    break
+    async with watching(site, f"namespaces/{team}/allocations", resourceVersion=str(revision(event))) as events:
+        await site.post(f"namespaces/{team}/allocations", allocation("after", cpu=1))
+        assert told(await take(events, 1)) == [("ADDED", "after")]
+
+
+async def test_no_bookmarks_come_unasked_and_sse_is_kept_alive_by_comments(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch_module, "BOOKMARK_SECONDS", 0.02)
+    monkeypatch.setattr(watch_module, "KEEPALIVE_SECONDS", 0.02)
+    params = {"watch": "true", "resourceVersion": await newest(site), "timeoutSeconds": "1"}
+    for accept in ("application/json", "text/event-stream"):
+        headers = {"authorization": f"Bearer {site.admin}", "accept": accept}
+        answer = await site.http.get(f"{site.url}/api/v1/queues", params=params, headers=headers)
+        lines = {line for line in answer.text.splitlines() if line}
+        assert lines == (set() if accept == "application/json" else {": still here"})
+
+
+async def test_initial_events_end_with_a_marked_bookmark(site: Site) -> None:
+    team = await site.namespace()
+    path = f"namespaces/{team}/allocations"
+    await site.post(path, allocation("a", cpu=1))
+    query = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan", "allowWatchBookmarks": "true"}
+    async with watching(site, path, **query) as events:
+        added, mark = await take(events, 2)
+        assert told([added]) == [("ADDED", "a")]
+        assert mark["type"] == "BOOKMARK"
+        assert mark["object"]["metadata"]["annotations"] == {"k8s.io/initial-events-end": "true"}
+        await site.post(path, allocation("b", cpu=1))
+        (after,) = await take(events, 1)
+        assert told([after]) == [("ADDED", "b")]
+        assert revision(after) > revision(mark) >= revision(added)
+
+
+# 410.
+
+
+async def test_a_future_revision_is_gone_at_once(site: Site) -> None:
+    reply = await site.get("allocations", watch="true", resourceVersion=str(int(await newest(site)) + 1000))
+    assert (reply.status, reply.body["reason"]) == (410, "Expired")
+    sse = {"accept": "text/event-stream"}
+    assert (await site.get("allocations", watch="true", resourceVersion="999999999", headers=sse)).status == 410
+
+
+async def test_a_compacted_revision_is_gone_at_once_and_one_above_the_floor_is_not(site: Site) -> None:
+    team = await site.namespace()
+    path = f"namespaces/{team}/allocations"
+    await site.post(path, allocation("old", cpu=1))
+    before = await newest(site)
+    await site.post(path, allocation("new", cpu=1))
+    floor = int(await newest(site))
+    async with site.house.database.reader() as db:
+        await change_store.raise_floor(db, floor)
+    for version in (before, "1"):
+        reply = await site.get(path, watch="true", resourceVersion=version)
+        assert (reply.status, reply.body["reason"]) == (410, "Expired")
+        assert "List again" in reply.body["details"]["hint"]
+    async with watching(site, path, resourceVersion=str(floor)) as events:
+        await site.post(path, allocation("newer", cpu=1))
+        assert told(await take(events, 1)) == [("ADDED", "newer")]
+
+
+async def test_what_is_compacted_while_a_watch_catches_up_ends_it_with_an_error(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    team = await site.namespace()
+    path, version = f"namespaces/{team}/allocations", await newest(site)
+    for index in range(6):
+        await site.post(path, allocation(f"job-{index}", cpu=1))
+    load_between = change_store.load_between
+
+    async def compacted_after_the_first_page(db: Any, *arguments: Any) -> Any:
+        page = await load_between(db, *arguments)
+        await change_store.raise_floor(db, int(await newest(site)))
+        return page
+
+    monkeypatch.setattr(watch_module, "CATCH_UP", 2)
+    monkeypatch.setattr(change_store, "load_between", compacted_after_the_first_page)
+    async with watching(site, path, resourceVersion=version) as events, asyncio.timeout(10):
+        seen = [one async for one in events]
+    assert told(seen[:-1]) == [("ADDED", "job-0"), ("ADDED", "job-1")], "what was read in time is told"
+    assert seen[-1]["type"] == "ERROR"
+    assert (seen[-1]["object"]["code"], seen[-1]["object"]["reason"]) == (410, "Expired")
+
+
+# Slow watchers.
+
+
+async def test_a_watcher_that_does_not_read_is_let_go_and_costs_a_bounded_queue(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed_module, "QUEUE_MAX", 20)
+    name, host, port = site.name("loud"), *site.url.removeprefix("http://").split(":")
+    await site.post("tenants", {"metadata": {"name": name}})
+    version, let_go = await newest(site), metrics.WATCHERS_LET_GO._value.get()
+    with socket.socket() as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(deaf, (host, int(port)))
+        request = (
+            f"GET /api/v1/tenants?watch=true&resourceVersion={version}&fieldSelector=metadata.name%3D{name} HTTP/1.1\r\n"
+            f"Host: {host}\r\nAuthorization: Bearer {site.admin}\r\n\r\n"
+        )
+        await loop.sock_sendall(deaf, request.encode())
+        head = await loop.sock_recv(deaf, 64)
+        assert head.startswith(b"HTTP/1.1 200")
+        (follower,) = [one for one in site.house.feed._followers["Tenant"] if one.after >= int(version)]
+        longest = 0
+        for index in range(80):  # 16 MB, more than the sockets between us hold
+            note = {"metadata": {"annotations": {"note": f"{index}" + "x" * 200_000}}}
+            assert (await site.patch(f"tenants/{name}", note)).status == 200
+            longest = max(longest, len(follower._queue))
+            if follower.lagging:
+                break
+        assert follower.lagging
+        assert longest <= 20
+        assert len(follower._queue) == 0, "what it will never read is not kept"
+        read = 0
+        async with asyncio.timeout(20):
+            while piece := await loop.sock_recv(deaf, 1 << 20):
+                read += len(piece)
+        assert read > 0, "what was on its way still arrives, and then the connection ends"
+    assert metrics.WATCHERS_LET_GO._value.get() == let_go + 1
+    assert follower not in site.house.feed._followers["Tenant"]
+
+
+async def test_watchers_that_hang_up_leave_nothing_behind(site: Site) -> None:
+    version = await newest(site)
+    for _ in range(10):
+        async with watching(site, "queues", resourceVersion=version):
+            pass
+    async with asyncio.timeout(10):
+        while site.house.feed._followers.get("Queue"):
+            await asyncio.sleep(0.02)
+
+
+# Several processes.
+
+
+async def test_a_tenants_admin_hears_of_a_tenant_that_was_born_through_another_process(site: Site) -> None:
+    """The watching process wrote nothing itself: it must learn of the new tenant from the database."""
+    parent = await site.namespace()
+    boss = await site.token("tenant-admin", tenant=parent)
+    async with opened_site(site.house.database.url) as second:
+        version = (await second.get("allocations", token=boss)).version
+        async with watching(second, "allocations", token=boss, resourceVersion=version) as events:
+            child = site.name("child")
+            await site.post("tenants", {"metadata": {"name": child}, "spec": {"parent": parent}})
+            await site.namespace(tenant=child, name=child)
+            await site.post(f"namespaces/{child}/allocations", allocation("first", cpu=1))
+            assert told(await take(events, 1, seconds=10)) == [("ADDED", "first")]
+
+
+@contextmanager
+def _api_process(database_url: str) -> Any:
+    port = free_port()
+    command = [str(BURSAR), "api", "--http", f"127.0.0.1:{port}", "--database-url", database_url]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        try:
+            yield process, f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+async def test_a_watch_resumes_through_another_api_process(site: Site) -> None:
+    team = await site.namespace()
+    path, version = f"namespaces/{team}/allocations", await newest(site)
+    with _api_process(site.house.database.url) as (process, url):
+        assert await asyncio.to_thread(process.stdout.readline) == b"ready\n"
+        async with asyncio.timeout(20):
+            while (await site.http.get(f"{url}/readyz")).status_code != 200:
+                await asyncio.sleep(0.05)
+        async with watching(site, path, url=url, resourceVersion=version) as there:
+            await site.post(path, allocation("through-one", cpu=1))
+            seen = await take(there, 1)
+        assert told(seen) == [("ADDED", "through-one")]
+        answer = await site.http.post(
+            f"{url}/api/v1/{path}", json=allocation("through-two", cpu=1), headers={"authorization": f"Bearer {site.admin}"}
+        )
+        assert answer.status_code == 201
+        async with watching(site, path, resourceVersion=str(revision(seen[-1]))) as here:
+            assert told(await take(here, 1)) == [("ADDED", "through-two")]

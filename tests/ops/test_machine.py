@@ -1,0 +1,374 @@
+"""Quotas against a plain model: whatever is done in whatever order, acceptance and counters are as the model says."""
+
+import asyncio
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from bursar.core.allocation import Phase
+from bursar.core.object import Key, Stored
+from bursar.core.refusal import Refusal
+from bursar.ops import object as object_ops
+from bursar.ops.command import Reply
+from bursar.ops.dispatch import change_command
+from bursar.store.embedded import Embedded
+from bursar.wire.kinds import BY_NAME
+from offices import (
+    TEST,
+    allocation,
+    assert_counters_equal_charges,
+    bind,
+    change,
+    code,
+    counters,
+    delete,
+    end,
+    namespace,
+    node,
+    opened,
+    quota,
+    tenant,
+)
+from postgres import _url, clone_database, drop_database
+
+SOAK = bool(os.environ.get("BURSAR_SOAK"))
+GPU = "nvidia.com/gpu"
+GPUS_PER_NODE = 8
+TENANTS, SPACES, NODES = ("t1", "t2", "t3"), ("s1", "s2", "s3"), ("n1", "n2")
+
+
+# The model: everything is a sum over what lives, computed from scratch each time. Amounts are in thousandths.
+
+
+@dataclass
+class Work:
+    gpus: int
+    ending: bool
+    phase: str = "Pending"
+    node: str = ""
+    nodes_accepted: int = 0
+
+    @property
+    def lives(self) -> bool:
+        return self.phase in ("Pending", "Scheduled", "Terminating")
+
+    @property
+    def placed(self) -> bool:
+        return self.phase in ("Scheduled", "Terminating")
+
+    def accepted(self, dimension: str) -> int:
+        amounts = {GPU: self.gpus * 1000, "pods": 1000, "allocations": 1000, "nodes": self.nodes_accepted}
+        return amounts[dimension] if self.lives else 0
+
+    def bound(self, dimension: str) -> int:
+        if not self.placed:
+            return 0
+        return fraction(self.gpus) if dimension == "nodes" else self.accepted(dimension)
+
+
+DIMENSIONS = (GPU, "allocations", "nodes", "pods")
+
+
+def fraction(gpus: int) -> int:
+    return max(1, gpus * 1000 // GPUS_PER_NODE)
+
+
+@dataclass
+class Limits:
+    hard: dict[str, int] = field(default_factory=dict)
+    queue: bool = False
+    ending_only: bool = False
+
+
+Row = tuple[str, str]
+
+
+@dataclass
+class Model:
+    work: dict[tuple[str, str], Work] = field(default_factory=dict)
+    owner: dict[str, str] = field(default_factory=lambda: dict(zip(SPACES, TENANTS, strict=True)))
+    parent: dict[str, str] = field(default_factory=lambda: dict.fromkeys(TENANTS, ""))
+    tenants: dict[str, Limits] = field(default_factory=lambda: {name: Limits() for name in TENANTS})
+    quotas: dict[tuple[str, str], Limits] = field(default_factory=dict)
+    system: Limits = field(default_factory=Limits)
+
+    def lineage(self, name: str) -> list[str]:
+        line = []
+        while name:
+            line.append(name)
+            name = self.parent[name]
+        return line
+
+    def scopes(self, space: str, ending: bool) -> list[tuple[str, Limits]]:
+        """Everything that limits what lives in a namespace, nearest first."""
+        near = [
+            (f"quota:{where}/{name}", limits)
+            for (where, name), limits in sorted(self.quotas.items())
+            if where == space and (ending or not limits.ending_only)
+        ]
+        tenants = [(f"tenant:{name}", self.tenants[name]) for name in self.lineage(self.owner[space])]
+        return [*near, *tenants, ("system", self.system)]
+
+    def counters(self) -> dict[Row, tuple[int, int]]:
+        """(accepted, bound) of every counter that is not zero."""
+        rows: dict[Row, tuple[int, int]] = {}
+        for (space, _), one in self.work.items():
+            for scope, limits in self.scopes(space, one.ending):
+                for dimension in DIMENSIONS:
+                    if dimension in limits.hard or scope == f"tenant:{self.owner[space]}":
+                        accepted, bound = rows.get((scope, dimension), (0, 0))
+                        rows[scope, dimension] = (accepted + one.accepted(dimension), bound + one.bound(dimension))
+        return {row: pair for row, pair in rows.items() if pair != (0, 0)}
+
+    def faults(self, space: str, ending: bool, accepted: dict[str, int], bound: dict[str, int]) -> list[Row]:
+        """Limits without room for this much more, nearest scope first, then by dimension."""
+        rows = self.counters()
+        found = []
+        for scope, limits in self.scopes(space, ending):
+            for dimension, hard in sorted(limits.hard.items()):
+                used, running = rows.get((scope, dimension), (0, 0))
+                more, more_running = accepted.get(dimension, 0), bound.get(dimension, 0)
+                if (more > 0 and used + more > hard and not limits.queue) or (
+                    more_running > 0 and running + more_running > hard
+                ):
+                    found.append((scope, dimension))
+        return found
+
+    def free(self, name: str) -> int:
+        return GPUS_PER_NODE - sum(one.gpus for one in self.work.values() if one.placed and one.node == name)
+
+    def overrun_by_moving(self, child: str, parent: str) -> bool:
+        before, was = self.counters(), self.parent[child]
+        self.parent[child] = parent
+        after = self.counters()
+        self.parent[child] = was
+        for name, limits in self.tenants.items():
+            for dimension, hard in limits.hard.items():
+                row = (f"tenant:{name}", dimension)
+                old, new = before.get(row, (0, 0)), after.get(row, (0, 0))
+                if (new[0] > max(old[0], hard) and not limits.queue) or new[1] > max(old[1], hard):
+                    return True
+        return False
+
+
+LIMITED = st.one_of(
+    *(
+        st.fixed_dictionaries({dimension: st.sampled_from([0, 1, 2, 3, 5, 8, 12]) for dimension in dimensions})
+        for dimensions in ((GPU,), ("allocations",), ("nodes",), (GPU, "nodes"), (GPU, "allocations"))
+    )
+)
+LIMITS = st.one_of(st.just(dict[str, int]()), LIMITED)
+
+
+def amounts(limits: dict[str, int]) -> dict[str, int]:
+    return {dimension: value * 1000 for dimension, value in limits.items()}
+
+
+class Quotas(RuleBasedStateMachine):
+    embedded: Embedded
+    template: str
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Model()
+        self.names = 0
+        self.runner = asyncio.Runner()
+        self.database = self.runner.run(clone_database(self.embedded, self.template))
+        self.opened = opened(_url(self.embedded, self.database))
+        self.office = self.runner.run(self.opened.__aenter__())
+
+    def teardown(self) -> None:
+        self.runner.run(self.opened.__aexit__())
+        self.runner.run(drop_database(self.embedded, self.database))
+        self.runner.close()
+
+    def run(self, verb: Any) -> Reply:
+        return self.runner.run(verb)
+
+    @initialize()
+    def build(self) -> None:
+        for name in TENANTS:
+            assert code(self.run(tenant(self.office, name))) == "ok"
+        for name, owner in self.model.owner.items():
+            assert code(self.run(namespace(self.office, name, owner))) == "ok"
+        for name in NODES:
+            assert code(self.run(node(self.office, name, gpu=GPUS_PER_NODE))) == "ok"
+
+    # Users and nodes.
+
+    @rule(space=st.sampled_from(SPACES), gpus=st.sampled_from([0, 1, 1, 2, 4]), ending=st.booleans())
+    def create(self, space: str, gpus: int, ending: bool) -> None:
+        self.names += 1
+        one = Work(gpus, ending)
+        expected = self.model.faults(space, ending, {each: one.accepted(each) for each in DIMENSIONS}, {})
+        spec = {"ttl": "1h"} if ending else {}
+        self.check(self.run(allocation(self.office, space, f"a{self.names}", spec=spec, gpu=gpus)), expected)
+        if not expected:
+            self.model.work[space, f"a{self.names}"] = one
+
+    def some(self, data: st.DataObject, *phases: str) -> tuple[tuple[str, str], Work]:
+        keys = [key for key, one in self.model.work.items() if not phases or one.phase in phases]
+        key = data.draw(st.sampled_from(keys))
+        return key, self.model.work[key]
+
+    def any_in(self, *phases: str) -> bool:
+        return any(not phases or one.phase in phases for one in self.model.work.values())
+
+    @precondition(lambda self: self.any_in("Pending"))
+    @rule(data=st.data(), name=st.sampled_from(NODES))
+    def bind(self, data: st.DataObject, name: str) -> None:
+        (space, work), one = self.some(data, "Pending")
+        reply = self.run(bind(self.office, space, work, name))
+        if one.gpus > self.model.free(name):
+            assert code(reply) == "no_capacity"
+            return
+        part = fraction(one.gpus)
+        bound = {each: one.accepted(each) for each in DIMENSIONS} | {"nodes": part}
+        expected = self.model.faults(space, one.ending, {"nodes": max(0, part - one.nodes_accepted)}, bound)
+        self.check(reply, expected)
+        if not expected:
+            one.phase, one.node, one.nodes_accepted = "Scheduled", name, max(part, one.nodes_accepted)
+
+    @precondition(lambda self: self.any_in())
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        (space, work), one = self.some(data)
+        reply = self.run(end(self.office, space, work, Phase.FAILED))
+        assert code(reply) == "ok"
+        if one.phase == "Terminating":
+            assert not isinstance(reply, Refusal)
+            assert reply.deleted
+            del self.model.work[space, work]
+        else:
+            one.phase = "Failed"
+
+    @precondition(lambda self: self.any_in("Scheduled", "Terminating"))
+    @rule(data=st.data())
+    def requeue(self, data: st.DataObject) -> None:
+        (space, work), one = self.some(data, "Scheduled", "Terminating")
+        reply = self.run(end(self.office, space, work, Phase.PENDING))
+        assert code(reply) == ("ok" if one.phase == "Scheduled" else "immutable")
+        if one.phase == "Scheduled":
+            one.phase, one.node = "Pending", ""
+
+    @precondition(lambda self: self.any_in())
+    @rule(data=st.data())
+    def delete(self, data: st.DataObject) -> None:
+        (space, work), one = self.some(data)
+        reply = self.run(delete(self.office, "Allocation", space, work))
+        assert code(reply) == "ok"
+        if one.placed:
+            one.phase = "Terminating"
+        else:
+            del self.model.work[space, work]
+
+    # Administrators.
+
+    @rule(name=st.sampled_from(TENANTS), limits=LIMITS, queue=st.booleans())
+    def limit_tenant(self, name: str, limits: dict[str, int], queue: bool) -> None:
+        """Reduce or raise: usage may be above it afterwards."""
+        enforcement = "Queue" if queue else "Reject"
+        reply = self.run(change(self.office, "Tenant", "", name, limits=limits, enforcement=enforcement))
+        assert code(reply) == "ok"
+        self.model.tenants[name] = Limits(amounts(limits), queue)
+
+    @rule(limits=LIMITS)
+    def limit_system(self, limits: dict[str, int]) -> None:
+        assert code(self.run(change(self.office, "Settings", "", "system", limits=limits))) == "ok"
+        self.model.system = Limits(amounts(limits))
+
+    @rule(child=st.sampled_from(TENANTS), parent=st.sampled_from(("", *TENANTS)))
+    def reparent(self, child: str, parent: str) -> None:
+        if child == parent:
+            return
+        reply = self.run(change(self.office, "Tenant", "", child, parent=parent))
+        if child in self.model.lineage(parent):
+            assert code(reply) == "invalid"
+        elif self.model.overrun_by_moving(child, parent):
+            assert code(reply) == "in_use"
+        else:
+            assert code(reply) == "ok"
+            self.model.parent[child] = parent
+
+    @rule(
+        space=st.sampled_from(SPACES),
+        name=st.sampled_from(["q1", "q2"]),
+        limits=LIMITED,
+        queue=st.booleans(),
+        ending_only=st.booleans(),
+    )
+    def put_quota(self, space: str, name: str, limits: dict[str, int], queue: bool, ending_only: bool) -> None:
+        hard = {dimension: str(value) for dimension, value in limits.items()}
+        spec = {
+            "hard": hard, "enforcement": "Queue" if queue else "Reject", "scopes": ["Terminating"] if ending_only else [],
+        }  # fmt: skip
+        if (space, name) in self.model.quotas:
+            assert code(self.run(quota(self.office, space, name, **spec))) == "already_exists"
+            assert code(self.run(change(self.office, "ResourceQuota", space, name, **spec))) == "ok"
+        else:
+            assert code(self.run(quota(self.office, space, name, **spec))) == "ok"
+        self.model.quotas[space, name] = Limits(amounts(limits), queue, ending_only)
+
+    @precondition(lambda self: self.model.quotas)
+    @rule(data=st.data())
+    def drop_quota(self, data: st.DataObject) -> None:
+        space, name = data.draw(st.sampled_from(sorted(self.model.quotas)))
+        assert code(self.run(delete(self.office, "ResourceQuota", space, name))) == "ok"
+        del self.model.quotas[space, name]
+
+    @rule(space=st.sampled_from(SPACES), owner=st.sampled_from(TENANTS))
+    def move_namespace(self, space: str, owner: str) -> None:
+        def edit(before: Stored, document: dict[str, Any]) -> Any:
+            document["metadata"]["labels"] = {"bursar.io/tenant": owner}
+            one = msgspec.convert(document, BY_NAME["Namespace"].type)
+            return change_command(BY_NAME["Namespace"], before, one, TEST, spec_changed=False)
+
+        reply = self.run(object_ops.change(self.office, Key("Namespace", "", space), edit, tenant="test"))
+        in_use = any(where == space for where, _ in (*self.model.work, *self.model.quotas))
+        if in_use and owner != self.model.owner[space]:
+            assert code(reply) == "in_use"
+        else:
+            assert code(reply) == "ok"
+            self.model.owner[space] = owner
+
+    # What must always hold.
+
+    def check(self, reply: Reply, expected: list[Row]) -> None:
+        assert code(reply) == ("quota_exceeded" if expected else "ok"), reply
+        if isinstance(reply, Refusal):
+            assert [one.scope for one in reply.causes] == [scope for scope, _ in expected]
+
+    @invariant()
+    def counters_are_what_the_model_and_the_charges_say(self) -> None:
+        rows = self.runner.run(counters(self.office))
+        used = {row: (one.accepted, one.bound) for row, one in rows.items() if (one.accepted, one.bound) != (0, 0)}
+        assert used == self.model.counters()
+        hard = {row: one.hard for row, one in rows.items()}
+        for name, limits in self.model.tenants.items():
+            assert {dimension: hard.get((f"tenant:{name}", dimension)) for dimension in limits.hard} == limits.hard
+        self.runner.run(assert_counters_equal_charges(self.office))
+
+
+def test_quotas_follow_the_model_whatever_is_done(embedded_postgres: Embedded, database_template: str) -> None:
+    Quotas.embedded, Quotas.template = embedded_postgres, database_template
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        Quotas,
+        settings=settings(
+            max_examples=240 if SOAK else 15,
+            stateful_step_count=50 if SOAK else 25,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
