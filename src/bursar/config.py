@@ -46,7 +46,6 @@ class Settings:
 
     http: Address
     grpc: Address | None = None
-    data: Path | None = None
     database_url: str = ""
     redis_url: str = ""
     admin_token_file: Path | None = None

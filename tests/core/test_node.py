@@ -102,7 +102,7 @@ def test_a_node_that_lost_a_gpu_keeps_what_it_gave_and_gives_no_more() -> None:
     assert fit(lost, {GPU: 1000}, exclusive=False) == Shortage(GPU, 1000, 0)
     empty = take_back(lost, both.resources, both.devices, {GPU: 2000})
     assert empty.allocated == {}
-    assert fit(empty, {GPU: 1000}, exclusive=False) == Fit({GPU: 1000}, {GPU: (0,)})
+    assert fit(empty, {GPU: 1000}, exclusive=False) == Fit({GPU: 1000, "pods": WHOLE}, {GPU: (0,)})
     assert fit(empty, {GPU: 2000}, exclusive=False) == Shortage(GPU, 2000, 1000)
 
 
@@ -169,8 +169,8 @@ def test_devices_are_never_given_twice_and_what_comes_back_is_exact(
                 node = after
                 running.append((taken, requests))
         elif running:
-            taken, requests = running.pop(which % len(running))
-            node = take_back(node, taken.resources, taken.devices, requests)
+            gone, asked = running.pop(which % len(running))
+            node = take_back(node, gone.resources, gone.devices, asked)
         _check(node, running)
     for taken, requests in running:
         node = take_back(node, taken.resources, taken.devices, requests)

@@ -131,7 +131,7 @@ def test_what_is_placed_again_in_one_batch_leaves_its_old_place() -> None:
     page.placements["u1"] = (placement("a"),)
     assert page.lift("u1") == (placement("a"),)
     page.place([placement("b")])
-    assert page.lifted == {"u1"}  # the row on node a must go, before the one on node b comes
+    assert page.lifted == {("a", "u1")}  # the row on node a must go, before the one on node b comes
     assert page.placed == {("b", "u1"): placement("b")}
 
 

@@ -19,6 +19,7 @@ from bursar.core.quota import (
     needs_recount,
     overrun,
     recount,
+    recounted_dimensions,
 )
 from bursar.core.tree import (
     Enforcement,
@@ -274,9 +275,14 @@ def test_recounting_is_counting_from_scratch_for_any_tree_and_any_change(data: s
     old = data.draw(trees())
     charges = data.draw(charged(old))
     new = data.draw(changed(old))
-    before, after = kept(old, charges), kept(new, charges)
+    dimensions = recounted_dimensions(old, new)
+    whole_before, whole_after = kept(old, charges), kept(new, charges)
+    before = {row: one for row, one in whole_before.items() if row[1] in dimensions}
+    after = {row: one for row, one in whole_after.items() if row[1] in dimensions}
     result = recount(old, new, before)
     assert usage(result) == usage(after)
+    untouched = {row: pair for row, pair in usage(whole_before).items() if row[1] not in dimensions}
+    assert untouched == {row: pair for row, pair in usage(whole_after).items() if row[1] not in dimensions}
     assert after.keys() <= result.keys()
     assert all(counter.hard == hard_of(new, row) for row, counter in result.items())
     if not needs_recount(old, new):

@@ -52,7 +52,7 @@ def submitter(lane: Lane[Command, str]) -> Submit:
 
 async def settled(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(5):
-        while not condition():
+        while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0)
 
 
@@ -124,7 +124,7 @@ async def test_a_full_lane_sheds_the_newest_of_the_longest_queue() -> None:
     greedy = [submit("greedy", number) for number in range(5)]
     await settled(lambda: lane.size == 5)
     quiet = submit("quiet")
-    await settled(lambda: greedy[4].done())
+    await settled(greedy[4].done)
     error = greedy[4].exception()
     assert isinstance(error, Overloaded)
     assert 1 <= error.retry_after_seconds <= 30

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 from hypothesis import HealthCheck, settings
+from hypothesis import Phase as Step
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -146,6 +147,11 @@ class Model:
                     found.append((scope, dimension))
         return found
 
+    def gpus_below(self, tenant: str) -> int:
+        return sum(
+            one.gpus for (space, _), one in self.work.items() if one.lives and tenant in self.lineage(self.owner[space])
+        )
+
     def free(self, name: str) -> int:
         return GPUS_PER_NODE - sum(one.gpus for one in self.work.values() if one.placed and one.node == name)
 
@@ -165,7 +171,7 @@ class Model:
 
 LIMITED = st.one_of(
     *(
-        st.fixed_dictionaries({dimension: st.sampled_from([0, 1, 2, 3, 5, 8, 12]) for dimension in dimensions})
+        st.fixed_dictionaries({dimension: st.sampled_from([0, 2, 4, 6, 8, 12]) for dimension in dimensions})
         for dimensions in ((GPU,), ("allocations",), ("nodes",), (GPU, "nodes"), (GPU, "allocations"))
     )
 )
@@ -205,11 +211,26 @@ class Quotas(RuleBasedStateMachine):
             assert code(self.run(namespace(self.office, name, owner))) == "ok"
         for name in NODES:
             assert code(self.run(node(self.office, name, gpu=GPUS_PER_NODE))) == "ok"
+        for space in SPACES:
+            self.create(space, gpus=1, ending=False, count=2)
+            self.create(space, gpus=2, ending=True, count=1)
 
     # Users and nodes.
 
-    @rule(space=st.sampled_from(SPACES), gpus=st.sampled_from([0, 1, 1, 2, 4]), ending=st.booleans())
-    def create(self, space: str, gpus: int, ending: bool) -> None:
+    @rule(
+        space=st.sampled_from(SPACES),
+        gpus=st.sampled_from([0, 1, 1, 2, 4]),
+        ending=st.booleans(),
+        count=st.integers(1, 3),
+    )
+    def submit(self, space: str, gpus: int, ending: bool, count: int) -> None:
+        self.create(space, gpus, ending, count)
+
+    def create(self, space: str, gpus: int, ending: bool, count: int) -> None:
+        for _ in range(count):
+            self.create_one(space, gpus, ending)
+
+    def create_one(self, space: str, gpus: int, ending: bool) -> None:
         self.names += 1
         one = Work(gpus, ending)
         expected = self.model.faults(space, ending, {each: one.accepted(each) for each in DIMENSIONS}, {})
@@ -227,9 +248,14 @@ class Quotas(RuleBasedStateMachine):
         return any(not phases or one.phase in phases for one in self.model.work.values())
 
     @precondition(lambda self: self.any_in("Pending"))
-    @rule(data=st.data(), name=st.sampled_from(NODES))
-    def bind(self, data: st.DataObject, name: str) -> None:
-        (space, work), one = self.some(data, "Pending")
+    @rule(space=st.sampled_from(SPACES), name=st.sampled_from(NODES))
+    def bind(self, space: str, name: str) -> None:
+        """Everything that waits in a namespace, as a cycle of the scheduler would."""
+        for (where, work), one in self.model.work.items():
+            if where == space and one.phase == "Pending":
+                self.bind_one(space, work, one, name)
+
+    def bind_one(self, space: str, work: str, one: Work, name: str) -> None:
         reply = self.run(bind(self.office, space, work, name))
         if one.gpus > self.model.free(name):
             assert code(reply) == "no_capacity"
@@ -279,6 +305,9 @@ class Quotas(RuleBasedStateMachine):
     @rule(name=st.sampled_from(TENANTS), limits=LIMITS, queue=st.booleans())
     def limit_tenant(self, name: str, limits: dict[str, int], queue: bool) -> None:
         """Reduce or raise: usage may be above it afterwards."""
+        self.set_limits(name, limits, queue)
+
+    def set_limits(self, name: str, limits: dict[str, int], queue: bool) -> None:
         enforcement = "Queue" if queue else "Reject"
         reply = self.run(change(self.office, "Tenant", "", name, limits=limits, enforcement=enforcement))
         assert code(reply) == "ok"
@@ -291,8 +320,19 @@ class Quotas(RuleBasedStateMachine):
 
     @rule(child=st.sampled_from(TENANTS), parent=st.sampled_from(("", *TENANTS)))
     def reparent(self, child: str, parent: str) -> None:
-        if child == parent:
+        if child != parent:
+            self.move(child, parent)
+
+    @rule(child=st.sampled_from(TENANTS), parent=st.sampled_from(TENANTS), spare=st.sampled_from([-1, 0]))
+    def reparent_where_room_is_scarce(self, child: str, parent: str, spare: int) -> None:
+        """One GPU too few, or just enough."""
+        if child in self.model.lineage(parent) or parent in self.model.lineage(child):
             return
+        wanted = self.model.gpus_below(child) + self.model.gpus_below(parent) + spare
+        self.set_limits(parent, {GPU: max(0, wanted)}, queue=False)
+        self.move(child, parent)
+
+    def move(self, child: str, parent: str) -> None:
         reply = self.run(change(self.office, "Tenant", "", child, parent=parent))
         if child in self.model.lineage(parent):
             assert code(reply) == "invalid"
@@ -311,9 +351,8 @@ class Quotas(RuleBasedStateMachine):
     )
     def put_quota(self, space: str, name: str, limits: dict[str, int], queue: bool, ending_only: bool) -> None:
         hard = {dimension: str(value) for dimension, value in limits.items()}
-        spec = {
-            "hard": hard, "enforcement": "Queue" if queue else "Reject", "scopes": ["Terminating"] if ending_only else [],
-        }  # fmt: skip
+        enforcement, scopes = "Queue" if queue else "Reject", ["Terminating"] if ending_only else []
+        spec = {"hard": hard, "enforcement": enforcement, "scopes": scopes}
         if (space, name) in self.model.quotas:
             assert code(self.run(quota(self.office, space, name, **spec))) == "already_exists"
             assert code(self.run(change(self.office, "ResourceQuota", space, name, **spec))) == "ok"
@@ -363,11 +402,14 @@ class Quotas(RuleBasedStateMachine):
 
 def test_quotas_follow_the_model_whatever_is_done(embedded_postgres: Embedded, database_template: str) -> None:
     Quotas.embedded, Quotas.template = embedded_postgres, database_template
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         Quotas,
         settings=settings(
-            max_examples=240 if SOAK else 15,
+            max_examples=400 if SOAK else 20,
             stateful_step_count=50 if SOAK else 25,
+            # A short run shows the first failure as it came; a long one has the time to make it small.
+            phases=tuple(Step) if SOAK else (Step.explicit, Step.reuse, Step.generate),
+            report_multiple_bugs=False,
             deadline=None,
             suppress_health_check=list(HealthCheck),
         ),

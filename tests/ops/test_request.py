@@ -154,7 +154,7 @@ async def test_a_claim_whose_transaction_was_undone_is_free_again(office: Office
         await db.execute("INSERT INTO request (scope, request_id, fingerprint) VALUES ('test', 'r', 'body')")
         waiting = asyncio.create_task(allocation(office, "default", "one", gpu=1, claimed=claim("r", "body")))
         async with opened(database_url) as other, other.database.reader() as watcher, asyncio.timeout(5):
-            while not await watcher.fetchval(
+            while not await watcher.fetchval(  # noqa: ASYNC110
                 "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
             ):
                 await asyncio.sleep(0.01)

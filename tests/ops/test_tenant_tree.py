@@ -500,7 +500,7 @@ async def test_a_member_that_joins_while_the_last_one_leaves_is_counted(office: 
         await db.execute("SELECT 1 FROM gang WHERE name = 'g' FOR NO KEY UPDATE")
         joining = asyncio.create_task(allocation(office, "default", "joining", spec=gang(2), gpu=1))
         async with other.database.reader() as watcher, asyncio.timeout(5):
-            while not await watcher.fetchval(
+            while not await watcher.fetchval(  # noqa: ASYNC110
                 "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
             ):
                 await asyncio.sleep(0.01)

@@ -157,7 +157,7 @@ def retries(name: str, cause: str) -> float:
 
 async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 10) -> None:
     async with asyncio.timeout(seconds):
-        while not await condition():
+        while not await condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
@@ -371,6 +371,7 @@ def failing(errors: Iterable[Exception]) -> Callable[[Connection, Sequence[int]]
         database_module.Stale("a guard did not hold"),
         ConnectionResetError("reset"),
         asyncpg.AdminShutdownError("terminating connection"),
+        asyncpg.InternalClientError("cannot switch to state 12; another operation (2) is in progress"),
     ],
 )
 async def test_what_may_pass_is_tried_again_and_leaves_one_effect(database: Database, error: Exception) -> None:
@@ -434,6 +435,17 @@ async def test_watchers_are_told_after_the_commit_and_once(database: Database) -
     async with transactor(database, table.walk, on_commit=[lambda: told.append(table.tries)]) as one:
         await one.run([1])
     assert told == [2]
+
+
+async def test_a_watcher_that_fails_does_not_make_the_batch_happen_twice(database: Database) -> None:
+    def fail() -> None:
+        raise ValueError("not now")
+
+    told: list[int] = []
+    async with transactor(database, Table().walk, on_commit=[fail, lambda: told.append(1)]) as one:
+        assert await Lane[int, int]("test", one.run).submit(1) == 10
+    assert await tally(database) == {1: 1}
+    assert told == [1]
 
 
 async def test_patience_ends_with_unavailable_and_the_next_batch_is_tried_anew(

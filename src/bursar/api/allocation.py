@@ -31,7 +31,7 @@ from bursar.ops.command import Written
 from bursar.store import listing
 from bursar.store.listing import Query
 from bursar.wire.allocation import AllocationStatus
-from bursar.wire.document import encode
+from bursar.wire.document import encode, is_ending
 
 REPORTED = (Phase.RUNNING, Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED)
 
@@ -78,7 +78,7 @@ async def bulk_release(call: Call) -> Outcome:
 async def _release_all(call: Call, query: Query, wanted: BulkRelease) -> Outcome:
     async with call.house.database.reader() as db:
         page = await listing.load_page(db, query)
-    waiting = [one for one in page.items if b'"deletionTimestamp"' not in one.doc]
+    waiting = [one for one in page.items if not is_ending(one.doc)]
     replies = await delete_all(
         call, kind_of(call), waiting, wanted.grace_period_seconds, dry=wanted.dry_run, reason="bulk release"
     )
@@ -122,6 +122,7 @@ async def report_status(call: Call) -> Outcome:
         call.house.office,
         Report(
             key=key,
+            uid=found.uid,
             origin=origin_of(call),
             claim=claim,
             phase=Phase(status.phase),

@@ -37,7 +37,7 @@ ANONYMOUS = Identity(user="", role=Role.VIEWER)
 BODY_SECONDS_MAX = 30.0
 QUERY_CHARS_MAX = 16_384
 
-_PARAMETER = "{}"
+_PARAMETER = "/"  # what no segment can be
 _GONE: tuple[type[Exception], ...] = (*AWAY, Closed)
 
 
@@ -51,14 +51,14 @@ class Router:
         self._tree: dict[str, Any] = {}
         for route in routes:
             place = self._tree
-            for segment in route.path.strip("/").split("/"):
+            for segment in _segments(route.path):
                 place = place.setdefault(_PARAMETER if segment.startswith("{") else segment, {})
-            names = [segment[1:-1] for segment in route.path.strip("/").split("/") if segment.startswith("{")]
+            names = [segment[1:-1] for segment in _segments(route.path) if segment.startswith("{")]
             place.setdefault("", {})[route.method] = (route, names)
 
     def find(self, path: str) -> _Found:
         """The routes at a path, by method, and the values of its parameters."""
-        found: _Found = self._find(self._tree, path.strip("/").split("/"), 0, [])
+        found: _Found = self._find(self._tree, _segments(path), 0, [])
         return found
 
     def _find(self, place: dict[str, Any], segments: list[str], at: int, values: list[str]) -> Any:
@@ -70,6 +70,12 @@ class Router:
         if _PARAMETER in place and segment:
             return self._find(place[_PARAMETER], segments, at + 1, [*values, segment])
         return None
+
+
+def _segments(path: str) -> list[str]:
+    # One slash at the end is a habit of clients; a second one is an empty name, and nobody's.
+    inner = path.removeprefix("/").removesuffix("/")
+    return inner.split("/") if inner else []
 
 
 class Door:

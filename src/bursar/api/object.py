@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import time
 from dataclasses import replace
 from typing import Any
@@ -229,7 +230,7 @@ async def written_answer(
     assert isinstance(reply, Written)
     if kind.in_tree:
         call.house.forget_tree()
-    headers = {"Warning": ", ".join(f'299 - "{one}"' for one in warnings)} if warnings else {}
+    headers = {"Warning": ", ".join(f"299 - {json.dumps(one[:256])}" for one in warnings[:32])} if warnings else {}
     accept = call.headers.get("accept", "")
     if wants_table(accept):
         key = reply.key

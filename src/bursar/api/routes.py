@@ -172,8 +172,9 @@ def _other_routes() -> Iterator[Route]:
     )
     for path, handler, summary in reviews:
         yield Route(
-            "POST", path, handler, summary, "create", path.rpartition("/")[2], body_media=(JSON, PROTOBUF), status=201
-        )
+            "POST", path, handler, summary, "create", path.rpartition("/")[2], body_media=(JSON, PROTOBUF), status=201,
+            refusals=(400, 413, 415),
+        )  # fmt: skip
 
 
 def _system_routes() -> Iterator[Route]:

@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 
 from bursar.core.node import EXCLUSIVE
-from bursar.core.object import Key
 from bursar.core.quantity import UNLIMITED, format_amount, percent
 from bursar.core.quota import Counter
 from bursar.core.tree import quota_scope
@@ -113,7 +112,3 @@ async def _join_nodes(db: Connection, nodes: Sequence[dict[str, Any]]) -> None:
             status["allocated"] = {key: format_amount(key, value) for key, value in given.items()}
         if name in seen:
             status["lastHeartbeatTime"] = timestamp(seen[name])
-
-
-def item_of(key: Key, tenant: str, revision: int, doc: bytes, status: bytes) -> Item:
-    return Item(key.namespace, key.name, tenant, revision, doc, status)

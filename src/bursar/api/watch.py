@@ -174,7 +174,7 @@ async def _follow(one: Watch, follower: Follower) -> AsyncGenerator[bytes, None]
 
 
 async def _event(one: Watch, fed: FedChange) -> bytes | None:
-    kind_of_event = event_type(one.query, fed, visible(one.call, fed))
+    kind_of_event = event_type(one.query, fed, await visible(one.call, fed))
     if kind_of_event is None:
         return None
     change = fed.change
@@ -190,7 +190,7 @@ async def _event(one: Watch, fed: FedChange) -> bytes | None:
     return known
 
 
-def visible(call: Call, fed: FedChange) -> bool:
+async def visible(call: Call, fed: FedChange) -> bool:
     """Whether the caller may see the object; asked anew for each change, for trees change."""
     whose: Reach = reach(call.identity)
     tenant = fed.change.tenant
@@ -201,7 +201,10 @@ def visible(call: Call, fed: FedChange) -> bool:
             fed.fields.get("spec.nodeName") == whose.node
             or (fed.before_fields or {}).get("spec.nodeName") == whose.node
         )
-    return whose.sees(lineage(call.house.office.trees.latest, tenant)) or (whose.tenant == tenant)
+    tree = await call.house.tree()
+    if tenant not in tree.tenants:
+        tree = await call.house.tree(fresh=True)  # It may have been born through another process a moment ago.
+    return whose.sees(lineage(tree, tenant)) or (whose.tenant == tenant)
 
 
 def event_type(query: Query, fed: FedChange, is_visible: bool) -> str | None:
@@ -209,12 +212,12 @@ def event_type(query: Query, fed: FedChange, is_visible: bool) -> str | None:
     if not is_visible:
         return None
     after = matches(query.labels, fed.labels) and matches_fields(query.fields, fed.fields)
-    match fed.change.type:
-        case "ADDED":
-            return "ADDED" if after else None
-        case "DELETED":
-            return "DELETED" if after else None
+    if fed.change.type == "ADDED":
+        return "ADDED" if after else None
     before = matches(query.labels, fed.before_labels or {}) and matches_fields(query.fields, fed.before_fields or {})
+    if fed.change.type == "DELETED":
+        # How it ended may match no longer; whoever saw it before is told.
+        return "DELETED" if before else None
     if after:
         return "MODIFIED" if before else "ADDED"
     return "DELETED" if before else None

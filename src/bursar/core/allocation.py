@@ -19,7 +19,6 @@ class Phase(StrEnum):
 
 
 ENDED = frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED})
-PLACED = frozenset({Phase.SCHEDULED, Phase.RUNNING, Phase.TERMINATING})
 
 # What may follow what. A node reports progress; nothing comes back from an end.
 NEXT: dict[Phase, frozenset[Phase]] = {

@@ -94,8 +94,11 @@ def fit(node: NodeRoom, requests: Amounts, *, exclusive: bool, wanted: Devices |
         return Shortage(EXCLUSIVE, WHOLE, 0)
     if exclusive:
         return _fit_whole(node, requests)
-    needs = {**requests, **({"pods": WHOLE} if "pods" in node.allocatable else {})}
+    # Everything placed counts as one, also where nothing limits how many there may be.
+    needs = {**requests, "pods": WHOLE}
     for resource, amount in needs.items():
+        if resource == "pods" and resource not in node.allocatable:
+            continue
         free = node.allocatable.get(resource, 0) - node.allocated.get(resource, 0)
         if amount > free:
             return Shortage(resource, amount, max(0, free))

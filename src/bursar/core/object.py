@@ -53,6 +53,7 @@ class Write:
     after: Stored | None
     origin: Origin
     revision: int = field(default=UNASSIGNED)
+    last: Stored | None = None  # how a deleted object ended, where that differs from what it was before
 
     @property
     def type(self) -> str:
@@ -63,6 +64,6 @@ class Write:
     @property
     def shown(self) -> Stored:
         """The object that a watcher is shown: the last state of what was deleted."""
-        shown = self.after or self.before
+        shown = self.after or self.last or self.before
         assert shown is not None
         return shown

@@ -207,9 +207,12 @@ def _moved(old: Tree, new: Tree, name: str, is_parent: bool) -> bool:
 
 
 def recount(old: Tree, new: Tree, rows: Mapping[Row, Counter]) -> dict[Row, Counter]:
-    """All counters of tenants and the system as the new tree wants them, from those that the old tree kept."""
+    """The counters of tenants and the system as the new tree wants them, from those that the old tree kept.
+
+    `rows` must have all that exist of the recounted dimensions.
+    """
     own = _own_usage(old, rows)
-    dimensions = sorted({dimension for _, dimension in rows} | set(new.system) | _limited_anywhere(new))
+    dimensions = sorted(recounted_dimensions(old, new))
     totals = _totals(new, own, dimensions)
     result: dict[Row, Counter] = {}
     for name in new.tenants:
@@ -224,6 +227,11 @@ def recount(old: Tree, new: Tree, rows: Mapping[Row, Counter]) -> dict[Row, Coun
         accepted, bound = _sum([totals[(tenant_scope(name), dimension)] for name in roots])
         result[(SYSTEM_SCOPE, dimension)] = Counter(hard, None, accepted, bound)
     return result
+
+
+def recounted_dimensions(old: Tree, new: Tree) -> set[str]:
+    """Those that something limits, before or after: all others are counted by each tenant for itself alone."""
+    return _limited_anywhere(old) | _limited_anywhere(new) | set(old.system) | set(new.system)
 
 
 def _limited_anywhere(tree: Tree) -> set[str]:

@@ -6,15 +6,15 @@ refused must leave the sheet as it found it: rules check everything first, and o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from bursar.core.allocation import GangKey, GangRow
 from bursar.core.node import NodeRoom, Placement
 from bursar.core.object import UNASSIGNED, Key, Origin, Stored, Write
-from bursar.core.quota import Counter, Counters
-from bursar.core.tree import Row, Tree
+from bursar.core.quota import Counters
+from bursar.core.tree import Tree
 
 
 @dataclass(slots=True)
@@ -33,11 +33,9 @@ class Sheet:
     removed_nodes: set[str] = field(default_factory=set)
     node_uids: dict[str, str] = field(default_factory=dict)
     placed: dict[tuple[str, str], Placement] = field(default_factory=dict)  # by (node, uid)
-    lifted: set[str] = field(default_factory=set)  # uids whose stored placements go before new ones come
+    # (node, uid) of stored placements that go, before new ones come
+    lifted: set[tuple[str, str]] = field(default_factory=set)
     touched_gangs: set[GangKey] = field(default_factory=set)
-    new_tree: Tree | None = None
-    put_counters: Mapping[Row, Counter] = field(default_factory=dict)
-    removed_counters: frozenset[Row] = frozenset()
 
     def put(self, after: Stored, origin: Origin) -> Write:
         """Create or change an object."""
@@ -51,9 +49,8 @@ class Sheet:
 
     def remove(self, key: Key, origin: Origin, last: Stored | None = None) -> Write:
         """Remove an object; `last` is its final state, where that differs from what was stored."""
-        before = self.objects.pop(key)
         self.recharged.pop(key, None)
-        write = Write(key, last or before, None, origin)
+        write = Write(key, self.objects.pop(key), None, origin, last=last)
         self.writes.append(write)
         return write
 
@@ -83,13 +80,15 @@ class Sheet:
         self.placements[placements[0].uid] = tuple(placements)
         self.placed.update({(one.node, one.uid): one for one in placements})
 
-    def lift(self, uid: str) -> tuple[Placement, ...]:
-        """Remove the placements of an allocation that is confirmed gone, and return them."""
-        gone = self.placements.pop(uid, ())
+    def lift(self, uid: str, node: str = "") -> tuple[Placement, ...]:
+        """Remove the placements of what is confirmed gone, from one node or from all, and return them."""
+        there = self.placements.pop(uid, ())
+        gone = tuple(one for one in there if node in ("", one.node))
+        if left := tuple(one for one in there if one not in gone):
+            self.placements[uid] = left
         for one in gone:
             self.placed.pop((one.node, one.uid), None)
-        if gone:
-            self.lifted.add(uid)
+            self.lifted.add((one.node, one.uid))
         return gone
 
     def set_gang(self, key: GangKey, row: GangRow) -> None:

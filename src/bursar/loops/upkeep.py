@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import structlog
@@ -22,7 +22,9 @@ from bursar.ops.office import Office, now
 from bursar.store import change, listing, quota, request, tree
 from bursar.store.database import AWAY
 from bursar.store.listing import Query
-from bursar.wire.kinds import BY_NAME, KINDS
+from bursar.wire.document import is_ending
+from bursar.wire.kind import Kind
+from bursar.wire.kinds import KINDS
 
 log = structlog.get_logger()
 
@@ -79,19 +81,24 @@ async def _empty(office: Office, namespace: str) -> bool:
     """Delete what lives in a namespace; whether nothing is left."""
     left = 0
     for kind in (one for one in KINDS if one.namespaced):
-        async with office.database.reader() as db:
-            page = await listing.load_page(db, Query(kind.name, namespace, limit=BATCH))
-        for item in page.items:
-            found = await object_ops.get(office, Key(kind.name, item.namespace, item.name))
-            if isinstance(found, Refusal) or b'"deletionTimestamp"' in found.doc:
-                left += not isinstance(found, Refusal)
-                continue
-            command = delete_command(BY_NAME[kind.name], found, UPKEEP, preconditions=Preconditions())
-            reply = await object_ops.submit(office, command, tenant=found.tenant)
-            gone = getattr(reply, "deleted", False) or (isinstance(reply, Refusal) and reply.code is Code.NOT_FOUND)
-            left += not gone
-        left += page.more
+        query: Query | None = Query(kind.name, namespace, limit=BATCH)
+        while query is not None:
+            async with office.database.reader() as db:
+                page = await listing.load_page(db, query)
+            for item in page.items:
+                left += not await _delete(office, kind, Key(kind.name, item.namespace, item.name))
+            query = replace(query, after=(namespace, page.items[-1].name)) if page.more else None
     return left == 0
+
+
+async def _delete(office: Office, kind: Kind, key: Key) -> bool:
+    """Whether an object is gone; what runs is told to stop, once, and waited for."""
+    found = await object_ops.get(office, key)
+    if isinstance(found, Refusal) or is_ending(found.doc):
+        return isinstance(found, Refusal)
+    command = delete_command(kind, found, UPKEEP, preconditions=Preconditions())
+    reply = await object_ops.submit(office, command, tenant=found.tenant)
+    return getattr(reply, "deleted", False) or (isinstance(reply, Refusal) and reply.code is Code.NOT_FOUND)
 
 
 async def sample_usage(office: Office) -> None:

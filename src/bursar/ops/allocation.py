@@ -23,11 +23,11 @@ from bursar.core.quota import Move
 from bursar.core.refusal import Code, Refusal
 from bursar.core.sheet import Sheet
 from bursar.core.wording import quota_refusal
-from bursar.ops.command import Command, Reply, Result
-from bursar.ops.object import NO_PRECONDITIONS, Preconditions, not_found
+from bursar.ops.command import Command, Reply, Result, Written
+from bursar.ops.object import NO_PRECONDITIONS, Preconditions, conflict, not_found
 from bursar.ops.office import Office, timestamp
 from bursar.wire.allocation import Allocation, request_of
-from bursar.wire.document import encode
+from bursar.wire.document import encode, is_ending
 
 GRACE_SECONDS = 30
 
@@ -111,7 +111,8 @@ class Report(Command):
     """What a node says of an allocation that is bound to it: that it runs, or how it ended."""
 
     phase: Phase
-    node: str = ""  # the node that reports; empty for an administrator
+    uid: str = ""  # the allocation that is meant, should the name have been given to another
+    node: str = ""  # the node that reports; empty for an administrator, who speaks for all
     reason: str = ""
     message: str = ""
     exit_code: int | None = None
@@ -125,43 +126,67 @@ class Report(Command):
         before = sheet.objects.get(self.key)
         if before is None:
             return not_found(self.key)
-        if self.expected is not None and self.expected != before.revision:
-            return Refusal(Code.CONFLICT, f"{self.key.name} was changed meanwhile")
+        if refusal := self._refusal(sheet, before):
+            return refusal
         current = phase_of(before)
-        if self.node and self.node not in {one.node for one in sheet.placements.get(before.uid, ())}:
-            return Refusal(Code.FORBIDDEN, f"{self.key.name} is not bound to node {self.node}")
-        if current is self.phase:
-            return sheet.put(before, self.origin)
-        if self.phase not in NEXT[current]:
+        if current is not self.phase and self.phase not in NEXT[current]:
             return Refusal(Code.IMMUTABLE, f"{self.key.name} is {current} and cannot become {self.phase}")
-        if self.phase in ENDED or self.phase is Phase.PENDING:
+        if current is not self.phase and (self.phase in ENDED or self.phase is Phase.PENDING):
             return self._end(sheet, before)
-        return sheet.put(with_status(before, self._progress(before, timestamp(sheet.now))), self.origin)
+        status = self._progress(before, timestamp(sheet.now))
+        # A report that says nothing new is no change.
+        return sheet.put(with_status(before, status), self.origin) if status != status_of(before) else unchanged(before)
+
+    def _refusal(self, sheet: Sheet, before: Stored) -> Refusal | None:
+        if before.uid != (self.uid or before.uid) or before.gang != self.gang:
+            return conflict(self.key, "it was deleted and created anew")
+        if self.expected is not None and self.expected != before.revision:
+            return conflict(self.key)
+        bound = {one.node for one in sheet.placements.get(before.uid, ())}
+        if self.node and self.node not in bound and phase_of(before) is not self.phase:
+            return Refusal(Code.FORBIDDEN, f"{self.key.name} is not bound to node {self.node}")
+        return None
 
     def _progress(self, before: Stored, at: str) -> dict[str, Any]:
         status = {**status_of(before), "phase": self.phase}
+        told = {"reason": self.reason, "message": self.message}
+        status |= {name: value for name, value in told.items() if value}
         if self.phase is Phase.RUNNING:
             status.setdefault("startTime", at)
             set_condition(status, "Ready", "True", "Running", "", at)
         return status
 
     def _end(self, sheet: Sheet, before: Stored) -> Result:
-        """Confirmed gone: the nodes and the quotas get back exactly what was taken."""
-        gone = sheet.lift(before.uid)
+        """Confirmed gone: the nodes and the quotas get back exactly what was taken.
+
+        A node speaks for itself alone: what runs on others as well ends when the last of them says so.
+        """
+        gone = sheet.lift(before.uid, self.node)
         for room in unplace(sheet.nodes, request_in(before.doc), gone):
             sheet.set_node(room)
+        if sheet.placements.get(before.uid):
+            return sheet.put(with_status(before, self._ended_here(before)), self.origin)
         requeued = self.phase is Phase.PENDING
         charge = unbound(before.charge) if requeued else NOTHING
         sheet.counters.move([Move(self.key.namespace, before.charge, charge)])
         last = with_status(before, self._final(before, timestamp(sheet.now)), node="", charge=charge)
         if not requeued:
             leave_gang(sheet, before)
-        if is_deleted(before):
-            return sheet.remove(self.key, self.origin, replace(last, revision=before.revision))
+        if is_ending(before.doc):
+            return sheet.remove(self.key, self.origin, last)
         return sheet.put(last, self.origin)
+
+    def _ended_here(self, before: Stored) -> dict[str, Any]:
+        status = status_of(before)
+        status["nodes"] = [
+            {**node, "phase": self.phase} if node["name"] == self.node else node for node in status["nodes"]
+        ]
+        return status
 
     def _final(self, before: Stored, at: str) -> dict[str, Any]:
         status = {**status_of(before), "phase": self.phase}
+        if any(node.get("phase") == Phase.FAILED for node in status.get("nodes", ())):
+            status["phase"] = Phase.FAILED
         told = {"reason": self.reason, "message": self.message, "exitCode": self.exit_code}
         status |= {name: value for name, value in told.items() if value not in ("", None)}
         if self.phase is Phase.PENDING:
@@ -191,6 +216,8 @@ class Release(Command):
             return not_found(self.key)
         if refusal := self.preconditions.refusal(before):
             return refusal
+        if before.gang != self.gang:
+            return conflict(self.key, "it was deleted and created anew")
         if not sheet.placements.get(before.uid):
             sheet.counters.move([Move(self.key.namespace, before.charge)])
             leave_gang(sheet, before)
@@ -198,7 +225,7 @@ class Release(Command):
             if phase_of(before) not in ENDED:
                 status |= {"phase": Phase.CANCELLED, "endTime": timestamp(sheet.now)}
             last = with_status(before, status, charge=NOTHING)
-            return sheet.remove(self.key, self.origin, replace(last, revision=before.revision))
+            return sheet.remove(self.key, self.origin, last)
         return self._stop(sheet, before)
 
     def _stop(self, sheet: Sheet, before: Stored) -> Result:
@@ -228,8 +255,8 @@ def status_of(one: Stored) -> dict[str, Any]:
     return status
 
 
-def is_deleted(one: Stored) -> bool:
-    return "deletionTimestamp" in msgspec.json.decode(one.doc)["metadata"]
+def unchanged(one: Stored) -> Written:
+    return Written(one.key, one.doc, one.status, one.revision)
 
 
 def set_condition(status: dict[str, Any], name: str, value: str, reason: str, message: str, at: str) -> None:
@@ -270,8 +297,3 @@ async def bind(office: Office, commands: Sequence[Bind]) -> list[Reply]:
 
 async def report(office: Office, command: Report) -> Reply:
     return await office.binding.submit(command, command.key.namespace)
-
-
-async def release(office: Office, command: Release, *, dry_run: bool = False) -> Reply:
-    lane = office.trying if dry_run else office.changing
-    return await lane.submit(command, command.key.namespace)

@@ -23,9 +23,12 @@ from bursar.store import node as node_store
 from bursar.store import object as object_store
 from bursar.store import quota as quota_store
 from bursar.store import request as request_store
+from bursar.store import token as token_store
 from bursar.store import tree as tree_store
 from bursar.store.database import Connection, Stale
 from bursar.store.request import Claim, Remembered, RequestKey
+
+KNOWN_MAX = 200_000
 
 
 class Walk:
@@ -33,7 +36,7 @@ class Walk:
 
     def __init__(self, trees: TreeCache) -> None:
         self._trees = trees
-        # Counters that are known to exist. Only changes of the tree remove any, and those come with a new tree.
+        # Counters that are known to exist. Those that are gone all the same are noticed when they are locked.
         self._known: set[Row] = set()
         self._known_in: Tree | None = None
 
@@ -82,7 +85,7 @@ class Walk:
             self._known.clear()
             raise Stale("a counter that was known is gone")
         sheet.counters = Counters(sheet.tree, await quota_store.load(db, rows))
-        self._known |= rows
+        self._known = self._known | rows if len(self._known) < KNOWN_MAX else rows
 
     async def _lock_nodes(self, db: Connection, sheet: Sheet, commands: Sequence[Command]) -> None:
         names = {name for command in commands for name in command.nodes()}
@@ -167,6 +170,7 @@ async def save(db: Connection, sheet: Sheet) -> None:
         await node_store.put(db, [sheet.nodes[name] for name in sheet.touched_nodes], sheet.node_uids)
     if sheet.removed_nodes:
         await node_store.remove(db, sorted(sheet.removed_nodes))
+        await token_store.revoke_of_nodes(db, sheet.removed_nodes)
     if sheet.lifted:
         await node_store.remove_placements(db, sheet.lifted)
     if sheet.recharged:

@@ -7,20 +7,20 @@ from typing import Any
 
 import msgspec
 
-from bursar.core.object import Origin
+from bursar.core.object import Key, Origin
 from bursar.core.refusal import Code, Refusal
 from bursar.ops.dispatch import create_command
-from bursar.ops.object import submit
+from bursar.ops.object import get, submit
 from bursar.ops.office import Office
 from bursar.wire.kinds import BY_NAME
 from bursar.wire.namespace import DEFAULT_TENANT, TENANT_LABEL
+from bursar.wire.settings import SYSTEM
 
 PRIORITIES = {"system-critical": 1_000_000, "high-priority": 1000, "batch-high": 500, "normal": 100, "low-priority": 0}
 QUEUES = {"default": "default", "gpu-training": "ml", "hpc": "hpc", "interactive": "interactive", "service": "service"}
 
 
 def first_objects() -> Iterator[dict[str, Any]]:
-    yield {"kind": "Settings", "metadata": {"name": "system"}, "spec": {}}
     yield {"kind": "Tenant", "metadata": {"name": DEFAULT_TENANT}, "spec": {}}
     labels = {TENANT_LABEL: DEFAULT_TENANT}
     yield {"kind": "Namespace", "metadata": {"name": "default", "labels": labels}}
@@ -28,13 +28,17 @@ def first_objects() -> Iterator[dict[str, Any]]:
         yield {"kind": "PriorityClass", "metadata": {"name": name}, "value": value}
     for name, profile in QUEUES.items():
         yield {"kind": "Queue", "metadata": {"name": name}, "spec": {"profile": profile}}
+    yield {"kind": "Settings", "metadata": {"name": SYSTEM}, "spec": {}}
 
 
 async def bootstrap(office: Office) -> int:
     """Create what is missing and leave alone what is there; how many were created.
 
-    Deleted defaults stay deleted: only an installation without a default tenant is a new one.
+    The settings come last, so their presence says that this was done once to the end: defaults that were deleted since
+    stay deleted.
     """
+    if not isinstance(await get(office, Key("Settings", "", SYSTEM)), Refusal):
+        return 0
     created = 0
     for document in first_objects():
         kind = BY_NAME[document["kind"]]
@@ -43,6 +47,4 @@ async def bootstrap(office: Office) -> int:
         if isinstance(reply, Refusal) and reply.code is not Code.ALREADY_EXISTS:
             raise RuntimeError(f"cannot create {kind.name} {document['metadata']['name']}: {reply.message}")
         created += not isinstance(reply, Refusal)
-        if kind.name == "Settings" and isinstance(reply, Refusal):
-            return 0
     return created

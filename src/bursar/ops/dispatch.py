@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from msgspec import UNSET
+
 from bursar.core.charge import NOTHING
 from bursar.core.object import Key, Origin, Stored
 from bursar.core.refusal import Code, Refusal
@@ -29,6 +31,7 @@ def create_command(
             return _create_allocation(kind, one, origin, claim, seen_tenant)
         case "Node":
             assert isinstance(one, Node)
+            one.status = UNSET  # A new node offers what its spec says.
             allocatable, schedulable = allocatable_of(one), is_schedulable(one)
             draft = new_draft(kind, one)
             return RegisterNode(
@@ -101,7 +104,7 @@ def change_command(
         draft = changed_draft(kind, before, one, spec_changed=spec_changed, keep_charge=True)
         return ChangeNode(
             key=before.key, origin=origin, claim=claim, draft=draft, expected=before.revision,
-            allocatable=allocatable, schedulable=schedulable,
+            allocatable=allocatable, schedulable=schedulable, plans_stale=spec_changed or draft.labels != before.labels,
         )  # fmt: skip
     tenant = owner_of(kind, one) or before.tenant
     keep = before.charge is NOTHING or not kind.mutable_spec or status
@@ -122,6 +125,8 @@ def delete_command(
     preconditions: Preconditions,
     grace_seconds: int | None = None,
 ) -> Command:
+    # What was looked at is what is deleted: not another of its name, and not once it is another's.
+    preconditions = replace(preconditions, uid=preconditions.uid or before.uid, tenant=before.tenant)
     common: dict[str, Any] = {"key": before.key, "origin": origin, "claim": claim, "preconditions": preconditions}
     match kind.name:
         case "Allocation":

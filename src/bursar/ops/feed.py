@@ -148,21 +148,25 @@ class Feed:
     async def _run(self) -> None:
         """Follow for as long as anybody listens; when the database is away, go on where it stopped."""
         db: Connection | None = None
-        while self.followers:
-            try:
-                if db is None or db.is_closed():
-                    db = await self._database.connect()
-                    await db.add_listener(CHANNEL, lambda *_: self._wake.set())
-                await self._read(db)
-            except AWAY as error:
-                log.info("feed waits for the database", error=repr(error))
-                await asyncio.sleep(POLL_SECONDS)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), POLL_SECONDS)
-        # From here on a new listener starts a new reader.
-        self._task = None
-        if db is not None:
-            await db.close()
+        try:
+            while self.followers:
+                try:
+                    if db is None or db.is_closed():
+                        db = await self._database.connect()
+                        await db.add_listener(CHANNEL, lambda *_: self._wake.set())
+                    await self._read(db)
+                except AWAY as error:
+                    log.info("feed waits for the database", error=repr(error))
+                    await asyncio.sleep(POLL_SECONDS)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), POLL_SECONDS)
+            # From here on a new listener starts a new reader.
+            self._task = None
+            if db is not None:
+                await db.close()
+        finally:
+            if db is not None and not db.is_closed():
+                db.terminate()
 
     async def _read(self, db: Connection) -> None:
         self._wake.clear()

@@ -34,21 +34,24 @@ class ChangeNode(Change):
 
     allocatable: Amounts
     schedulable: bool = True
+    plans_stale: bool = True  # whether labels or taints changed
 
     def nodes(self) -> Iterable[str]:
         return (self.key.name,)
 
     def _save(self, sheet: Sheet, _before: Stored) -> Result:
         room = sheet.nodes[self.key.name]
-        sheet.set_node(
-            replace(
-                room,
-                generation=room.generation + 1,
-                schedulable=self.schedulable,
-                allocatable=self.allocatable,
-                devices=device_list(self.allocatable, room.devices),
+        offers = (dict(room.allocatable), room.schedulable) != (dict(self.allocatable), self.schedulable)
+        if offers or self.plans_stale:
+            sheet.set_node(
+                replace(
+                    room,
+                    generation=room.generation + 1,
+                    schedulable=self.schedulable,
+                    allocatable=self.allocatable,
+                    devices=device_list(self.allocatable, room.devices),
+                )
             )
-        )
         return sheet.put(self.draft, self.origin)
 
 

@@ -155,8 +155,11 @@ class Recall(Command):
 class Preconditions:
     uid: str = ""
     revision: int | None = None
+    tenant: str | None = None  # whose it was when the caller was let in
 
     def refusal(self, before: Stored) -> Refusal | None:
+        if self.tenant not in (None, before.tenant):
+            return not_found(before.key)
         if self.uid and self.uid != before.uid:
             return conflict(before.key, f"its uid is {before.uid}, not {self.uid}")
         if self.revision is not None and self.revision != before.revision:
@@ -247,6 +250,8 @@ def new_draft(kind: Kind, one: Object, *, tenant: str = "", status: dict[str, An
     metadata.uid = new_uid(kind.uid_prefix)
     metadata.creation_timestamp = at
     metadata.generation = 1
+    metadata.deletion_timestamp = UNSET
+    metadata.deletion_grace_period_seconds = UNSET
     first = status if status is not None else kind.first_status(one, at)
     if hasattr(one, "status"):
         one.status = UNSET

@@ -11,7 +11,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from bursar.core.object import Key, Stored
-from bursar.core.quota import Counter, Counters, Exceeded, count_quota, needs_recount, overrun, recount
+from bursar.core.quota import (
+    Counter,
+    Counters,
+    Exceeded,
+    count_quota,
+    needs_recount,
+    overrun,
+    recount,
+    recounted_dimensions,
+)
 from bursar.core.refusal import Cause, Code, Refusal
 from bursar.core.sheet import Sheet
 from bursar.core.tree import (
@@ -31,6 +40,7 @@ from bursar.ops.command import Command, Reply, Result
 from bursar.ops.tree import TreeCache, applied
 from bursar.store import object as object_store
 from bursar.store import quota as quota_store
+from bursar.store import token as token_store
 from bursar.store import tree as tree_store
 from bursar.store.database import Connection
 from bursar.store.tree import TreeChange
@@ -76,6 +86,8 @@ class StructureWalk:
             await quota_store.put(db, plan.put)
         if plan.removed:
             await quota_store.remove(db, plan.removed)
+        if write.key.kind == "Tenant" and write.after is None:
+            await token_store.revoke_of_tenant(db, write.key.name)
         await tree_store.bump(db)
         return None
 
@@ -190,7 +202,9 @@ async def _recounted(db: Connection, old: Tree, new: Tree, key: Key) -> Plan:
     if key.kind == "Namespace":
         return Plan({}, set(), [])
     if needs_recount(old, new):
-        before = await quota_store.load_tenants(db)
+        dimensions = recounted_dimensions(old, new)
+        rows = await quota_store.load_tenants(db)
+        before = {row: counter for row, counter in rows.items() if row[1] in dimensions}
         after = recount(old, new, before)
         changed = {row: counter for row, counter in after.items() if before.get(row) != counter}
         return Plan(changed, set(before) - set(after), overrun(old, new, before, after))
@@ -205,7 +219,7 @@ async def _recount_quota(db: Connection, old: Tree, new: Tree, key: Key) -> Plan
         return Plan({}, set(before), [])
     if was is not None and (was.terms, was.dimensions) == (quota.terms, quota.dimensions):
         return Plan({row: _limited(new, row, counter) for row, counter in before.items()}, set(), [])
-    after = count_quota(quota, await object_store.load_charges_in(db, key.namespace))
+    after = count_quota(quota, await object_store.load_charges_in(db, key.namespace, NAMESPACED))
     return Plan(after, set(before) - set(after), [])
 
 

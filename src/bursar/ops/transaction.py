@@ -110,9 +110,16 @@ class Transactor(Generic[C, A]):
         except RACES:
             attempt.unsure = None  # The server undid this attempt, and said so.
             raise
-        for tell in self._on_commit:
-            tell()
+        self._tell()
         return answers
+
+    def _tell(self) -> None:
+        for tell in self._on_commit:
+            try:
+                tell()
+            except Exception:
+                # What is committed stays committed: failing here would have the batch run again.
+                log.exception("a watcher failed", lane=self.name)
 
     async def _connected(self) -> Connection:
         if self._db is None or self._db.is_closed():

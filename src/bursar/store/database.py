@@ -62,6 +62,7 @@ RACES: tuple[type[Exception], ...] = (
 LOSSES: tuple[type[Exception], ...] = (
     asyncpg.PostgresConnectionError,
     asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # asyncpg lost its place: the server ended the session between two statements
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
     asyncpg.CannotConnectNowError,

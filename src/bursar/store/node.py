@@ -100,8 +100,10 @@ async def put_placements(db: Connection, placements: Sequence[Placement], revisi
     )
 
 
-async def remove_placements(db: Connection, uids: Iterable[str]) -> None:
-    await db.execute(SQL.remove_placements, sorted(uids))
+async def remove_placements(db: Connection, keys: Iterable[tuple[str, str]]) -> None:
+    """Remove placements by (node, uid)."""
+    ordered = sorted(keys)
+    await db.execute(SQL.remove_placements, [key[0] for key in ordered], [key[1] for key in ordered])
 
 
 async def save_seen(db: Connection, names: Sequence[str]) -> None:

@@ -98,8 +98,8 @@ async def get(db: Connection, key: Key) -> Stored | None:
     return stored(row) if row else None
 
 
-async def load_charges_in(db: Connection, namespace: str) -> list[Charge]:
-    return [decode_charge(row["charge"]) for row in await db.fetch(SQL.charges_in, namespace)]
+async def load_charges_in(db: Connection, namespace: str, kinds: Sequence[str]) -> list[Charge]:
+    return [decode_charge(row["charge"]) for row in await db.fetch(SQL.charges_in, namespace, list(kinds))]
 
 
 async def is_used(db: Connection, namespace: str, kinds: Sequence[str]) -> bool:

@@ -67,6 +67,16 @@ async def save_used(db: Connection, token_id: str, now: datetime) -> bool:
     return await db.fetchval(SQL.consume, token_id, now) is not None
 
 
+async def revoke_of_nodes(db: Connection, nodes: Collection[str]) -> None:
+    """With the node goes its voice."""
+    await db.execute(SQL.revoke_of_nodes, sorted(nodes))
+
+
+async def revoke_of_tenant(db: Connection, tenant: str) -> None:
+    """With the tenant go all who spoke for it."""
+    await db.execute(SQL.revoke_of_tenant, tenant)
+
+
 async def save_unused(db: Connection, token_id: str) -> None:
     await db.execute(SQL.restore, token_id)
 

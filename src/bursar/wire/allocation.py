@@ -65,6 +65,7 @@ class PlacedOn(Wire):
     name: str
     uid: Text = UNSET
     devices: dict[str, list[int]] | UnsetType = UNSET
+    phase: Text = UNSET  # of what ran there, once it has ended before the others
 
 
 class AllocationStatus(Wire):

@@ -59,6 +59,22 @@ def render_list(
     return b"".join((head, _encoder.encode(meta), b',"items":[', b",".join(items), b"]}"))
 
 
+class _Ending(msgspec.Struct, rename="camel"):
+    deletion_timestamp: str = ""
+
+
+class _Metadata(msgspec.Struct):
+    metadata: _Ending
+
+
+_ending = msgspec.json.Decoder(_Metadata)
+
+
+def is_ending(doc: bytes) -> bool:
+    """Whether an object is marked for deletion, and waits for what it stands for to end."""
+    return bool(_ending.decode(doc).metadata.deletion_timestamp)
+
+
 def decode(doc: bytes, status: bytes, revision: int) -> dict[str, Any]:
     """The object as a plain document, as a patch sees it."""
     document: dict[str, Any] = msgspec.json.decode(render(doc, status, revision))

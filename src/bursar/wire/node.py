@@ -154,5 +154,6 @@ NODE = Kind(
         _free("memory", "Memory"),
         column("GPU-Type", "metadata.labels.gpu-type", wide=True, default="<none>"),
     ),
-    merge_keys={"spec.taints": "key", "status.conditions": "type"},
+    # Taints are replaced whole, as in Kubernetes: `kubectl taint node NAME KEY-` sends those that stay.
+    merge_keys={"status.conditions": "type"},
 )

@@ -26,13 +26,6 @@ SELECT child.relname AS name
 -- name: raise_floor
 UPDATE revision SET floor = greatest(floor, $1) WHERE id = 1;
 
--- name: audit
-SELECT revision, kind, namespace, name, tenant, type, actor, verb, reason, at
-  FROM change
- WHERE revision > $1
- ORDER BY revision
- LIMIT $2;
-
 -- name: events_of_object
 SELECT revision, kind, namespace, name, uid, tenant, type, actor, verb, reason, at
   FROM change

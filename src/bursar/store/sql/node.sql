@@ -32,9 +32,6 @@ SELECT node, uid, namespace, name, tenant, epoch, exclusive, resources, devices,
 SELECT node, uid, namespace, name, tenant, epoch, exclusive, resources, devices, wanted
   FROM placement WHERE node = ANY($1::text[]) ORDER BY node, uid;
 
--- name: is_used
-SELECT node FROM placement WHERE node = ANY($1::text[]) GROUP BY node;
-
 -- name: put_placements
 INSERT INTO placement (node, uid, namespace, name, tenant, epoch, exclusive, resources, devices, wanted, revision)
 SELECT *
@@ -45,7 +42,8 @@ SELECT *
     ON CONFLICT (node, uid) DO UPDATE SET wanted = excluded.wanted, revision = excluded.revision, epoch = excluded.epoch;
 
 -- name: remove_placements
-DELETE FROM placement WHERE uid = ANY($1::text[]);
+DELETE FROM placement
+ WHERE (node, uid) IN (SELECT * FROM unnest($1::text[], $2::text[]));
 
 -- name: seen
 INSERT INTO node_seen (node, at)

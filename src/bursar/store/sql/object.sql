@@ -86,7 +86,7 @@ SELECT kind, namespace, name, uid, tenant, revision, labels, fields, gang, charg
  WHERE kind = $1 AND namespace = $2 AND name = $3;
 
 -- name: charges_in
-SELECT charge FROM object WHERE kind <> 'ResourceQuota' AND namespace = $1 AND charge IS NOT NULL;
+SELECT charge FROM object WHERE kind = ANY($2::text[]) AND namespace = $1 AND charge IS NOT NULL;
 
 -- name: is_used
 -- Whether anything lives in a namespace.
@@ -95,5 +95,3 @@ SELECT EXISTS (SELECT 1 FROM object WHERE kind = ANY($2::text[]) AND namespace =
 -- name: charges
 SELECT namespace, charge FROM object WHERE charge IS NOT NULL;
 
--- name: counts
-SELECT kind, count(*) AS count FROM object GROUP BY kind;

@@ -43,6 +43,13 @@ LOCK TABLE token IN SHARE ROW EXCLUSIVE MODE;
 -- name: exists_of_role
 SELECT EXISTS (SELECT FROM token WHERE role = $1);
 
+-- name: revoke_of_nodes
+-- A later node of the same name is another node.
+UPDATE token SET revoked_at = now(), revoked_by = 'system' WHERE node = ANY($1::text[]) AND revoked_at IS NULL;
+
+-- name: revoke_of_tenant
+UPDATE token SET revoked_at = now(), revoked_by = 'system' WHERE tenant = $1 AND revoked_at IS NULL;
+
 -- name: restore
 -- What the token was used for did not happen.
 UPDATE token SET used_at = NULL WHERE id = $1;

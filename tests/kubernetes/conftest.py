@@ -1,0 +1,3 @@
+from clusters import cluster, kubectl, team
+
+__all__ = ["cluster", "kubectl", "team"]
