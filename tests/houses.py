@@ -166,7 +166,9 @@ async def served(house: House) -> AsyncIterator[str]:
             await running
 
 
-def allocation(name: str, *, spec: Document | None = None, labels: Mapping[str, str] | None = None, **requests: Any) -> Document:
+def allocation(
+    name: str, *, spec: Document | None = None, labels: Mapping[str, str] | None = None, **requests: Any
+) -> Document:
     """A body; `gpu=4` is short for the request of four GPUs."""
     resources = {key.replace("gpu", "nvidia.com/gpu"): str(value) for key, value in requests.items()}
     metadata: Document = {"name": name, **({"labels": dict(labels)} if labels else {})}

@@ -77,7 +77,11 @@ async def cast(site: Site) -> Cast:
 
 async def test_another_tenants_objects_do_not_exist_whatever_is_done_to_them(site: Site, cast: Cast) -> None:
     before = await site.state()
-    paths = ("namespaces/biology/allocations/biology-job", "namespaces/biology/resourcequotas/quota", "namespaces/biology")
+    paths = (
+        "namespaces/biology/allocations/biology-job",
+        "namespaces/biology/resourcequotas/quota",
+        "namespaces/biology",
+    )
     for token in (cast.boss, cast.user, cast.viewer, cast.junior):
         for path in (*paths, "tenants/biology", "tenants/biology/quotas"):
             reply = await site.get(path, token=token)
@@ -132,7 +136,9 @@ async def test_what_is_hidden_answers_exactly_like_what_is_not_there(site: Site,
 async def test_lists_show_only_ones_own(site: Site, cast: Cast, who: str, expected: set[str]) -> None:
     token = getattr(cast, who)
     assert set((await site.get("allocations", token=token)).names) == expected
-    table = await site.get("allocations", token=token, headers={"accept": "application/json;as=Table;v=v1;g=meta.k8s.io"})
+    table = await site.get(
+        "allocations", token=token, headers={"accept": "application/json;as=Table;v=v1;g=meta.k8s.io"}
+    )
     assert {row["cells"][0] for row in table.body["rows"]} == expected
     if not who.endswith("node"):
         owners = {name.removesuffix("-job") for name in expected}
@@ -173,7 +179,9 @@ async def test_a_watch_tells_only_of_ones_own(site: Site, cast: Cast) -> None:
         await started.acquire()
     for index in range(2):
         for team in ("biology", "physics"):
-            assert (await site.post(f"namespaces/{team}/allocations", allocation(f"{team}-w{index}", cpu=1))).status == 201
+            assert (
+                await site.post(f"namespaces/{team}/allocations", allocation(f"{team}-w{index}", cpu=1))
+            ).status == 201
     mine, theirs, bosses = await asyncio.gather(*watching)
     assert mine == bosses == ["physics-w0", "physics-w1"]
     assert theirs == ["biology-w0", "biology-w1"]
@@ -184,8 +192,12 @@ async def test_a_watch_tells_only_of_ones_own(site: Site, cast: Cast) -> None:
 
 async def test_a_request_id_of_one_tenant_means_nothing_to_another(site: Site, cast: Cast) -> None:
     headers = {"idempotency-key": "the-same"}
-    first = await site.post("namespaces/physics/allocations", allocation("same", cpu=1), token=cast.user, headers=headers)
-    second = await site.post("namespaces/biology/allocations", allocation("same", cpu=1), token=cast.rival, headers=headers)
+    first = await site.post(
+        "namespaces/physics/allocations", allocation("same", cpu=1), token=cast.user, headers=headers
+    )
+    second = await site.post(
+        "namespaces/biology/allocations", allocation("same", cpu=1), token=cast.rival, headers=headers
+    )
     assert (first.status, second.status) == (201, 201)
     assert first.body["metadata"]["uid"] != second.body["metadata"]["uid"]
     await site.delete("namespaces/physics/allocations/same")
@@ -344,7 +356,9 @@ async def test_a_bootstrap_token_is_good_for_joining_and_for_nothing_else(site: 
 
 
 async def test_a_token_lives_from_its_creation_to_its_revocation(site: Site, cast: Cast) -> None:
-    made = await site.post("tokens", {"role": "user", "tenant": "physics", "user": "temp", "ttl": "1h"}, token=cast.boss)
+    made = await site.post(
+        "tokens", {"role": "user", "tenant": "physics", "user": "temp", "ttl": "1h"}, token=cast.boss
+    )
     assert made.status == 201
     secret, name = made.body["status"]["token"], made.body["metadata"]["name"]
     assert made.body["spec"]["createdBy"] == "user:boss"

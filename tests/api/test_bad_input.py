@@ -200,7 +200,13 @@ NAMES = [
 @pytest.mark.parametrize("name", NAMES, ids=lambda name: ascii(name)[:24])
 async def test_names_outside_the_rules_are_refused(site: Site, name: str) -> None:
     async with nothing_stored(site) as team:
-        for path in (f"namespaces/{team}/allocations", "tenants", "nodes", "namespaces", f"namespaces/{team}/resourcequotas"):
+        for path in (
+            f"namespaces/{team}/allocations",
+            "tenants",
+            "nodes",
+            "namespaces",
+            f"namespaces/{team}/resourcequotas",
+        ):
             body: Document = {"metadata": {"name": name}}
             if path not in ("namespaces", "tenants", "nodes"):
                 body["spec"] = {"hard": {"cpu": "1"}} if path.endswith("quotas") else {}
@@ -246,7 +252,9 @@ async def test_a_body_in_pieces_without_a_length_is_bounded_too(site: Site) -> N
         assert answer.status_code == 413
 
 
-@pytest.mark.parametrize("media", ["text/plain", "application/xml", "multipart/form-data", "application/x-www-form-urlencoded"])
+@pytest.mark.parametrize(
+    "media", ["text/plain", "application/xml", "multipart/form-data", "application/x-www-form-urlencoded"]
+)
 async def test_a_content_type_that_is_not_understood_is_415(site: Site, media: str) -> None:
     await refused(site, b'{"metadata":{"name":"x"},"spec":{}}', 415, media=media)
     async with nothing_stored(site) as team:
@@ -268,7 +276,10 @@ NULS: dict[str, Document] = {
     "an environment's map": {"metadata": {"name": "x"}, "spec": {"env": {"a": "b\x00"}}},
     "a gang": {"metadata": {"name": "x"}, "spec": {"gangScheduling": {"groupId": "a\x00", "minMembers": 2}}},
     "a node selector": {"metadata": {"name": "x"}, "spec": {"nodeSelector": {"a": "b\x00"}}},
-    "an owner": {"metadata": {"name": "x", "ownerReferences": [{"kind": "a", "name": "b\x00", "uid": "c"}]}, "spec": {}},
+    "an owner": {
+        "metadata": {"name": "x", "ownerReferences": [{"kind": "a", "name": "b\x00", "uid": "c"}]},
+        "spec": {},
+    },
     "a finalizer": {"metadata": {"name": "x", "finalizers": ["a\x00"]}, "spec": {}},
     "a toleration": {
         "metadata": {"name": "x"},
@@ -284,12 +295,25 @@ async def test_nul_characters_are_refused_wherever_they_stand(site: Site, body: 
 
 async def test_nul_characters_in_paths_and_queries_are_harmless(site: Site) -> None:
     async with nothing_stored(site) as team:
-        for path in (f"namespaces/{team}/allocations/a%00b", "namespaces/a%00b/allocations", "tenants/%00", "nodes/%ff"):
+        for path in (
+            f"namespaces/{team}/allocations/a%00b",
+            "namespaces/a%00b/allocations",
+            "tenants/%00",
+            "nodes/%ff",
+        ):
             reply = await site.get(path)
             assert reply.status in (200, 400, 404), (path, reply)
             assert (await site.delete(path)).status in (200, 400, 404), path
             assert (await site.patch(path, {"metadata": {}})).status in (400, 404, 405), path
-        for name in ("labelSelector", "fieldSelector", "continue", "limit", "resourceVersion", "dryRun", "timeoutSeconds"):
+        for name in (
+            "labelSelector",
+            "fieldSelector",
+            "continue",
+            "limit",
+            "resourceVersion",
+            "dryRun",
+            "timeoutSeconds",
+        ):
             reply = await site.get(f"namespaces/{team}/allocations", **{name: "a\x00b", "watch": "false"})
             assert reply.status in (200, 400), (name, reply)
         for value in ("a\x00b", "metadata.name=a\x00b", "a in (b\x00)"):
@@ -332,7 +356,9 @@ async def test_of_duplicate_keys_one_is_taken_and_never_both(site: Site) -> None
         assert accepted == reply.body["spec"]["resources"]["requests"]["cpu"], "what is charged is what is shown"
 
 
-@pytest.mark.parametrize("number", [10**18, 2**63, 2**64, 10**40, 10**400, -(10**40)], ids=lambda one: f"{len(str(one))}d")
+@pytest.mark.parametrize(
+    "number", [10**18, 2**63, 2**64, 10**40, 10**400, -(10**40)], ids=lambda one: f"{len(str(one))}d"
+)
 async def test_huge_integers_are_refused_where_small_ones_belong(site: Site, number: int) -> None:
     for spec in (
         {"priority": number},
@@ -353,7 +379,11 @@ async def test_huge_numbers_in_the_query_and_in_options_are_refused(site: Site) 
         path = f"namespaces/{team}/allocations"
         for name in ("limit", "timeoutSeconds", "resourceVersion"):
             for value in ("9" * 30, "-1", "1.5", "x", "１"):
-                reply = await site.get(path, watch="true", **{name: value}) if name != "limit" else await site.get(path, limit=value)
+                reply = (
+                    await site.get(path, watch="true", **{name: value})
+                    if name != "limit"
+                    else await site.get(path, limit=value)
+                )
                 assert reply.status in (400, 410), (name, value, reply)
         for value in ("9" * 30, "-1", "x"):
             assert (await site.delete(f"{path}/there", gracePeriodSeconds=value)).status == 400
@@ -385,7 +415,9 @@ async def test_selectors_that_cannot_be_read_are_refused(site: Site, selector: s
             assert reply.message
 
 
-@pytest.mark.parametrize("selector", ["spec.colour=red", "status.phase", "status.phase>1", "=", "metadata.name=a,nothing=b"])
+@pytest.mark.parametrize(
+    "selector", ["spec.colour=red", "status.phase", "status.phase>1", "=", "metadata.name=a,nothing=b"]
+)
 async def test_fields_that_cannot_be_selected_are_named(site: Site, selector: str) -> None:
     async with nothing_stored(site) as team:
         for method in ("GET", "DELETE"):
@@ -525,14 +557,24 @@ async def test_a_request_id_of_another_type_is_refused_and_not_ignored(site: Sit
 )  # fmt: skip
 async def test_whoever_is_not_known_is_401_and_told_how(site: Site, headers: dict[str, str]) -> None:
     async with nothing_stored(site) as team:
-        for method, path in (("GET", "nodes"), ("POST", f"namespaces/{team}/allocations"), ("DELETE", f"tenants/{team}")):
+        for method, path in (
+            ("GET", "nodes"),
+            ("POST", f"namespaces/{team}/allocations"),
+            ("DELETE", f"tenants/{team}"),
+        ):
             reply = await site.ask(method, path, {} if method == "POST" else None, headers=headers)
             assert (reply.status, reply.body["reason"]) == (401, "Unauthorized")
             assert reply.headers["www-authenticate"].startswith("Bearer")
 
 
 async def test_unknown_paths_are_not_found(site: Site) -> None:
-    for path in ("/api/v1/unicorns", "/api/v2/nodes", "/nothing", "/api/v1/namespaces/default/allocations/a/b/c", "/%2e%2e/x"):
+    for path in (
+        "/api/v1/unicorns",
+        "/api/v2/nodes",
+        "/nothing",
+        "/api/v1/namespaces/default/allocations/a/b/c",
+        "/%2e%2e/x",
+    ):
         reply = await site.get(path)
         assert reply.status == 404, (path, reply)
     for name in ("%7B%7D", "%7Bname%7D", "%2F", "%252F", "..", "%20"):

@@ -102,7 +102,8 @@ async def test_watchers_that_leave_and_resume_see_every_change_once_and_in_order
     await site.post(path, allocation("last", cpu=1))
     async with site.house.database.reader() as db:
         rows = await db.fetch(
-            "SELECT revision, type, name FROM change WHERE kind = 'Allocation' AND namespace = $1 ORDER BY revision", team
+            "SELECT revision, type, name FROM change WHERE kind = 'Allocation' AND namespace = $1 ORDER BY revision",
+            team,
         )
     expected = [(row["revision"], row["type"], row["name"]) for row in rows]
     assert len(expected) == 4 * (20 + 20 + 10) + 1
@@ -242,7 +243,11 @@ async def test_server_sent_events_carry_ids_to_resume_from(site: Site) -> None:
 
 async def test_the_media_type_is_that_of_the_form(site: Site) -> None:
     headers = {"authorization": f"Bearer {site.admin}"}
-    for accept, media in (("text/event-stream", "text/event-stream"), ("application/json", "application/json"), (TABLE, "application/json")):
+    for accept, media in (
+        ("text/event-stream", "text/event-stream"),
+        ("application/json", "application/json"),
+        (TABLE, "application/json"),
+    ):
         params = {"watch": "1", "timeoutSeconds": "1"}
         url = f"{site.url}/api/v1/queues"
         async with site.http.stream("GET", url, params=params, headers={**headers, "accept": accept}) as answer:
@@ -277,7 +282,9 @@ async def test_leaving_a_selector_is_deleted_and_entering_it_is_added(site: Site
     path = f"namespaces/{team}/allocations"
     await site.post(path, allocation("outside", labels={"tier": "silver"}, cpu=1))
     await site.post(path, allocation("inside", labels={"tier": "gold"}, cpu=1))
-    async with watching(site, path, resourceVersion=await newest(site), labelSelector="tier in (gold,platinum)") as events:
+    async with watching(
+        site, path, resourceVersion=await newest(site), labelSelector="tier in (gold,platinum)"
+    ) as events:
         for name, tier in (("outside", "gold"), ("outside", "platinum"), ("inside", "bronze"), ("inside", "tin")):
             await site.patch(f"{path}/{name}", {"metadata": {"labels": {"tier": tier}}})
         await site.delete(f"{path}/inside")
@@ -490,7 +497,9 @@ async def test_a_tenants_admin_hears_of_a_tenant_that_was_born_through_another_p
 def _api_process(database_url: str) -> Any:
     port = free_port()
     command = [str(BURSAR), "api", "--http", f"127.0.0.1:{port}", "--database-url", database_url]
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
         try:
             yield process, f"http://127.0.0.1:{port}"
         finally:
@@ -511,7 +520,9 @@ async def test_a_watch_resumes_through_another_api_process(site: Site) -> None:
             seen = await take(there, 1)
         assert told(seen) == [("ADDED", "through-one")]
         answer = await site.http.post(
-            f"{url}/api/v1/{path}", json=allocation("through-two", cpu=1), headers={"authorization": f"Bearer {site.admin}"}
+            f"{url}/api/v1/{path}",
+            json=allocation("through-two", cpu=1),
+            headers={"authorization": f"Bearer {site.admin}"},
         )
         assert answer.status_code == 201
         async with watching(site, path, resourceVersion=str(revision(seen[-1]))) as here:

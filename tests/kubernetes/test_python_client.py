@@ -187,9 +187,7 @@ def test_pages_are_followed(core: Any, ours: Any, team: str) -> None:
 def test_access_reviews(api: Any) -> None:
     reviews = client.AuthorizationV1Api(api)
     attributes = client.V1ResourceAttributes(verb="create", resource="allocations")
-    body = client.V1SelfSubjectAccessReview(
-        spec=client.V1SelfSubjectAccessReviewSpec(resource_attributes=attributes)
-    )
+    body = client.V1SelfSubjectAccessReview(spec=client.V1SelfSubjectAccessReviewSpec(resource_attributes=attributes))
     assert reviews.create_self_subject_access_review(body).status.allowed is True
 
 

@@ -127,7 +127,11 @@ async def test_old_changes_are_dropped_by_the_partition_and_the_floor_rises(offi
         await db.execute("UPDATE revision SET value = $1", 3 * PARTITION_SIZE)
         await change_store.ensure_partitions(db)
     await allocation(office, "default", "one", cpu=1)
-    dropped = await drop_changes(office, Retention(changes=PARTITION_SIZE))
+    assert await drop_changes(office, Retention(watch=1, audit=4 * PARTITION_SIZE)) == []
+    async with office.database.reader() as db:
+        assert (await change_store.load_position(db)).floor == 3 * PARTITION_SIZE
+        await db.execute("UPDATE revision SET floor = 0")
+    dropped = await drop_changes(office, Retention(watch=2 * PARTITION_SIZE, audit=PARTITION_SIZE))
     assert dropped == ["change_000000000", "change_000000001"]
     async with office.database.reader() as db:
         position = await change_store.load_position(db)

@@ -39,7 +39,9 @@ def children_of(pid: int) -> dict[int, str]:
         if entry.name.isdigit():
             try:
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                commands[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                commands[int(entry.name)] = (
+                    (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                )
             except OSError:
                 continue
             if fields[0] != "Z":
@@ -269,7 +271,9 @@ def test_a_paused_api_process_does_not_stop_another_on_the_same_database(server:
 def other_api(server: Server) -> Iterator[Server]:
     port = free_port()
     command = [str(BURSAR), "api", "--http", f"127.0.0.1:{port}", "--database-url", database_url(server)]
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
         other = Server(f"http://127.0.0.1:{port}", server.token, server.data, process)
         try:
             until(lambda: ready(other) == 200, 20, "the other API process")
@@ -381,7 +385,16 @@ def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_the_token_file_is_private_and_there_before_the_server_says_that_it_is_ready() -> None:
     with data_directory() as data:
         token_file = data / "token"
-        command = [str(BURSAR), "serve", "--data", str(data), "--http", "127.0.0.1:0", "--admin-token-file", str(token_file)]
+        command = [
+            str(BURSAR),
+            "serve",
+            "--data",
+            str(data),
+            "--http",
+            "127.0.0.1:0",
+            "--admin-token-file",
+            str(token_file),
+        ]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
             try:
                 assert process.stdout is not None
@@ -415,5 +428,3 @@ def test_without_a_file_the_token_is_printed_once() -> None:
                 finally:
                     process.terminate()
                     assert process.wait(20) == 0
-
-

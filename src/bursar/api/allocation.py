@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from bursar.api.body import claim_of, read_document, without_nulls
+from bursar.api.body import claim_of, dry_run, read_document, without_nulls
 from bursar.api.delete import delete_all
 from bursar.api.edit import JSON_PATCH, STRATEGIC_PATCH
 from bursar.api.object import (
@@ -50,9 +50,11 @@ class Released(msgspec.Struct, rename="camel"):
 
 async def bulk_release(call: Call) -> Outcome:
     """Release everything that a selector matches. Pending work counts as released; only bound resources are freed."""
-    document = read_document(call)
+    document, dry = read_document(call), dry_run(call)
     if isinstance(document, Refusal):
         return document
+    if isinstance(dry, Refusal):
+        return dry
     try:
         wanted = msgspec.convert(document, BulkRelease)
         labels = parse(wanted.label_selector)
@@ -72,6 +74,7 @@ async def bulk_release(call: Call) -> Outcome:
     query = await query_of(call)
     if isinstance(query, Refusal):
         return query
+    wanted.dry_run = wanted.dry_run or dry
     return await _release_all(call, Query(query.kind, query.namespace, query.tenants, labels=labels), wanted)
 
 
@@ -115,24 +118,25 @@ async def report_status(call: Call) -> Outcome:
             f"status.phase can be reported as {', '.join(REPORTED)}, not {str(status.phase)[:63]!r}",
             causes=(Cause("FieldValueNotSupported", "is not a phase that can be reported", field="status.phase"),),
         )
-    claim = claim_of(call)
+    claim, dry = claim_of(call), dry_run(call)
     if isinstance(claim, Refusal):
         return claim
-    reply = await report(
-        call.house.office,
-        Report(
-            key=key,
-            uid=found.uid,
-            origin=origin_of(call),
-            claim=claim,
-            phase=Phase(status.phase),
-            node=call.identity.node,
-            reason=status.reason or "",
-            message=status.message or "",
-            exit_code=status.exit_code if isinstance(status.exit_code, int) else None,
-            gang=found.gang,
-        ),
+    if isinstance(dry, Refusal):
+        return dry
+    command = Report(
+        key=key,
+        uid=found.uid,
+        origin=origin_of(call),
+        claim=claim,
+        phase=Phase(status.phase),
+        node=call.identity.node,
+        reason=status.reason or "",
+        message=status.message or "",
+        exit_code=status.exit_code if isinstance(status.exit_code, int) else None,
+        gang=found.gang,
     )
+    office = call.house.office
+    reply = await (office.trying.submit(command, key.namespace) if dry else report(office, command))
     return await written_answer(call, kind_of(call), reply)
 
 

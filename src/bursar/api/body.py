@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 from collections.abc import Iterator
 from functools import cache
@@ -82,7 +83,7 @@ def read_document(call: Call) -> Any:
             return invalid(f"the body is nested deeper than {DEPTH_MAX} levels")
     except RecursionError:
         return invalid(f"the body is nested deeper than {DEPTH_MAX} levels")
-    except (msgspec.DecodeError, yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
+    except (msgspec.DecodeError, yaml.YAMLError, ArithmeticError, ValueError) as error:
         return invalid(f"the body is malformed: {str(error)[:300]}", hint="Check quotes, commas and brackets.")
     if (_NUL_ESCAPED in call.body or not media.endswith("json")) and (causes := _nul_faults(document)):
         return invalid("; ".join(f"{one.field}: {one.message}" for one in causes), *causes)
@@ -118,21 +119,62 @@ def _read_yaml(raw: bytes) -> Any:
     for count, event in enumerate(yaml.parse(raw, Loader=yaml.CSafeLoader)):
         if isinstance(event, yaml.AliasEvent):
             raise ValueError("aliases are not allowed")
+        if isinstance(event, yaml.NodeEvent) and getattr(event, "tag", None) not in _TAGS:
+            raise ValueError(f"the tag {str(event.tag)[:63]!r} is not understood")
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > DEPTH_MAX or count > YAML_EVENTS_MAX:
             raise ValueError(f"YAML may have {DEPTH_MAX} levels and {YAML_EVENTS_MAX} parts; send JSON instead")
-    # Dates stay text, as they are in JSON.
-    return yaml.load(raw, Loader=_JsonLikeLoader)  # noqa: S506
+    document = yaml.load(raw, Loader=_JsonLikeLoader)  # noqa: S506
+    _require_text_keys(document)
+    return document
 
 
 class _JsonLikeLoader(yaml.CSafeLoader):
-    pass
+    """Only what JSON has: dates stay text, and so does every number that is not written in plain decimals. YAML's
+    numbers to the base of sixty take a time that grows with the square of their length."""
 
 
+_CORE = "tag:yaml.org,2002:"
+_TAGS = (None, "!", *(_CORE + name for name in ("str", "int", "float", "bool", "null", "map", "seq")))
+_NUMBERS = {
+    "int": (int, re.compile(r"[-+]?(?:0|[1-9][0-9]{0,63})\Z", re.ASCII)),
+    "float": (
+        float,
+        re.compile(r"[-+]?(?:[0-9]{1,32}\.[0-9]{0,32}|\.[0-9]{1,32})(?:[eE][-+]?[0-9]{1,3})?\Z", re.ASCII),
+    ),
+}
 _JsonLikeLoader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    first: [(tag, pattern) for tag, pattern in resolvers if tag.removeprefix(_CORE) not in ("timestamp", *_NUMBERS)]
     for first, resolvers in yaml.CSafeLoader.yaml_implicit_resolvers.items()
 }
+
+
+def _number(loader: Any, node: Any) -> int | float:
+    """A number, also where a tag and not its form says so."""
+    text = loader.construct_scalar(node)
+    convert_text, pattern = _NUMBERS[node.tag.removeprefix(_CORE)]
+    if not pattern.match(text):
+        raise ValueError(f"{text[:63]!r} is not a number in plain decimals")
+    value = convert_text(text)
+    if value in (float("inf"), float("-inf")):
+        raise ValueError(f"{text[:63]!r} is too large a number")
+    return value
+
+
+for _name, (_, _pattern) in _NUMBERS.items():
+    _JsonLikeLoader.add_implicit_resolver(_CORE + _name, _pattern, list("-+.0123456789"))
+    _JsonLikeLoader.add_constructor(_CORE + _name, _number)
+
+
+def _require_text_keys(value: Any) -> None:
+    if isinstance(value, dict):
+        for key, one in value.items():
+            if not isinstance(key, str):
+                raise ValueError(f"the key {str(key)[:63]} must be text: write it in quotes")
+            _require_text_keys(one)
+    elif isinstance(value, list):
+        for one in value:
+            _require_text_keys(one)
 
 
 def too_deep(value: Any, depth: int = 0) -> bool:

@@ -26,6 +26,7 @@ from bursar.core.access import Identity, Role, allows
 from bursar.core.refusal import Code, Refusal, invalid
 from bursar.ops.lane import Closed, Overloaded
 from bursar.store.database import AWAY
+from bursar.wire.document import encode
 
 log = structlog.get_logger()
 
@@ -262,22 +263,27 @@ async def _read_body(receive: Receive, headers: Mapping[str, str]) -> bytes | Re
     too_large = Refusal(Code.TOO_LARGE, f"the body is larger than {BODY_BYTES_MAX} bytes", "Send less at once.")
     if length.isdigit() and int(length) > BODY_BYTES_MAX:
         return too_large
-    first = await receive()
-    if not first.get("more_body"):
-        body: bytes = first.get("body", b"")
-        return body if len(body) <= BODY_BYTES_MAX else too_large
-    pieces, size = [first.get("body", b"")], len(first.get("body", b""))
-    async with asyncio.timeout(BODY_SECONDS_MAX):
-        while True:
-            event = await receive()
-            if event["type"] == "http.disconnect":
-                return invalid("the body ended early")
-            pieces.append(event.get("body", b""))
-            size += len(pieces[-1])
-            if size > BODY_BYTES_MAX:
-                return too_large
-            if not event.get("more_body"):
-                return b"".join(pieces)
+    pieces: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(BODY_SECONDS_MAX):
+            while True:
+                event = await receive()
+                if event["type"] == "http.disconnect":
+                    # Less than was meant may mean something else: a DELETE without its options deletes.
+                    return invalid("the body ended early")
+                pieces.append(event.get("body", b""))
+                size += len(pieces[-1])
+                if size > BODY_BYTES_MAX:
+                    return too_large
+                if not event.get("more_body"):
+                    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    except TimeoutError:
+        return Refusal(
+            Code.TIMEOUT,
+            f"the body did not come within {BODY_SECONDS_MAX:g} seconds",
+            "Nothing happened: send the request again.",
+        )
 
 
 async def _send_answer(answer: Answer, request_id: str, rate: Verdict | None, send: Send, *, head: bool) -> None:
@@ -309,8 +315,15 @@ async def _wait_for_leave(receive: Receive) -> None:
 
 
 def _internal(request_id: str) -> bytes:
-    return (
-        b'{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","reason":"InternalError","code":500,'
-        b'"message":"an internal error; the log has it under request %s",'
-        b'"details":{"code":"internal","requestId":"%s"}}' % (request_id.encode(), request_id.encode())
+    return encode(
+        {
+            "kind": "Status",
+            "apiVersion": "v1",
+            "metadata": {},
+            "status": "Failure",
+            "message": f"an internal error; the log has it under request {request_id}",
+            "reason": "InternalError",
+            "details": {"code": "internal", "requestId": request_id},
+            "code": 500,
+        }
     )

@@ -34,6 +34,7 @@ TABLE: dict[Code, tuple[int, str]] = {
     Code.QUOTA_EXCEEDED: (403, "Forbidden"),
     Code.NO_CAPACITY: (409, "Conflict"),
     Code.STALE: (409, "Conflict"),
+    Code.TIMEOUT: (408, "RequestTimeout"),
     Code.RATE_LIMITED: (429, "TooManyRequests"),
     Code.OVERLOADED: (503, "ServiceUnavailable"),
     Code.UNAVAILABLE: (503, "ServiceUnavailable"),
@@ -112,6 +113,9 @@ def answer_of(
     extra = dict(headers or {})
     if refusal.retry_after_seconds:
         extra["Retry-After"] = str(refusal.retry_after_seconds)
+    if status == 408:
+        # What is left of the body would be taken for the next request.
+        extra["Connection"] = "close"
     if status == 401:
         extra["WWW-Authenticate"] = 'Bearer realm="bursar"'
     return Answer(status, _encode(body_of(refusal, request_id, resource=resource, name=name)), headers=extra)

@@ -91,7 +91,8 @@ def quota_status(
                 points = round(100 * counter.accepted / counter.hard) - round(100 * before[1] / before[0])
                 trend[name] = f"{points:+d}% over 24h"
         if counter.soft is not None and counter.accepted > counter.soft:
-            warnings.append(f"{name}: {status['used'][name]} used, soft limit {soft[name]}")
+            limit = format_amount(dimension, counter.soft)
+            warnings.append(f"{name}: {status['used'][name]} used, soft limit {limit}")
     if soft:
         status["soft"] = soft
     if trend:

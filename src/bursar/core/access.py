@@ -46,7 +46,10 @@ class Identity:
         """The name under which what was done is recorded."""
         if self.role is Role.NODE:
             return f"node:{self.node}"
-        return f"service:{self.user}" if self.role is Role.SERVICE else f"user:{self.user}"
+        if self.role is Role.SERVICE:
+            return f"service:{self.user}"
+        # Two tenants may each have an ann.
+        return f"user:{self.tenant}/{self.user}" if self.role in _OF_A_TENANT else f"user:{self.user}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,7 @@ class Reach:
 
 ANY = "*"
 NAME_CHARS_MAX = 253
+SUBRESOURCE_CHARS_MAX = 63
 READ = ("get", "list", "watch")
 WRITE = ("create", "update", "patch", "delete", "deletecollection")
 OURS = (
@@ -196,14 +200,17 @@ _OF_A_TENANT = frozenset({Role.TENANT_ADMIN, Role.USER, Role.VIEWER})
 
 def allows(identity: Identity, verb: str, resource: str, subresource: str = "") -> bool:
     """Whether the identity may use the verb on this kind of thing; whose things is the question of `reach`."""
+    # Only known words reach the cache, for it keeps them, and callers may ask about any text they like.
+    known = (verb in VERBS or verb == ANY) and (resource in RESOURCES or resource == ANY)
+    if not known or len(subresource) > SUBRESOURCE_CHARS_MAX:
+        return False
     return _allows(identity.role, identity.bootstrap, verb, resource, subresource)
 
 
 @lru_cache(4096)
 def _allows(role: Role, bootstrap: bool, verb: str, resource: str, subresource: str) -> bool:
-    known = (verb in VERBS or verb == ANY) and (resource in RESOURCES or resource == ANY)
     granted = _BOOTSTRAP if bootstrap else GRANTS[role]
-    return known and any(rule.covers(verb, resource, subresource) for rule in granted)
+    return any(rule.covers(verb, resource, subresource) for rule in granted)
 
 
 def rules(identity: Identity) -> tuple[Rule, ...]:

@@ -35,6 +35,7 @@ class Code(StrEnum):
     NO_CAPACITY = "no_capacity"
     STALE = "stale"
     # What passes by itself: try again.
+    TIMEOUT = "timeout"
     RATE_LIMITED = "rate_limited"
     OVERLOADED = "overloaded"
     UNAVAILABLE = "unavailable"
@@ -47,6 +48,7 @@ FORGETTABLE = frozenset(
         Code.UNAUTHENTICATED,
         Code.CONFLICT,
         Code.STALE,
+        Code.TIMEOUT,
         Code.RATE_LIMITED,
         Code.OVERLOADED,
         Code.UNAVAILABLE,

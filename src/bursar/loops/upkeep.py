@@ -36,7 +36,8 @@ BATCH = 200
 class Retention:
     markers: timedelta = timedelta(hours=1)
     answers: timedelta = timedelta(days=7)
-    changes: int = 5_000_000  # revisions that can still be watched from
+    watch: int = 1_000_000  # revisions that can still be watched from
+    audit: int = 10_000_000  # revisions whose changes are kept
 
 
 async def run_upkeep(office: Office, retention: Retention | None = None) -> None:
@@ -134,4 +135,5 @@ async def prune_counters(office: Office) -> int:
 async def drop_changes(office: Office, retention: Retention) -> list[str]:
     async with office.database.reader() as db:
         position = await change.load_position(db)
-        return await change.drop_before(db, position.revision - retention.changes)
+        await change.raise_floor(db, position.revision - retention.watch)
+        return await change.drop_before(db, position.revision - retention.audit)

@@ -18,7 +18,7 @@ from bursar.ops.object import Change, Create, Delete, Preconditions, changed_dra
 from bursar.store.request import Claim
 from bursar.wire.allocation import Allocation, gang_of
 from bursar.wire.kind import Kind, Object
-from bursar.wire.namespace import tenant_of
+from bursar.wire.namespace import TENANT_LABEL, tenant_of
 from bursar.wire.node import Node, NodeSpec, allocatable_of
 
 
@@ -106,6 +106,9 @@ def change_command(
             key=before.key, origin=origin, claim=claim, draft=draft, expected=before.revision,
             allocatable=allocatable, schedulable=schedulable, plans_stale=spec_changed or draft.labels != before.labels,
         )  # fmt: skip
+    if kind.name == "Namespace":
+        # Leaving the label out does not move it.
+        one.metadata.labels = {TENANT_LABEL: before.tenant, **(one.metadata.labels or {})}
     tenant = owner_of(kind, one) or before.tenant
     keep = before.charge is NOTHING or not kind.mutable_spec or status
     draft = changed_draft(kind, before, one, spec_changed=spec_changed, keep_charge=keep)

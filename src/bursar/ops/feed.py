@@ -1,16 +1,19 @@
 """The feed in memory: one reader per process follows the changes and hands each to those who follow along.
 
 It reads `revision > seen`, so it misses nothing and repeats nothing. It runs only while somebody listens. Followers
-have bounded queues: one that does not keep up is let go, and resumes from the last revision it saw.
+have bounded queues: one that does not keep up is let go, and resumes from the last revision it saw. So are all of them
+when the reader itself fails: what it may have missed is read again.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -24,10 +27,26 @@ from bursar.store.database import AWAY, Connection, Database
 log = structlog.get_logger()
 
 POLL_SECONDS = 0.5
+READ_START = 64
 READ_MAX = 1000
+READ_BYTES_MAX = 4 << 20
 QUEUE_MAX = 2000
+QUEUE_BYTES_MAX = 4 * READ_BYTES_MAX
 
 _decode_map = msgspec.json.Decoder(dict[str, str]).decode
+
+
+class _Placed(msgspec.Struct):
+    name: str
+
+
+class _Status(msgspec.Struct):
+    """As much of an allocation's status as says where it runs."""
+
+    nodes: list[_Placed] = []
+
+
+_decode_status = msgspec.json.Decoder(_Status).decode
 
 
 class FedChange:
@@ -56,17 +75,54 @@ class FedChange:
         return self._named(_decode_map(raw)) if raw is not None else None
 
     @cached_property
+    def nodes(self) -> frozenset[str]:
+        """The nodes that an allocation is bound to; the selectable field names only the first."""
+        return self._bound(self.fields.get("spec.nodeName", ""))
+
+    @cached_property
+    def before_nodes(self) -> frozenset[str]:
+        """The nodes that it was bound to. It stays on the ones it was given, so they are those it has now; where it
+        lost them all, only the first is known."""
+        return self._bound((self.before_fields or {}).get("spec.nodeName", ""))
+
+    @property
+    def size(self) -> int:
+        return size_of(self.change)
+
+    @cached_property
     def rendered(self) -> dict[Any, bytes]:
         """Bytes already made of this change, by format."""
         return {}
+
+    def _bound(self, first: str) -> frozenset[str]:
+        return (frozenset(self._status_nodes) | {first}) if first else frozenset()
+
+    @cached_property
+    def _status_nodes(self) -> list[str]:
+        try:
+            return [one.name for one in _decode_status(self.change.status).nodes]
+        except msgspec.MsgspecError:
+            return []  # Another kind's status may mean something else by the word.
 
     def _named(self, fields: dict[str, str]) -> dict[str, str]:
         key = self.change.key
         return {"metadata.name": key.name, "metadata.namespace": key.namespace, **fields}
 
 
+def size_of(change: Change) -> int:
+    return len(change.doc) + len(change.status)
+
+
+def next_limit(limit: int, read: Sequence[Change], limit_max: int) -> int:
+    """How many changes to read next: fewer when the last ones were big, more again when they were many and small."""
+    size = sum(map(size_of, read))
+    if size > READ_BYTES_MAX:
+        return max(1, limit // 2)
+    return min(limit_max, limit * 2) if len(read) >= limit and size <= READ_BYTES_MAX // 2 else limit
+
+
 class Lagging(Exception):
-    """A follower did not keep up and was let go."""
+    """A follower did not keep up, or the feed could not, and it was let go."""
 
 
 class Follower:
@@ -78,16 +134,23 @@ class Follower:
         self.after = after
         self.lagging = False
         self._queue: deque[FedChange] = deque()
+        self._queue_bytes = 0
         self._wake = asyncio.Event()
 
     def offer(self, fed: FedChange) -> None:
         if fed.change.revision <= self.after or self.lagging:
             return
-        if len(self._queue) >= QUEUE_MAX:
-            self.lagging = True
-            self._queue.clear()
-        else:
-            self._queue.append(fed)
+        if len(self._queue) >= QUEUE_MAX or self._queue_bytes + fed.size > QUEUE_BYTES_MAX:
+            self.let_go()
+            return
+        self._queue.append(fed)
+        self._queue_bytes += fed.size
+        self._wake.set()
+
+    def let_go(self) -> None:
+        self.lagging = True
+        self._queue.clear()
+        self._queue_bytes = 0
         self._wake.set()
 
     async def wait(self, seconds: float) -> list[FedChange]:
@@ -100,6 +163,7 @@ class Follower:
             raise Lagging
         taken = list(self._queue)
         self._queue.clear()
+        self._queue_bytes = 0
         return taken
 
 
@@ -110,6 +174,7 @@ class Feed:
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
+        self._limit = READ_START
         self.revision = 0
 
     def nudge(self) -> None:
@@ -163,7 +228,13 @@ class Feed:
             # From here on a new listener starts a new reader.
             self._task = None
             if db is not None:
-                await db.close()
+                with suppress(*AWAY):
+                    await db.close()
+        except Exception:
+            # Nobody may wait for a reader that is gone, nor for what a new one, which begins later, will not read.
+            log.exception("the feed failed; its followers are let go")
+            self._task = None
+            self._let_go()
         finally:
             if db is not None and not db.is_closed():
                 db.terminate()
@@ -171,13 +242,19 @@ class Feed:
     async def _read(self, db: Connection) -> None:
         self._wake.clear()
         while True:
-            changes = await store.load_since(db, self.revision, READ_MAX)
+            limit = self._limit
+            changes = await store.load_since(db, self.revision, limit)
+            if changes and changes[0].revision != self.revision + 1:
+                # Numbers have no gaps: what lay between was dropped before it was read.
+                log.warning("the feed fell behind what is kept", seen=self.revision, next=changes[0].revision)
+                self._let_go()
+            self._limit = next_limit(limit, changes, READ_MAX)
             for change in changes:
                 self._hand_out(FedChange(change))
             if changes:
                 self.revision = changes[-1].revision
                 metrics.FEED_LAG.observe(max(0.0, (datetime.now(UTC) - changes[-1].at).total_seconds()))
-            if len(changes) < READ_MAX:
+            if len(changes) < limit:
                 return
 
     def _hand_out(self, fed: FedChange) -> None:
@@ -185,3 +262,7 @@ class Feed:
             for follower in self._followers.get(kind, ()):
                 if not follower.namespace or follower.namespace == fed.change.key.namespace:
                     follower.offer(fed)
+
+    def _let_go(self) -> None:
+        for follower in chain.from_iterable(self._followers.values()):
+            follower.let_go()

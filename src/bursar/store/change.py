@@ -30,6 +30,7 @@ class Change:
     fields: bytes
     before_labels: bytes | None
     before_fields: bytes | None
+    before_tenant: str | None
     doc: bytes
     status: bytes
     at: datetime
@@ -65,6 +66,7 @@ def _change(row: Any) -> Change:
         row["fields"],
         row["before_labels"],
         row["before_fields"],
+        row["before_tenant"],
         row["doc"],
         row["status"] or b"{}",
         row["at"],

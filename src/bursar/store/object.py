@@ -159,6 +159,7 @@ def _line(write: Write, op: str, first: Stored | None) -> tuple[Any, ...]:
         write.origin.actor,
         write.origin.verb,
         write.origin.reason,
+        before.tenant if before is not None else None,
     )
 
 

@@ -1,14 +1,16 @@
 -- The feed: what watchers, caches and auditors read.
 
 -- name: since
-SELECT revision, kind, namespace, name, uid, tenant, type, labels, fields, before_labels, before_fields, doc, status, at
+SELECT revision, kind, namespace, name, uid, tenant, type, labels, fields, before_labels, before_fields, before_tenant,
+       doc, status, at
   FROM change
  WHERE revision > $1
  ORDER BY revision
  LIMIT $2;
 
 -- name: of_kind_between
-SELECT revision, kind, namespace, name, uid, tenant, type, labels, fields, before_labels, before_fields, doc, status, at
+SELECT revision, kind, namespace, name, uid, tenant, type, labels, fields, before_labels, before_fields, before_tenant,
+       doc, status, at
   FROM change
  WHERE revision > $1 AND revision <= $2 AND kind = $3 AND ($4 = '' OR namespace = $4)
  ORDER BY revision

@@ -36,9 +36,9 @@ WITH line AS MATERIALIZED (
       FROM unnest(
                $1::text[], $2::bigint[], $3::bigint[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[],
                $9::text[], $10::jsonb[], $11::jsonb[], $12::jsonb[], $13::jsonb[], $14::text[], $15::json[],
-               $16::json[], $17::json[], $18::text[], $19::text[], $20::text[]
+               $16::json[], $17::json[], $18::text[], $19::text[], $20::text[], $21::text[]
            ) AS line (op, expected, revision, kind, namespace, name, uid, tenant, type, labels, fields, before_labels,
-                      before_fields, gang, charge, doc, status, actor, verb, reason)
+                      before_fields, gang, charge, doc, status, actor, verb, reason, before_tenant)
 ), inserted AS (
     INSERT INTO object (kind, namespace, name, uid, tenant, revision, labels, fields, gang, charge, doc, status)
     SELECT kind, namespace, name, uid, tenant, revision, labels, fields, gang, charge, doc, status
@@ -62,9 +62,9 @@ WITH line AS MATERIALIZED (
     RETURNING 1
 ), fed AS (
     INSERT INTO change (revision, kind, namespace, name, uid, tenant, type, labels, fields, before_labels,
-                        before_fields, doc, status, actor, verb, reason, at)
-    SELECT revision, kind, namespace, name, uid, tenant, type, labels, fields, before_labels, before_fields, doc,
-           status, actor, verb, reason, clock_timestamp()
+                        before_fields, before_tenant, doc, status, actor, verb, reason, at)
+    SELECT revision, kind, namespace, name, uid, tenant, type, labels, fields, before_labels, before_fields,
+           before_tenant, doc, status, actor, verb, reason, clock_timestamp()
       FROM line
 )
 SELECT (SELECT count(*) FROM inserted) AS inserted,

@@ -52,6 +52,7 @@ CREATE TABLE change (
     fields        jsonb NOT NULL,
     before_labels jsonb,
     before_fields jsonb,
+    before_tenant text COLLATE "C",
     doc           json NOT NULL,
     status        json,
     actor         text NOT NULL,
