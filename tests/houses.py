@@ -3,7 +3,7 @@
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -130,6 +130,13 @@ class Site:
             objects = await db.fetch("SELECT kind, namespace, name, revision FROM object ORDER BY 1, 2, 3")
             tokens = await db.fetchval("SELECT count(*) FROM token")
         return position, counters, [tuple(row) for row in charges], [tuple(row) for row in objects], tokens
+
+
+async def eventually(holds: Callable[[], Awaitable[bool]], seconds: float = 20) -> None:
+    """Ask again and again until it holds, where there is nothing to be woken by."""
+    async with asyncio.timeout(seconds):
+        while not await holds():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
 
 
 @asynccontextmanager

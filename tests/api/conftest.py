@@ -3,10 +3,10 @@
 from collections.abc import AsyncIterator
 
 import pytest_asyncio
-from houses import Site, opened_site
-from postgres import _url, clone_database, drop_database
 
 from bursar.store.embedded import Embedded
+from houses import Site, opened_site
+from postgres import _url, clone_database, drop_database
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from sample_routes import ROUTES
 
 from bursar.api.discovery import documents
 from bursar.wire.kinds import KINDS
+from sample_routes import ROUTES
 
 DOCUMENTS = {path: msgspec.json.decode(body) for path, body in documents(ROUTES, release="1.2.3").items()}
 

@@ -8,10 +8,9 @@ import re
 from html.parser import HTMLParser
 from typing import Any
 
-from sample_routes import ROUTES
-
 from bursar.api.docs import CONTENT_SECURITY_POLICY, SCRIPT, STYLE, curl, page
 from bursar.api.openapi import document
+from sample_routes import ROUTES
 
 DOCUMENT = document(ROUTES, release="1.2.3")
 PAGE = page(DOCUMENT).decode()

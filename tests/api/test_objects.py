@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+
 from houses import APPLY, JSON_PATCH, STRATEGIC, TABLE, Document, Site, allocation
 from offices import assert_counters_equal_charges, bind
 

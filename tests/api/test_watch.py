@@ -1,4 +1,4 @@
-"""Watches: every change once and in order, however often a watcher leaves and comes back; or 410, and it lists again."""
+"""Watches: every change once and in order, however often a watcher leaves and comes back; or 410, and it lists anew."""
 
 import asyncio
 import json
@@ -10,8 +10,6 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
-from houses import TABLE, Document, Site, allocation, opened_site
-from server import BURSAR, free_port
 
 import bursar.api.watch as watch_module
 import bursar.ops.feed as feed_module
@@ -19,6 +17,8 @@ from bursar.api import metrics
 from bursar.ops.feed import Feed
 from bursar.store import change as change_store
 from bursar.store.database import Database
+from houses import TABLE, Document, Site, allocation, eventually, opened_site
+from server import BURSAR, free_port
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -27,7 +27,7 @@ Event = Document
 
 @asynccontextmanager
 async def watching(
-    site: Site, path: str, *, token: str = "", headers: Document | None = None, url: str = "", **query: Any
+    site: Site, path: str, *, token: str = "", headers: Any = None, url: str = "", **query: Any
 ) -> AsyncIterator[AsyncIterator[Event]]:
     """The events of a watch, as they come. Server-Sent Events are unwrapped, their ids kept under `id`."""
     sent = {"authorization": f"Bearer {token or site.admin}", **(headers or {})}
@@ -213,7 +213,9 @@ async def test_those_who_wake_the_feed_together_all_hear_what_came_between(site:
     for _ in range(10):
         feed, name = Feed(database), site.name("between")
         create = site.post("tenants", {"metadata": {"name": name}})
-        *followers, created = await asyncio.gather(*(feed.follow("Tenant") for _ in range(4)), create)
+        creating = asyncio.create_task(create)
+        followers = await asyncio.gather(*(feed.follow("Tenant") for _ in range(4)))
+        created = await creating
         for follower in followers:
             if follower.after < int(created.version):
                 async with asyncio.timeout(10):
@@ -408,12 +410,12 @@ async def test_what_is_compacted_while_a_watch_catches_up_ends_it_with_an_error(
     path, version = f"namespaces/{team}/allocations", await newest(site)
     for index in range(6):
         await site.post(path, allocation(f"job-{index}", cpu=1))
-    load_between = change_store.load_between
+    load_between, pages = change_store.load_between, iter(range(9))
 
     async def compacted_after_the_first_page(db: Any, *arguments: Any) -> Any:
-        page = await load_between(db, *arguments)
-        await change_store.raise_floor(db, int(await newest(site)))
-        return page
+        if next(pages):
+            await change_store.raise_floor(db, int(await newest(site)))
+        return await load_between(db, *arguments)
 
     monkeypatch.setattr(watch_module, "CATCH_UP", 2)
     monkeypatch.setattr(change_store, "load_between", compacted_after_the_first_page)
@@ -439,10 +441,8 @@ async def test_a_watcher_that_does_not_read_is_let_go_and_costs_a_bounded_queue(
         deaf.setblocking(False)
         loop = asyncio.get_running_loop()
         await loop.sock_connect(deaf, (host, int(port)))
-        request = (
-            f"GET /api/v1/tenants?watch=true&resourceVersion={version}&fieldSelector=metadata.name%3D{name} HTTP/1.1\r\n"
-            f"Host: {host}\r\nAuthorization: Bearer {site.admin}\r\n\r\n"
-        )
+        query = f"watch=true&resourceVersion={version}&fieldSelector=metadata.name%3D{name}"
+        request = f"GET /api/v1/tenants?{query} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {site.admin}\r\n\r\n"
         await loop.sock_sendall(deaf, request.encode())
         head = await loop.sock_recv(deaf, 64)
         assert head.startswith(b"HTTP/1.1 200")
@@ -471,9 +471,11 @@ async def test_watchers_that_hang_up_leave_nothing_behind(site: Site) -> None:
     for _ in range(10):
         async with watching(site, "queues", resourceVersion=version):
             pass
-    async with asyncio.timeout(10):
-        while site.house.feed._followers.get("Queue"):
-            await asyncio.sleep(0.02)
+
+    async def nobody_left() -> bool:
+        return not site.house.feed._followers.get("Queue")
+
+    await eventually(nobody_left)
 
 
 # Several processes.
@@ -512,9 +514,11 @@ async def test_a_watch_resumes_through_another_api_process(site: Site) -> None:
     path, version = f"namespaces/{team}/allocations", await newest(site)
     with _api_process(site.house.database.url) as (process, url):
         assert await asyncio.to_thread(process.stdout.readline) == b"ready\n"
-        async with asyncio.timeout(20):
-            while (await site.http.get(f"{url}/readyz")).status_code != 200:
-                await asyncio.sleep(0.05)
+
+        async def is_ready() -> bool:
+            return (await site.http.get(f"{url}/readyz")).status_code == 200
+
+        await eventually(is_ready)
         async with watching(site, path, url=url, resourceVersion=version) as there:
             await site.post(path, allocation("through-one", cpu=1))
             seen = await take(there, 1)

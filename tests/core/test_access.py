@@ -275,7 +275,7 @@ def test_an_identity_without_a_tenant_sees_nothing_of_the_nameless_tenant() -> N
 
 
 def test_actors_say_what_kind_of_somebody_acted() -> None:
-    assert WHO["user"].actor == "user:alice"
+    assert WHO["user"].actor == f"user:{WHO['user'].tenant}/alice"
     assert WHO["system-admin"].actor == "user:root"
     assert WHO["node"].actor == "node:gpu-1"
     assert WHO["service"].actor == "service:waldur"

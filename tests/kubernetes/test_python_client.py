@@ -5,9 +5,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from kubernetes import client, dynamic, watch
 from kubernetes.client.exceptions import ApiException
+
 from server import Server
+
+# The package has types for some of its parts only.
+client: Any = pytest.importorskip("kubernetes.client")
+dynamic: Any = pytest.importorskip("kubernetes.dynamic")
+watch: Any = pytest.importorskip("kubernetes.watch")
 
 
 def unique(stem: str) -> str:
@@ -51,17 +56,7 @@ def test_namespaces_are_created_read_labelled_and_deleted(core: Any, team: str) 
     patched = core.patch_namespace(team, {"metadata": {"labels": {"colour": "red"}}})
     assert patched.metadata.labels["colour"] == "red"
     assert team in {item.metadata.name for item in core.list_namespace(label_selector="colour=red").items}
-    core.delete_namespace(team)
-    assert core.read_namespace_status(team).status.phase == "Terminating" if _there(core, team) else True
-
-
-def _there(core: Any, team: str) -> bool:
-    try:
-        core.read_namespace(team)
-    except ApiException as error:
-        assert error.status == 404
-        return False
-    return True
+    assert "Terminating" in str(core.delete_namespace(team))
 
 
 def test_quotas_are_typed_and_show_usage(core: Any, ours: Any, team: str) -> None:

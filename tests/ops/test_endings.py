@@ -2,7 +2,7 @@
 
 import pytest
 
-from bursar.api.watch import event_type
+from bursar.api.watch import Sight, event_type
 from bursar.core.access import Role
 from bursar.core.allocation import Phase
 from bursar.core.object import Key, Stored
@@ -192,6 +192,6 @@ async def test_whoever_saw_an_object_before_is_told_that_it_is_gone(office: Offi
     assert gone.change.type == "DELETED"
     pending = parse_fields("status.phase=Pending", ("status.phase",))
     cancelled = parse_fields("status.phase=Cancelled", ("status.phase",))
-    assert event_type(Query("Allocation", fields=pending), gone, True) == "DELETED"
-    assert event_type(Query("Allocation", fields=cancelled), gone, True) is None
-    assert event_type(Query("Allocation", labels=parse("app=other")), gone, True) is None
+    assert event_type(Query("Allocation", fields=pending), gone, Sight(True, True)) == "DELETED"
+    assert event_type(Query("Allocation", fields=cancelled), gone, Sight(True, True)) is None
+    assert event_type(Query("Allocation", labels=parse("app=other")), gone, Sight(True, True)) is None

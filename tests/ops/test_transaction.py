@@ -3,12 +3,12 @@
 import asyncio
 import contextlib
 import os
-import random
 import shutil
 import signal
 import tempfile
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-from itertools import chain, cycle, repeat
+from itertools import chain, count, cycle, repeat
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -199,18 +199,17 @@ async def test_bind_is_not_repeated_when_only_its_answer_was_lost(office: Office
 
 
 async def test_many_commands_under_cuts_of_every_sort_each_happen_once(office: Office, proxy: Proxy) -> None:
-    dice = random.Random(7)  # a seed, so that a failure can be repeated
-    deeds = ["before", "after", "during", "pass", "pass"]
-    proxy.plan = (dice.choice(deeds) for _ in cycle([0]))
-    names = [f"a-{number}" for number in range(120)]
+    proxy.plan = cycle(["before", "after", "pass", "during"])
+    names = [f"w{worker}-{number}" for worker in range(8) for number in range(12)]
 
-    async def submit(name: str) -> Any:
-        await asyncio.sleep(dice.random() * 0.3)  # so that they come in many batches
-        return await allocation(office, "default", name, gpu=1)
+    async def submit(worker: int) -> list[Any]:
+        """One after the other, so that there are at least as many batches."""
+        mine = [name for name in names if name.startswith(f"w{worker}-")]
+        return [await allocation(office, "default", name, gpu=1) for name in mine]
 
-    answers = await asyncio.gather(*map(submit, names))
+    answers = [answer for some in await asyncio.gather(*map(submit, range(8))) for answer in some]
     proxy.plan = repeat("pass")
-    assert {"before", "after"} <= set(proxy.cuts)
+    assert Counter(proxy.cuts).keys() == {"before", "after", "during"}
     assert [code(answer) for answer in answers] == ["ok"] * len(names)
     happened = await history(office)
     assert sorted(name for name, _, _ in happened) == sorted(names)
@@ -243,29 +242,35 @@ async def test_a_lock_timeout_while_the_fate_is_unknown_does_not_forget_the_answ
 
 async def test_backends_ended_under_load_cost_nothing_but_time(office: Office, database_url: str) -> None:
     killer = await asyncpg.connect(database_url)
-    names = [f"a-{number}" for number in range(100)]
+    answers: dict[str, Any] = {}
+    stop = asyncio.Event()
 
-    async def submit(index: int, name: str) -> Any:
-        await asyncio.sleep(index * 0.006)
-        return await allocation(office, "default", name, cpu=1)
+    async def submit(worker: int) -> None:
+        for number in count():
+            if stop.is_set():
+                return
+            answers[f"w{worker}-{number}"] = await allocation(office, "default", f"w{worker}-{number}", cpu=1)
 
-    async def kill() -> int:
-        killed = 0
+    async def kill() -> None:
         for _ in range(10):
-            await asyncio.sleep(0.05)
-            killed += len(
-                await killer.fetch(
-                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                    " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-                )
-            )
-        return killed
+            before = len(answers)
 
-    killed, *answers = await asyncio.gather(kill(), *(submit(*one) for one in enumerate(names)))
+            async def moved_on(before: int = before) -> bool:
+                return len(answers) > before + 5
+
+            await until(moved_on)
+            await killer.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+        stop.set()
+
+    before = retries("creating", "loss")
+    await asyncio.gather(kill(), *map(submit, range(5)))
     await killer.close()
-    assert killed > 3
-    assert [code(answer) for answer in answers] == ["ok"] * len(names)
-    assert sorted(name for name, _, _ in await history(office)) == sorted(names)
+    assert retries("creating", "loss") >= before + 5
+    assert {code(answer) for answer in answers.values()} == {"ok"}
+    assert sorted(name for name, _, _ in await history(office)) == sorted(answers)
     await assert_counters_equal_charges(office)
 
 

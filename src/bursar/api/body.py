@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import secrets
 from collections.abc import Iterator
 from functools import cache
 from itertools import islice
 from typing import Any
+from urllib.parse import urlencode
 
 import msgspec
 import yaml
@@ -28,6 +30,10 @@ REQUEST_ID_CHARS_MAX = 128
 DEPTH_MAX = 64
 YAML_EVENTS_MAX = 20_000
 NULS_SHOWN_MAX = 10
+CAUSES_MAX = 50
+CAUSES_IN_MESSAGE_MAX = 10
+# Parameters of the query that change nothing about what is done.
+_NO_MATTER = ("pretty", "fieldManager", "dryRun")
 _NUL_ESCAPED = b"\\u0000"  # the only way to write it in JSON
 _SUFFIX = "bcdfghjklmnpqrstvwxz2456789"
 
@@ -119,7 +125,7 @@ def _read_yaml(raw: bytes) -> Any:
     for count, event in enumerate(yaml.parse(raw, Loader=yaml.CSafeLoader)):
         if isinstance(event, yaml.AliasEvent):
             raise ValueError("aliases are not allowed")
-        if isinstance(event, yaml.NodeEvent) and getattr(event, "tag", None) not in _TAGS:
+        if isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent) and event.tag not in _TAGS:
             raise ValueError(f"the tag {str(event.tag)[:63]!r} is not understood")
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > DEPTH_MAX or count > YAML_EVENTS_MAX:
@@ -137,11 +143,8 @@ class _JsonLikeLoader(yaml.CSafeLoader):
 _CORE = "tag:yaml.org,2002:"
 _TAGS = (None, "!", *(_CORE + name for name in ("str", "int", "float", "bool", "null", "map", "seq")))
 _NUMBERS = {
-    "int": (int, re.compile(r"[-+]?(?:0|[1-9][0-9]{0,63})\Z", re.ASCII)),
-    "float": (
-        float,
-        re.compile(r"[-+]?(?:[0-9]{1,32}\.[0-9]{0,32}|\.[0-9]{1,32})(?:[eE][-+]?[0-9]{1,3})?\Z", re.ASCII),
-    ),
+    "int": re.compile(r"[-+]?(?:0|[1-9][0-9]{0,63})\Z"),
+    "float": re.compile(r"[-+]?(?:[0-9]{1,32}\.[0-9]{0,32}|\.[0-9]{1,32})(?:[eE][-+]?[0-9]{1,3})?\Z"),
 }
 _JsonLikeLoader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag.removeprefix(_CORE) not in ("timestamp", *_NUMBERS)]
@@ -152,18 +155,18 @@ _JsonLikeLoader.yaml_implicit_resolvers = {
 def _number(loader: Any, node: Any) -> int | float:
     """A number, also where a tag and not its form says so."""
     text = loader.construct_scalar(node)
-    convert_text, pattern = _NUMBERS[node.tag.removeprefix(_CORE)]
-    if not pattern.match(text):
+    kind = node.tag.removeprefix(_CORE)
+    if not _NUMBERS[kind].match(text):
         raise ValueError(f"{text[:63]!r} is not a number in plain decimals")
-    value = convert_text(text)
-    if value in (float("inf"), float("-inf")):
+    value = int(text) if kind == "int" else float(text)
+    if math.isinf(value):
         raise ValueError(f"{text[:63]!r} is too large a number")
     return value
 
 
-for _name, (_, _pattern) in _NUMBERS.items():
-    _JsonLikeLoader.add_implicit_resolver(_CORE + _name, _pattern, list("-+.0123456789"))
-    _JsonLikeLoader.add_constructor(_CORE + _name, _number)
+for _tag, _form in _NUMBERS.items():
+    _JsonLikeLoader.add_implicit_resolver(_CORE + _tag, _form, list("-+.0123456789"))
+    _JsonLikeLoader.add_constructor(_CORE + _tag, _number)
 
 
 def _require_text_keys(value: Any) -> None:
@@ -212,14 +215,16 @@ def faulty(call: Call, kind: Kind, document: Any, error: str) -> Refusal:
     try:
         readable = msgspec.convert(prune(kind.type, document, "", []), kind.type)
     except (msgspec.ValidationError, RecursionError):
-        return _refused(kind, causes)
-    return _refused(kind, causes + identify(call, kind, readable) + check(kind, readable))
+        return faulty_causes(kind, causes)
+    return faulty_causes(kind, causes + identify(call, kind, readable) + check(kind, readable))
 
 
-def _refused(kind: Kind, causes: list[Cause]) -> Refusal:
-    listed = "; ".join(f"{one.field}: {one.message}" if one.field else one.message for one in causes[:10])
-    more = f" (and {len(causes) - 10} more)" if len(causes) > 10 else ""
-    return Refusal(Code.INVALID, f"{kind.name} is invalid: {listed}{more}", causes=tuple(causes))
+def faulty_causes(kind: Kind, causes: list[Cause]) -> Refusal:
+    """One refusal for all that is wrong with an object; it does not grow without end with what is wrong."""
+    shown = causes[:CAUSES_IN_MESSAGE_MAX]
+    listed = "; ".join(f"{one.field}: {one.message}" if one.field else one.message for one in shown)
+    more = f" (and {len(causes) - len(shown)} more)" if len(causes) > len(shown) else ""
+    return Refusal(Code.INVALID, f"{kind.name} is invalid: {listed}{more}", causes=tuple(causes[:CAUSES_MAX]))
 
 
 def without_nulls(value: Any) -> Any:
@@ -265,7 +270,7 @@ def _checked(call: Call, kind: Kind, body: Body) -> Body | Refusal:
     """Names and places agree, and the kind finds nothing wrong."""
     causes = identify(call, kind, body.object)
     causes += check(kind, body.object)
-    return _refused(kind, causes) if causes else body
+    return faulty_causes(kind, causes) if causes else body
 
 
 def check(kind: Kind, one: Object) -> list[Cause]:
@@ -295,27 +300,41 @@ def _name(call: Call, metadata: Any) -> list[Cause]:
     if named:
         if metadata.name and metadata.name != named:
             return [field_fault("metadata.name", f"is {metadata.name[:63]!r}, the path says {named!r}")]
+        # What exists has a good name, whatever the rules were when it got it; see `name_faults` for what does not.
         metadata.name = named
         return []
     if not metadata.name and metadata.generate_name:
         metadata.name = metadata.generate_name + "".join(secrets.choice(_SUFFIX) for _ in range(5))
     if not metadata.name:
         return [field_fault("metadata.name", "is required; or give generateName")]
+    return name_faults(metadata)
+
+
+def name_faults(metadata: Any) -> list[Cause]:
+    """What is wrong with the name of something new."""
     return [field_fault("metadata.name", fault) for fault in dns_subdomain(metadata.name)]
 
 
 def claim_of(call: Call, in_body: Any = "") -> Claim | Refusal | None:
-    """The request's id, from the body or the Idempotency-Key header, and what exactly it stands for."""
+    """The request's id, from the body or the Idempotency-Key header, and what exactly it stands for.
+
+    A dry run claims nothing: what it is told depends on how things stand now, and the id is left for the real one.
+    """
     request_id = in_body or call.headers.get("idempotency-key", "")
     if not request_id:
         return None
     plain = isinstance(request_id, str) and request_id.isascii() and request_id.isprintable()
     if not plain or len(request_id) > REQUEST_ID_CHARS_MAX:
         return invalid(f"request_id must be at most {REQUEST_ID_CHARS_MAX} printable ASCII characters")
+    if dry_run(call) is True:
+        return None
     path = "/".join((call.route.path, *call.parameters.values()))
-    what = hashlib.sha256(b"\0".join((call.route.method.encode(), path.encode(), call.body))).hexdigest()
-    scope = f"{call.identity.tenant or call.identity.actor}/{call.route.verb}"
-    return Claim(RequestKey(scope, request_id), what)
+    query = urlencode(sorted((name, value) for name, value in call.query.items() if name not in _NO_MATTER))
+    # Who asks is part of what is asked: nobody is given an answer that was another's.
+    parts = (call.route.method, path, query, call.identity.tenant, call.identity.actor)
+    what = hashlib.sha256(b"\0".join((*(part.encode() for part in parts), call.body))).hexdigest()
+    verb = f"{call.route.verb} token" if call.route.resource == "tokens" else call.route.verb
+    return Claim(RequestKey(f"{call.identity.tenant or call.identity.actor}/{verb}", request_id), what)
 
 
 def dry_run(call: Call) -> bool | Refusal:

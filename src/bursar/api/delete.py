@@ -60,7 +60,7 @@ def delete_options(call: Call) -> DeleteOptions | Refusal:
 def _preconditions(options: DeleteOptions) -> Preconditions | Refusal:
     given = options.preconditions or {}
     revision = given.get("resourceVersion") or ""
-    if revision and not (revision.isascii() and revision.isdigit()):
+    if revision and not (revision.isascii() and revision.isdigit() and len(revision) <= 18):
         return invalid("preconditions.resourceVersion must be a number")
     return Preconditions(given.get("uid") or "", int(revision) if revision else None)
 

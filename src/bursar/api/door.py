@@ -11,7 +11,6 @@ import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from contextlib import suppress
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -181,7 +180,16 @@ class Door:
             (b"x-request-id", request_id.encode()),
             *((name.lower().encode(), value.encode()) for name, value in stream.headers.items()),
         ]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await self._send_until_left(stream, request_id, receive, send)
+        finally:
+            try:
+                await stream.pieces.aclose()
+            except Exception:
+                log.exception("a stream could not be closed", request_id=request_id)
+
+    async def _send_until_left(self, stream: Stream, request_id: str, receive: Receive, send: Send) -> None:
         sender = asyncio.create_task(_send_pieces(stream, send))
         leaver = asyncio.create_task(_wait_for_leave(receive))
         self._streams.add(sender)
@@ -189,14 +197,14 @@ class Door:
             await asyncio.wait((sender, leaver), return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._streams.discard(sender)
-            ended = sender.done() and not sender.cancelled() and sender.exception() is None
             here = not leaver.done()
             for task in (sender, leaver):
                 task.cancel()
             await asyncio.gather(sender, leaver, return_exceptions=True)
-            with suppress(Exception):
-                await stream.pieces.aclose()
-            if here and not ended:
+            error = None if sender.cancelled() else sender.exception()
+            if error is not None:
+                log.error("a stream failed", request_id=request_id, exc_info=error)
+            if here and (sender.cancelled() or error is not None):
                 await send({"type": "http.response.body", "body": b""})
 
     def end_streams(self) -> None:

@@ -6,10 +6,22 @@ from typing import Any
 
 import msgspec
 
-from bursar.api.body import check, claim_of, convert, dry_run, identify, read_document, read_object, too_deep
+from bursar.api.body import (
+    check,
+    claim_of,
+    convert,
+    dry_run,
+    faulty_causes,
+    identify,
+    name_faults,
+    read_document,
+    read_object,
+    too_deep,
+)
 from bursar.api.object import create_object, find, key_of, kind_of, origin_of, recalled, written_answer
 from bursar.api.route import Call, Outcome
-from bursar.core.access import reach
+from bursar.core.access import allows, reach
+from bursar.core.names import quoted
 from bursar.core.object import Stored
 from bursar.core.patch import PatchError, TestFailed, json_patch, merge, strategic
 from bursar.core.refusal import Code, Refusal, invalid
@@ -50,8 +62,9 @@ async def patch_object(call: Call) -> Outcome:
     patch = read_document(call)
     if isinstance(patch, Refusal):
         return patch
-    if media == APPLY_PATCH and isinstance(await find(call, key_of(call)), Refusal):
-        return await _apply_new(call, kind, patch)
+    if media == APPLY_PATCH and isinstance(missing := await find(call, key_of(call)), Refusal):
+        # A part of what does not exist cannot be made without the rest.
+        return missing if call.route.subresource else await _apply_new(call, kind, patch)
 
     def edited(document: dict[str, Any]) -> Any:
         if media == JSON_PATCH:
@@ -69,13 +82,18 @@ async def patch_object(call: Call) -> Outcome:
 
 
 async def _apply_new(call: Call, kind: Kind, document: Any) -> Outcome:
-    """Server-side apply of what does not exist yet creates it."""
+    """Server-side apply of what does not exist yet creates it, for those who may."""
+    if not allows(call.identity, "create", kind.plural):
+        return Refusal(
+            Code.FORBIDDEN,
+            f"{kind.plural} {quoted(call.parameters['name'])} not found, "
+            f"and role {call.identity.role} may not create {kind.plural}",
+        )
     body = convert(call, kind, document)
     if isinstance(body, Refusal):
         return body
-    if causes := identify(call, kind, body.object) + check(kind, body.object):
-        return invalid("; ".join(f"{one.field}: {one.message}" for one in causes), *causes)
-    return await create_object(call, kind, body)
+    causes = identify(call, kind, body.object) + name_faults(body.object.metadata) + check(kind, body.object)
+    return faulty_causes(kind, causes) if causes else await create_object(call, kind, body)
 
 
 async def edit_object(
@@ -175,14 +193,6 @@ def next_version(
 def _spec(document: dict[str, Any]) -> dict[str, Any]:
     """Everything but metadata and status: not every kind calls it spec."""
     return {name: value for name, value in document.items() if name not in ("metadata", "status")}
-
-
-def faulty_causes(kind: Kind, causes: list[Any]) -> Refusal:
-    return Refusal(
-        Code.INVALID,
-        f"{kind.name} is invalid: " + "; ".join(f"{one.field}: {one.message}" for one in causes),
-        causes=tuple(causes),
-    )
 
 
 def _other_identity(before: Stored, wanted: dict[str, Any]) -> Refusal | None:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 from bursar.api.route import Answer, Call, Outcome
 from bursar.api.table import wants_table
 from bursar.core.access import reach
 from bursar.core.object import Key
-from bursar.core.refusal import Refusal, invalid
-from bursar.core.selector import Op, SelectorError, parse_fields
-from bursar.core.tree import lineage
+from bursar.core.refusal import invalid
+from bursar.core.selector import Op, Selector, SelectorError, matches_fields, parse_fields
+from bursar.core.tree import Tree, lineage
 from bursar.ops.office import timestamp
 from bursar.store import change as store
 from bursar.store.change import Happening
+from bursar.store.database import Connection
 from bursar.wire.document import encode
 
 EVENTS_MAX = 500
+# Of so many the selector chooses, where it asks for more than one object's.
+LOOKED_THROUGH_MAX = 10_000
 # Without an object's name, only the newest revisions are looked through.
 RECENT_REVISIONS = 100_000
 
@@ -24,6 +29,9 @@ FIELDS = (
     *(f"involvedObject.{name}" for name in ("name", "namespace", "kind", "uid", "apiVersion", "fieldPath")),
     "metadata.name", "metadata.namespace", "reason", "type", "source",
 )  # fmt: skip
+
+# What belongs to no tenant and is for everybody to see. Other things without a tenant are the administrators' own.
+CATALOGUE = ("Node", "PriorityClass", "Queue", "Tier")
 
 _REASONS = {"ADDED": "Created", "MODIFIED": "Changed", "DELETED": "Deleted"}
 
@@ -33,36 +41,51 @@ async def list_events(call: Call) -> Outcome:
         selector = parse_fields(call.query.get("fieldSelector", ""), FIELDS)
     except SelectorError as error:
         return invalid(str(error))
-    wanted = {term.key.removeprefix("involvedObject."): term.values[0] for term in selector.terms if term.op is Op.IN}
-    found = await _load(call, wanted)
-    if isinstance(found, Refusal):
-        return found
-    if uid := wanted.get("uid"):
-        found = [one for one in found if one.uid == uid]
+    # Who may see what is asked first: it needs a connection, and nobody waits for a second one while holding a first.
+    tree, tenants = await call.house.tree(), await call.house.visible_tenants(call.identity)
     async with call.house.database.reader() as db:
         revision = (await store.load_position(db)).revision
-    events = [event_of(one) for one in reversed(found) if await _visible(call, one)]
+        found = await _load(db, call.parameters.get("namespace", ""), selector, tenants, revision)
+    seen = (event_of(one) for one in found if _visible(call, tree, one))
+    newest = list(islice((event for event in seen if matches_fields(selector, _fields(event))), EVENTS_MAX))
+    events = newest[::-1]
     meta = {"resourceVersion": str(revision)}
     if wants_table(call.headers.get("accept", "")):
         return Answer(200, encode(_table(events, meta)))
     return Answer(200, encode({"kind": "EventList", "apiVersion": "v1", "metadata": meta, "items": events}))
 
 
-async def _load(call: Call, wanted: dict[str, str]) -> list[Happening] | Refusal:
-    namespace = call.parameters.get("namespace", "") or wanted.get("namespace", "")
-    async with call.house.database.reader() as db:
-        if name := wanted.get("name"):
-            # Kubernetes files the events of cluster-wide objects under `default`.
-            found = await store.load_happenings_of(db, namespace, name, wanted.get("kind", ""), EVENTS_MAX)
-            return found or await store.load_happenings_of(db, "", name, wanted.get("kind", ""), EVENTS_MAX)
-        tenants = await call.house.visible_tenants(call.identity)
-        since = max(0, (await store.load_position(db)).revision - RECENT_REVISIONS)
-        return await store.load_happenings(db, since, namespace, tenants, EVENTS_MAX)
+async def _load(
+    db: Connection, namespace: str, selector: Selector, tenants: Sequence[str] | None, revision: int
+) -> list[Happening]:
+    """What the selector may choose from, newest first."""
+    wanted = {term.key.removeprefix("involvedObject."): term.values[0] for term in selector.terms if term.op is Op.IN}
+    namespace = namespace or wanted.get("namespace", "")
+    if name := wanted.get("name"):
+        # Kubernetes files the events of cluster-wide objects under `default`.
+        found = await store.load_happenings_of(db, namespace, name, wanted.get("kind", ""), LOOKED_THROUGH_MAX)
+        return found or await store.load_happenings_of(db, "", name, wanted.get("kind", ""), LOOKED_THROUGH_MAX)
+    limit = LOOKED_THROUGH_MAX if selector.terms else EVENTS_MAX
+    return await store.load_happenings(db, max(0, revision - RECENT_REVISIONS), namespace, tenants, limit)
 
 
-async def _visible(call: Call, one: Happening) -> bool:
+def _visible(call: Call, tree: Tree, one: Happening) -> bool:
     whose = reach(call.identity)
-    return whose.everything or not one.tenant or whose.sees(lineage(await call.house.tree(), one.tenant))
+    if whose.everything:
+        return True
+    return whose.sees(lineage(tree, one.tenant)) if one.tenant else one.key.kind in CATALOGUE
+
+
+def _fields(event: dict[str, Any]) -> dict[str, str]:
+    """What a field selector may ask of an event."""
+    return {
+        **{f"involvedObject.{name}": value for name, value in event["involvedObject"].items()},
+        "metadata.name": event["metadata"]["name"],
+        "metadata.namespace": event["metadata"]["namespace"],
+        "reason": event["reason"],
+        "type": event["type"],
+        "source": event["source"]["component"],
+    }
 
 
 def event_of(one: Happening) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass, field
 
 from bursar.api.identity import Authenticator
@@ -11,9 +12,16 @@ from bursar.core.access import Identity, Reach, reach
 from bursar.core.tree import Tree, lineage, subtree
 from bursar.ops.feed import Feed
 from bursar.ops.office import Office
-from bursar.store.database import Database
+from bursar.store import listing
+from bursar.store.database import AWAY, Database
+from bursar.store.listing import Page, Query
 
 TREE_AGE_SECONDS_MAX = 1.0
+READY_SECONDS_MAX = 2.0
+READY_AGE_SECONDS_MAX = 0.5
+# How many may read everything at once: each holds all of it in memory, or a connection for as long as it takes.
+LISTS_MAX = 4
+STATES_MAX = 4
 BODY_BYTES_MAX = 1_500_000
 
 
@@ -28,6 +36,12 @@ class House:
     version: str = ""
     _tree_read_at: float = field(default=-1e9)
     _tree_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    watches: Counter[str] = field(default_factory=Counter)  # how many are open, by whose they are
+    states: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(STATES_MAX))
+    _lists: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LISTS_MAX))
+    _fault: str = ""
+    _fault_read_at: float = field(default=-1e9)
+    _fault_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def tree(self, *, fresh: bool = False) -> Tree:
         """The tree for reading and for asking who may see what; at most a second old."""
@@ -43,6 +57,30 @@ class House:
     def forget_tree(self) -> None:
         """This process changed the tree: who asks next sees the change."""
         self._tree_read_at = -1e9
+
+    async def load_list(self, query: Query) -> Page:
+        """A page of objects. Those who ask for everything at once wait for each other."""
+        if query.limit:
+            async with self.database.reader() as db:
+                return await listing.load_page(db, query)
+        async with self._lists, self.database.reader() as db:
+            return await listing.load_page(db, query)
+
+    async def fault(self) -> str:
+        """Why requests cannot be served now; empty when they can. However many ask, the database is asked once."""
+        async with self._fault_lock:
+            if asyncio.get_running_loop().time() - self._fault_read_at > READY_AGE_SECONDS_MAX:
+                self._fault = await self._find_fault()
+                self._fault_read_at = asyncio.get_running_loop().time()
+        return self._fault
+
+    async def _find_fault(self) -> str:
+        try:
+            async with asyncio.timeout(READY_SECONDS_MAX), self.database.reader() as db:
+                standby = await db.fetchval("SELECT pg_is_in_recovery()")
+        except AWAY:
+            return "the database is away"
+        return "the database is a standby: it takes no writes" if standby else ""
 
     async def sees(self, identity: Identity, tenant: str) -> bool:
         """Whether an identity may see what belongs to a tenant; what belongs to none is for everybody."""

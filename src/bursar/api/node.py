@@ -6,49 +6,62 @@ from typing import Any
 
 import msgspec
 
-from bursar.api.body import read_object
+from bursar.api.body import Body, dry_run, read_object
 from bursar.api.edit import patch_object, replace_object
 from bursar.api.object import create_object, kind_of
-from bursar.api.route import Answer, Call, Outcome
+from bursar.api.route import JSON, Answer, Call, Outcome
 from bursar.core.access import Role
 from bursar.core.refusal import Code, Refusal
 from bursar.ops import token as token_ops
 from bursar.ops.office import now
 from bursar.store import node as node_store
 from bursar.wire.document import encode
-from bursar.wire.meta import given
 
 
 async def register(call: Call) -> Outcome:
-    """Create a node. One that joins with a bootstrap token gets its own token, once, in the answer."""
-    body = read_object(call, kind_of(call))
+    """Create a node. The answer has the node's own token, once."""
+    body, dry = read_object(call, kind_of(call)), dry_run(call)
     if isinstance(body, Refusal):
         return body
-    identity = call.identity
-    if not identity.bootstrap:
-        return await _registered(call, await create_object(call, kind_of(call), body))
-    if body.object.metadata.name != identity.node:
-        return Refusal(Code.FORBIDDEN, f"this token is for node {identity.node!r}, not {body.object.metadata.name!r}")
+    if isinstance(dry, Refusal):
+        return dry
+    identity, name = call.identity, body.object.metadata.name
+    if identity.bootstrap and name != identity.node:
+        return Refusal(Code.FORBIDDEN, f"this token is for node {identity.node!r}, not {name!r}")
+    # A table would have no place for the token.
+    call.headers = {**call.headers, "accept": JSON}
+    if dry:
+        return await create_object(call, kind_of(call), body)
+    return await (_join(call, body) if identity.bootstrap else _create(call, body))
+
+
+async def _join(call: Call, body: Body) -> Outcome:
+    """Register with a bootstrap token, which is used up; whatever goes wrong, it is good again."""
+    token_id = call.identity.token_id
     async with call.house.database.reader() as db:
-        if not await token_ops.consume_token(db, identity.token_id, now()):
+        if not await token_ops.consume_token(db, token_id, now()):
             return Refusal(
                 Code.UNAUTHENTICATED, "this bootstrap token was used before", "Ask for a new one: bursar node token"
             )
+    outcome: Outcome | None = None
+    try:
+        outcome = await _create(call, body)
+    finally:
+        if outcome is None or isinstance(outcome, Refusal):
+            async with call.house.database.reader() as db:
+                await token_ops.restore_token(db, token_id)
+    call.house.authenticator.forget(token_id)
+    return outcome
+
+
+async def _create(call: Call, body: Body) -> Outcome:
     outcome = await create_object(call, kind_of(call), body)
-    if isinstance(outcome, Refusal):
-        # Nothing was registered: the token is still good.
-        async with call.house.database.reader() as db:
-            await token_ops.restore_token(db, identity.token_id)
-    else:
-        call.house.authenticator.forget(identity.token_id)
-    return await _registered(call, outcome)
-
-
-async def _registered(call: Call, outcome: Outcome) -> Outcome:
-    if not isinstance(outcome, Answer) or outcome.status != 201:
+    if not isinstance(outcome, Answer):
         return outcome
     document: dict[str, Any] = msgspec.json.decode(outcome.body)
-    if document.get("kind") != "Node" or call.query.get("dryRun"):
+    # The answer to a repeated request shows what was made before, with another uid: its token was handed out then. Who
+    # joins has handed in what is good for one token, and gets it.
+    if document["metadata"]["uid"] != body.object.metadata.uid and not call.identity.bootstrap:
         return outcome
     name = document["metadata"]["name"]
     async with call.house.database.reader() as db:
@@ -58,7 +71,7 @@ async def _registered(call: Call, outcome: Outcome) -> Outcome:
     if isinstance(made, Refusal):
         return made
     document.setdefault("status", {})["token"] = made[1]
-    return Answer(201, encode(document))
+    return Answer(outcome.status, encode(document), headers=outcome.headers)
 
 
 def _others_node(call: Call) -> Refusal | None:
@@ -72,7 +85,7 @@ async def patch_status(call: Call) -> Outcome:
     if refusal := _others_node(call):
         return refusal
     outcome = await (replace_object(call) if call.route.method == "PUT" else patch_object(call))
-    if isinstance(outcome, Answer) and given(call.identity.node):
+    if isinstance(outcome, Answer) and call.identity.role is Role.NODE and dry_run(call) is False:
         async with call.house.database.reader() as db:
             await node_store.save_seen(db, [call.parameters["name"]])
     return outcome

@@ -23,7 +23,6 @@ from bursar.ops import object as ops
 from bursar.ops.command import Reply, Written
 from bursar.ops.dispatch import create_command, owner_of
 from bursar.ops.object import not_found
-from bursar.store import listing
 from bursar.store.listing import Item, Query
 from bursar.store.request import Claim
 from bursar.wire.document import encode, render_list
@@ -31,6 +30,7 @@ from bursar.wire.kind import Kind, Object
 from bursar.wire.namespace import DEFAULT_TENANT, TENANT_LABEL
 
 LIMIT_MAX = 10_000
+_NOT_OURS = invalid("the continue token is not one of ours", hint="Start the list anew, without it.")
 
 
 def kind_of(call: Call) -> Kind:
@@ -131,8 +131,7 @@ async def list_objects(call: Call, query: Query) -> Outcome:
     if isinstance(page, Refusal):
         return page
     query, first_revision = page
-    async with call.house.database.reader() as db:
-        found = await listing.load_page(db, query)
+    found = await call.house.load_list(query)
     revision = first_revision or found.revision
     token = ""
     if found.more:
@@ -162,7 +161,9 @@ def _page_of(call: Call, query: Query) -> tuple[Query, int] | Refusal:
             base64.urlsafe_b64decode(token.encode()), type=tuple[int, str, str]
         )
     except (ValueError, msgspec.MsgspecError):
-        return invalid("the continue token is not one of ours", hint="Start the list anew, without it.")
+        return _NOT_OURS
+    if not 0 <= revision < 2**63 or "\0" in namespace + name:
+        return _NOT_OURS
     return replace(query, after=(namespace, name)), revision
 
 

@@ -40,6 +40,8 @@ TABLE: dict[Code, tuple[int, str]] = {
     Code.UNAVAILABLE: (503, "ServiceUnavailable"),
 }
 
+CAUSES_MAX = 50
+
 # Kinds for which running into a quota is a 403, as the allocation API has it; for all others it is a 409.
 FORBIDDEN_FOR_QUOTA = frozenset({"allocations", "jobs"})
 
@@ -61,7 +63,7 @@ def body_of(refusal: Refusal, request_id: str, *, resource: str = "", name: str 
     if refusal.hint:
         details["hint"] = refusal.hint
     if refusal.causes:
-        details["causes"] = [_cause(cause) for cause in refusal.causes]
+        details["causes"] = [_cause(cause) for cause in refusal.causes[:CAUSES_MAX]]
         details |= _numbers(refusal.causes[0])
     if refusal.retry_after_seconds:
         details["retryAfterSeconds"] = refusal.retry_after_seconds

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -18,8 +17,6 @@ from bursar.store import quota as quota_store
 from bursar.store.database import AWAY
 from bursar.wire.document import encode
 
-READY_SECONDS_MAX = 2.0
-
 
 async def hello(_: Call) -> Outcome:
     """The bare route: what the server can answer when there is nothing to do."""
@@ -33,18 +30,9 @@ async def healthz(_: Call) -> Outcome:
 
 async def readyz(call: Call) -> Outcome:
     """Whether requests can be served now: the database answers, and is the one that takes writes."""
-    try:
-        async with asyncio.timeout(READY_SECONDS_MAX), call.house.database.reader() as db:
-            standby = await db.fetchval("SELECT pg_is_in_recovery()")
-    except AWAY:
-        return _not_ready("the database is away")
-    if standby:
-        return _not_ready("the database is a standby: it takes no writes")
+    if fault := await call.house.fault():
+        return Refusal(Code.UNAVAILABLE, f"not ready: {fault}", retry_after_seconds=1)
     return Answer(200, b"ok", "text/plain; charset=utf-8")
-
-
-def _not_ready(why: str) -> Refusal:
-    return Refusal(Code.UNAVAILABLE, f"not ready: {why}", retry_after_seconds=1)
 
 
 async def show_metrics(call: Call) -> Outcome:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from bursar.api.body import read_document
+from bursar.api.body import CAUSES_IN_MESSAGE_MAX, CAUSES_MAX, read_document
 from bursar.api.edit import edit_object, replace_object
 from bursar.api.object import find, key_of
 from bursar.api.route import Answer, Call, Outcome
@@ -15,6 +15,7 @@ from bursar.core.quantity import UNLIMITED, format_amount
 from bursar.core.quota import Counter
 from bursar.core.refusal import Refusal, invalid
 from bursar.core.tree import effective_limits, lineage, tenant_scope
+from bursar.ops.object import not_found
 from bursar.store import quota as quota_store
 from bursar.wire.document import encode
 from bursar.wire.tenant import merge_from_flat
@@ -47,7 +48,8 @@ async def put_tenant(call: Call) -> Outcome:
     request_id = document.pop("request_id", "")
     patch = merge_from_flat(document)
     if isinstance(patch, list):
-        return invalid("; ".join(one.message for one in patch), *patch, hint="max_<dimension> sets a limit.")
+        listed = "; ".join(one.message for one in patch[:CAUSES_IN_MESSAGE_MAX])
+        return invalid(listed, *patch[:CAUSES_MAX], hint="max_<dimension> sets a limit.")
 
     def edited(before: dict[str, Any]) -> Any:
         return merge(before, patch)
@@ -62,6 +64,8 @@ async def get_quotas(call: Call) -> Outcome:
         return found
     tree = await call.house.tree(fresh=True)
     name = call.parameters["name"]
+    if name not in tree.tenants:
+        return not_found(key_of(call))  # It was deleted since it was found.
     async with call.house.database.reader() as db:
         rows = await quota_store.load_scopes(db, [tenant_scope(name)])
     limits = effective_limits(tree, tree.tenants[name])

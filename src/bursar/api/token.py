@@ -6,15 +6,24 @@ from typing import Any
 
 import msgspec
 
-from bursar.api.body import read_document
+from bursar.api.body import claim_of, dry_run, read_document
 from bursar.api.route import Answer, Call, Outcome
 from bursar.core.access import Role, grantable
 from bursar.core.duration import DurationError, parse_seconds
 from bursar.core.refusal import Cause, Code, Refusal, invalid
 from bursar.ops import token as ops
 from bursar.ops.office import now, timestamp
+from bursar.store import request as request_store
 from bursar.store.token import TokenRecord
 from bursar.wire.document import encode
+
+# A secret is remembered nowhere, so that a repeated request has one effect like any other, but not the same answer.
+REPEATED = Refusal(
+    Code.REQUEST_REUSED,
+    "tokens cannot be repeated: the secret was in the first answer, and is nowhere else",
+    "Revoke the token whose answer was lost, and make another under a new request_id.",
+    (Cause("FieldValueDuplicate", "was used before", field="request_id"),),
+)
 
 
 class NewToken(msgspec.Struct, forbid_unknown_fields=True):
@@ -76,9 +85,13 @@ def shown(record: TokenRecord, secret: str | None = None) -> Token:
 
 
 async def create(call: Call) -> Outcome:
-    document = read_document(call)
+    if refusal := _dry(call):
+        return refusal
+    document, claim = read_document(call), claim_of(call)
     if isinstance(document, Refusal):
         return document
+    if isinstance(claim, Refusal):
+        return claim
     wanted = _read(document)
     if isinstance(wanted, Refusal):
         return wanted
@@ -90,7 +103,9 @@ async def create(call: Call) -> Outcome:
         if wanted.tenant not in tree.tenants or not await call.house.sees(call.identity, wanted.tenant):
             return Refusal(Code.NOT_FOUND, f'tenants "{wanted.tenant}" not found')
     single_use = role is Role.NODE if wanted.single_use is None else wanted.single_use
-    async with call.house.database.reader() as db:
+    async with call.house.database.reader() as db, db.transaction():
+        if claim is not None and not await request_store.claim(db, [claim]):
+            return REPEATED
         made = await ops.create_token(
             db,
             role=role,
@@ -102,9 +117,19 @@ async def create(call: Call) -> Outcome:
             created_by=call.identity.actor,
             now=now(),
         )
-    if isinstance(made, Refusal):
-        return made
+        if isinstance(made, Refusal):
+            if claim is not None:
+                await request_store.forget(db, [claim.key])
+            return made
     return Answer(201, encode(shown(*made)))
+
+
+def _dry(call: Call) -> Refusal | None:
+    """What other writes offer and these do not is refused, so that nobody relies on it."""
+    dry = dry_run(call)
+    if isinstance(dry, Refusal):
+        return dry
+    return invalid("dryRun is not offered here") if dry else None
 
 
 def _read(document: Any) -> NewToken | Refusal:
@@ -136,14 +161,19 @@ async def list_tokens(call: Call) -> Outcome:
 
 
 async def revoke(call: Call) -> Outcome:
+    if refusal := _dry(call):
+        return refusal
     name = call.parameters["name"]
     missing = Refusal(Code.NOT_FOUND, f'tokens "{name}" not found')
     async with call.house.database.reader() as db:
         record = (await ops.find_tokens(db, [name])).get(name)
-        if record is None or not (record.tenant or call.identity.role is Role.SYSTEM_ADMIN):
-            return missing
-        if not await call.house.sees(call.identity, record.tenant):
-            return missing
+    if record is None or not (record.tenant or call.identity.role is Role.SYSTEM_ADMIN):
+        return missing
+    if not await call.house.sees(call.identity, record.tenant):
+        return missing
+    if record.role not in grantable(call.identity):
+        return Refusal(Code.FORBIDDEN, f"role {call.identity.role} may not revoke tokens of role {record.role}")
+    async with call.house.database.reader() as db:
         revoked = await ops.revoke_token(db, name, now(), by=call.identity.actor)
     call.house.authenticator.forget(name)
     return Answer(200, encode(shown(revoked))) if revoked else missing

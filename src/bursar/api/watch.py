@@ -2,15 +2,16 @@
 
 A watch joins the process's feed first and reads what lies between its revision and that point from the database, so
 nothing falls between. Changes are rendered once per format and shared by all watchers. One that does not keep up is let
-go: it resumes from the last revision it saw.
+go: it resumes from the last revision it saw. Whether the caller may still see this is asked again as long as it lasts.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -19,23 +20,30 @@ from bursar.api.problem import body_of
 from bursar.api.route import JSON, Call, Outcome, Stream
 from bursar.api.show import JOINED, documents, show
 from bursar.api.table import table, wants_table
-from bursar.core.access import Reach, reach
+from bursar.core.access import Identity, Reach, reach
 from bursar.core.refusal import Code, Refusal, invalid
 from bursar.core.selector import matches, matches_fields
 from bursar.core.tree import lineage
-from bursar.ops.feed import FedChange, Follower, Lagging
+from bursar.ops.feed import READ_START, FedChange, Follower, Lagging, next_limit
 from bursar.store import change as change_store
 from bursar.store import listing
-from bursar.store.database import AWAY, Unavailable
+from bursar.store.change import Change
+from bursar.store.database import AWAY
 from bursar.store.listing import Item, Query
-from bursar.wire.document import encode, render
+from bursar.wire.document import EMPTY, encode, render
 from bursar.wire.kind import Kind
+from bursar.wire.meta import API_VERSION
 
 SSE = "text/event-stream"
 CATCH_UP = 1000
 BOOKMARK_SECONDS = 30.0
 KEEPALIVE_SECONDS = 15.0
 TIMEOUT_SECONDS = 3600
+WATCHES_PER_TENANT_MAX = 1000
+WATCHES_MAX = 20_000
+# What there is is read in one transaction: up to so many bytes before the first is sent, and in all within so long.
+STATE_BYTES = 8 << 20
+STATE_SECONDS_MAX = 120.0
 INITIAL_END = "k8s.io/initial-events-end"
 
 
@@ -49,14 +57,66 @@ class Watch:
     until: float
     seen: int = 0  # the last revision that was sent, or passed over
     columns_sent: bool = False
+    follower: Follower | None = None
+    known_at: float = field(default_factory=time.monotonic)  # when the caller last proved who they are
 
     @property
     def as_table(self) -> bool:
         return self.format == "table"
 
 
+class _Over(Exception):
+    """The watch ends here, and the watcher is told why."""
+
+    def __init__(self, refusal: Refusal | None) -> None:
+        super().__init__(refusal)
+        self.refusal = refusal
+
+
+class _Events:
+    """The pieces of a watch. Its seat is given back when it ends, or is closed before it began."""
+
+    def __init__(self, one: Watch, pieces: AsyncGenerator[bytes, None]) -> None:
+        self._one = one
+        self._pieces = pieces
+        self._seat = _seat(one.call.identity)
+        self._taken = True
+        one.call.house.watches[self._seat] += 1
+        metrics.WATCHERS.inc()
+
+    def __aiter__(self) -> _Events:
+        return self
+
+    async def __anext__(self) -> bytes:
+        try:
+            return await anext(self._pieces)
+        except BaseException:
+            self._give_back()
+            raise
+
+    async def aclose(self) -> None:
+        try:
+            await self._pieces.aclose()
+        finally:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        if not self._taken:
+            return
+        self._taken = False
+        house = self._one.call.house
+        house.watches[self._seat] -= 1
+        if not house.watches[self._seat]:
+            del house.watches[self._seat]
+        if self._one.follower is not None:
+            house.feed.leave(self._one.follower)
+        metrics.WATCHERS.dec()
+
+
 async def watch(call: Call, query: Query) -> Outcome:
     assert call.route.kind is not None
+    if refusal := _no_seat(call):
+        return refusal
     accept = call.headers.get("accept", "")
     shape = "table" if wants_table(accept) else "sse" if SSE in accept else "lines"
     text = call.query.get("timeoutSeconds", "") or str(TIMEOUT_SECONDS)
@@ -78,9 +138,31 @@ async def watch(call: Call, query: Query) -> Outcome:
         if refusal := await _too_old(call, start):
             return refusal
         one.seen = start
-    follower = await call.house.feed.follow(query.kind, query.namespace, one.seen or None)
+        one.follower = await call.house.feed.follow(query.kind, query.namespace, start)
+    if refusal := _no_seat(call):  # Others came in meanwhile.
+        if one.follower is not None:
+            call.house.feed.leave(one.follower)
+        return refusal
     media = SSE if shape == "sse" else JSON
-    return Stream(_events(one, follower, from_state=not start or initial, mark_end=initial), media)
+    return Stream(_Events(one, _events(one, from_state=not start or initial, mark_end=initial)), media)
+
+
+def _seat(identity: Identity) -> str:
+    """Whose watch it is counted as."""
+    if identity.node:
+        return f"node:{identity.node}"
+    return f"tenant:{identity.tenant}" if identity.tenant else f"user:{identity.user}"
+
+
+def _no_seat(call: Call) -> Refusal | None:
+    """Every watch costs memory for as long as it lasts: there are so many seats, and so many of them for one tenant."""
+    watches, hint = call.house.watches, "End watches that are not needed, or try again later."
+    if watches[_seat(call.identity)] >= WATCHES_PER_TENANT_MAX:
+        message = f"{WATCHES_PER_TENANT_MAX} watches of yours are open here, and more are not allowed"
+        return Refusal(Code.RATE_LIMITED, message, hint, retry_after_seconds=10)
+    if watches.total() >= WATCHES_MAX:
+        return Refusal(Code.OVERLOADED, f"{WATCHES_MAX} watches are open here", hint, retry_after_seconds=10)
+    return None
 
 
 async def _too_old(call: Call, revision: int) -> Refusal | None:
@@ -99,53 +181,85 @@ def expired(revision: int, floor: int, newest: int) -> Refusal:
     )
 
 
-async def _events(one: Watch, follower: Follower, *, from_state: bool, mark_end: bool) -> AsyncGenerator[bytes, None]:
-    metrics.WATCHERS.inc()
+async def _events(one: Watch, *, from_state: bool, mark_end: bool) -> AsyncGenerator[bytes, None]:
     try:
         if from_state:
-            async for piece in _current_state(one, mark_end=mark_end):
-                yield piece
-        async for piece in _catch_up(one, follower.after):
+            async with aclosing(_current_state(one, mark_end=mark_end)) as pieces:
+                async for piece in pieces:
+                    yield piece
+        if one.follower is None:
+            # Only now: what happens while the state is sent need not wait in a queue, for it is read when catching up.
+            one.follower = await one.call.house.feed.follow(one.query.kind, one.query.namespace, one.seen)
+        async for piece in _catch_up(one, one.follower.after):
             yield piece
-        async for piece in _follow(one, follower):
+        async for piece in _follow(one, one.follower):
             yield piece
+    except _Over as over:
+        if over.refusal is not None:
+            yield _error(one, over.refusal)
     except Lagging:
         metrics.WATCHERS_LET_GO.inc()
     except AWAY:
         return  # The client resumes from where it was.
-    finally:
-        one.call.house.feed.leave(follower)
-        metrics.WATCHERS.dec()
+
+
+async def _check_identity(one: Watch) -> None:
+    """End the watch of a caller who may not come in any more. While the database is away nobody is turned out."""
+    if time.monotonic() - one.known_at < KEEPALIVE_SECONDS:
+        return
+    one.known_at = time.monotonic()
+    try:
+        identity = await one.call.house.authenticator.authenticate(one.call.headers.get("authorization"))
+    except AWAY:
+        return
+    if isinstance(identity, Refusal):
+        raise _Over(identity)
+    if identity != one.call.identity:
+        raise _Over(None)  # Somebody else by now: what they may see is decided when they come again.
 
 
 async def _current_state(one: Watch, *, mark_end: bool) -> AsyncGenerator[bytes, None]:
     """What there is now, as ADDED events; the watch goes on from the revision of that state."""
-    async with one.call.house.database.reader() as db:
-        page = await listing.load_page(db, one.query)
-    for item in page.items:
-        yield await _piece(one, "ADDED", item)
-    one.seen = page.revision
+    house, until = one.call.house, time.monotonic() + STATE_SECONDS_MAX
+    waiting: list[Item] = []
+    size = 0
+    async with house.states, house.database.reader() as db, aclosing(listing.load_all(db, one.query)) as pages:
+        async for page in pages:
+            revision = page.revision
+            waiting += page.items
+            size += sum(len(item.doc) + len(item.status) for item in page.items)
+            if size > STATE_BYTES:
+                yield b"".join(await _rendered(one, "ADDED", waiting))
+                waiting, size = [], 0
+                await _check_identity(one)
+                if time.monotonic() > until:
+                    raise Lagging
+    # Most states end here before anything is sent: whoever reads slowly holds no connection.
+    if waiting:
+        yield b"".join(await _rendered(one, "ADDED", waiting))
+    one.seen = revision
     if mark_end:
         yield _bookmark(one, {INITIAL_END: "true"})
 
 
 async def _catch_up(one: Watch, until: int) -> AsyncGenerator[bytes, None]:
     """What happened between the watch's revision and the moment it joined the feed."""
+    limit = min(READ_START, CATCH_UP)
     while one.seen < until:
+        await _check_identity(one)
         async with one.call.house.database.reader() as db:
+            changes = await change_store.load_between(db, one.seen, until, one.query.kind, one.query.namespace, limit)
+            # Afterwards: the floor rises before anything is dropped, so what lies above it now was all there.
             floor = (await change_store.load_position(db)).floor
-            changes = await change_store.load_between(
-                db, one.seen, until, one.query.kind, one.query.namespace, CATCH_UP
-            )
         if one.seen < floor:
-            yield _error(one, expired(one.seen, floor, until))
-            raise Unavailable("compacted while catching up")
+            raise _Over(expired(one.seen, floor, until))
         for change in changes:
             if (piece := await _event(one, FedChange(change))) is not None:
                 yield piece
             one.seen = change.revision
-        if len(changes) < CATCH_UP:
+        if len(changes) < limit:
             one.seen = until
+        limit = next_limit(limit, changes, CATCH_UP)
 
 
 async def _follow(one: Watch, follower: Follower) -> AsyncGenerator[bytes, None]:
@@ -153,6 +267,7 @@ async def _follow(one: Watch, follower: Follower) -> AsyncGenerator[bytes, None]
     while (now := time.monotonic()) < one.until:
         pause = min(one.until - now, KEEPALIVE_SECONDS)
         fed = await follower.wait(pause)
+        await _check_identity(one)
         pieces = []
         for change in fed:
             if change.change.revision > one.seen:
@@ -174,13 +289,15 @@ async def _follow(one: Watch, follower: Follower) -> AsyncGenerator[bytes, None]
 
 
 async def _event(one: Watch, fed: FedChange) -> bytes | None:
-    kind_of_event = event_type(one.query, fed, await visible(one.call, fed))
+    sight = await visibility(one.call, fed)
+    kind_of_event = event_type(one.query, fed, sight)
     if kind_of_event is None:
         return None
     change = fed.change
-    if one.kind.name in JOINED or one.as_table:
-        item = Item(change.key.namespace, change.key.name, change.tenant, change.revision, change.doc, change.status)
-        return await _piece(one, kind_of_event, item)
+    is_hidden = not sight.after and change.type != "DELETED" and not one.call.identity.node
+    if is_hidden or one.kind.name in JOINED or one.as_table:
+        (piece,) = await _rendered(one, kind_of_event, [_gone(change) if is_hidden else _item(change)])
+        return piece
     # The same for everybody who asked in this form: made once.
     known = fed.rendered.get((one.format, kind_of_event))
     if known is None:
@@ -190,48 +307,82 @@ async def _event(one: Watch, fed: FedChange) -> bytes | None:
     return known
 
 
-async def visible(call: Call, fed: FedChange) -> bool:
-    """Whether the caller may see the object; asked anew for each change, for trees change."""
+class Sight(NamedTuple):
+    """Whether the caller may see an object as it was before a change, and as it is after it."""
+
+    before: bool
+    after: bool
+
+
+async def visibility(call: Call, fed: FedChange) -> Sight:
+    """Asked anew for each change, for trees change."""
     whose: Reach = reach(call.identity)
-    tenant = fed.change.tenant
+    tenant, before = fed.change.tenant, fed.change.before_tenant
     if whose.everything or not tenant:
-        return True
+        return Sight(True, True)
     if whose.node:
-        return (
-            fed.fields.get("spec.nodeName") == whose.node
-            or (fed.before_fields or {}).get("spec.nodeName") == whose.node
-        )
+        return Sight(whose.sees_bound(fed.before_nodes), whose.sees_bound(fed.nodes))
+    after = await _sees(call, whose, tenant)
+    return Sight(after if before in (None, tenant) else await _sees(call, whose, before), after)
+
+
+async def _sees(call: Call, whose: Reach, tenant: str) -> bool:
     tree = await call.house.tree()
     if tenant not in tree.tenants:
         tree = await call.house.tree(fresh=True)  # It may have been born through another process a moment ago.
     return whose.sees(lineage(tree, tenant)) or (whose.tenant == tenant)
 
 
-def event_type(query: Query, fed: FedChange, is_visible: bool) -> str | None:
-    """What a watcher with these selectors is told: leaving a selector is DELETED, entering it is ADDED."""
-    if not is_visible:
-        return None
-    after = matches(query.labels, fed.labels) and matches_fields(query.fields, fed.fields)
-    if fed.change.type == "ADDED":
-        return "ADDED" if after else None
-    before = matches(query.labels, fed.before_labels or {}) and matches_fields(query.fields, fed.before_fields or {})
-    if fed.change.type == "DELETED":
-        # How it ended may match no longer; whoever saw it before is told.
-        return "DELETED" if before else None
+def event_type(query: Query, fed: FedChange, sight: Sight) -> str | None:
+    """What a watcher with these selectors is told: leaving them, or its sight, is DELETED, entering is ADDED."""
+    type_ = fed.change.type
+    before = (
+        type_ != "ADDED"
+        and sight.before
+        and matches(query.labels, fed.before_labels or {})
+        and matches_fields(query.fields, fed.before_fields or {})
+    )
+    after = (
+        type_ != "DELETED"
+        and sight.after
+        and matches(query.labels, fed.labels)
+        and matches_fields(query.fields, fed.fields)
+    )
     if after:
         return "MODIFIED" if before else "ADDED"
     return "DELETED" if before else None
 
 
-async def _piece(one: Watch, kind_of_event: str, item: Item) -> bytes:
+def _item(change: Change) -> Item:
+    key = change.key
+    return Item(key.namespace, key.name, change.tenant, change.revision, change.doc, change.status)
+
+
+def _gone(change: Change) -> Item:
+    """As much of an object as may be said to somebody who does not see it any more: which one it was."""
+    key = change.key
+    metadata = {"name": key.name, "uid": change.uid, **({"namespace": key.namespace} if key.namespace else {})}
+    doc = encode({"apiVersion": API_VERSION, "kind": key.kind, "metadata": metadata})
+    return Item(key.namespace, key.name, "", change.revision, doc, EMPTY)
+
+
+async def _rendered(one: Watch, kind_of_event: str, items: Sequence[Item]) -> list[bytes]:
+    database = one.call.house.database
     if one.as_table:
-        plain = await documents(one.call.house.database, one.kind, [item])
-        body = encode(table(one.kind, plain, now_seconds=time.time(), with_columns=not one.columns_sent,
-                            list_meta={"resourceVersion": str(item.revision)}))  # fmt: skip
-        one.columns_sent = True
+        bodies = [
+            _row(one, item, plain)
+            for item, plain in zip(items, await documents(database, one.kind, items), strict=True)
+        ]
     else:
-        (body,) = await show(one.call.house.database, one.kind, [item])
-    return _wrapped(one.format, kind_of_event, body, item.revision)
+        bodies = await show(database, one.kind, items)
+    return [_wrapped(one.format, kind_of_event, body, item.revision) for item, body in zip(items, bodies, strict=True)]
+
+
+def _row(one: Watch, item: Item, plain: dict[str, Any]) -> bytes:
+    meta = {"resourceVersion": str(item.revision)}
+    body = encode(table(one.kind, [plain], now_seconds=time.time(), with_columns=not one.columns_sent, list_meta=meta))
+    one.columns_sent = True
+    return body
 
 
 def _wrapped(shape: str, kind_of_event: str, body: bytes, revision: int) -> bytes:

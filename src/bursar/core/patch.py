@@ -1,8 +1,8 @@
 """The three ways a client may change part of an object: JSON merge patch, strategic merge patch and JSON Patch.
 
 All work on plain JSON values. They never change what they are given; the result may share unchanged parts with it.
-Depth, the number of operations and what `copy` may multiply are bounded, because a patch is a small program written by
-a stranger.
+Depth, the number of operations, and what they may multiply or move are bounded, because a patch is a small program
+written by a stranger.
 """
 
 import re
@@ -18,6 +18,8 @@ DEPTH_MAX: Final = 64
 OPERATIONS_MAX: Final = 10_000
 # In characters of keys and strings plus one for each value: about the size of the largest body we read.
 COPIED_SIZE_MAX: Final = 3 * 1024 * 1024
+# Values that operations may move in all: with what is moved, and to make or close a gap in an array.
+MOVED_MAX: Final = 1_000_000
 
 _PATCH: Final = "$patch"
 _RETAIN_KEYS: Final = "$retainKeys"
@@ -245,6 +247,13 @@ class _Draft:
 
     holder: dict[str, Json]
     copied_size: int = 0
+    moved: int = 0
+
+    def move(self, values: int) -> None:
+        """Account for work that grows with the document and not with the patch."""
+        self.moved += values
+        if self.moved > MOVED_MAX:
+            raise PatchError("the patch moves too much")
 
 
 Operation: TypeAlias = Mapping[str, Json]
@@ -300,7 +309,9 @@ def _move(draft: _Draft, operation: Operation) -> None:
     if source == destination:
         _found(draft, source)
     else:
-        _put(draft, destination, _take(draft, source))
+        value = _take(draft, source)
+        draft.move(_count(value))
+        _put(draft, destination, value)
 
 
 def _copy(draft: _Draft, operation: Operation) -> None:
@@ -386,7 +397,9 @@ def _put(draft: _Draft, tokens: Sequence[str], value: Json) -> None:
         parent[token] = value
     else:
         # An element may be put just behind the last one, which is also what '-' means.
-        parent.insert(len(parent) if token == _END else _index(token, len(parent) + 1), value)
+        index = len(parent) if token == _END else _index(token, len(parent) + 1)
+        draft.move(len(parent) - index)
+        parent.insert(index, value)
 
 
 def _take(draft: _Draft, tokens: Sequence[str]) -> Json:
@@ -395,7 +408,9 @@ def _take(draft: _Draft, tokens: Sequence[str]) -> Json:
     parent, token = _parent(draft, tokens)
     if isinstance(parent, dict):
         return parent.pop(_present(parent, token))
-    return parent.pop(_index(token, len(parent)))
+    index = _index(token, len(parent))
+    draft.move(len(parent) - index)
+    return parent.pop(index)
 
 
 def _present(parent: dict[str, Json], token: str) -> str:
@@ -437,6 +452,12 @@ def _size(value: Json) -> int:
     if isinstance(value, list):
         return 1 + sum(map(_size, value))
     return 1 + len(value) if isinstance(value, str) else 1
+
+
+def _count(value: Json) -> int:
+    if isinstance(value, dict):
+        return 1 + sum(map(_count, value.values()))
+    return 1 + sum(map(_count, value)) if isinstance(value, list) else 1
 
 
 def _require_depth(value: Json, levels: int) -> None:

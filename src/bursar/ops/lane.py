@@ -1,8 +1,9 @@
 """The lane: a small generic batcher.
 
 One batch is in flight; the next is whatever queued meanwhile. No timers: a lane is free when idle, and when busy it
-turns one commit into hundreds of operations. Correctness never depends on it. It is bounded, and fair between tenants:
-a batch takes from each in turn, and when the lane is full it is the longest queue that is shed.
+turns one commit into hundreds of operations. Correctness never depends on it. It is bounded, in commands and in bytes,
+and fair between tenants: a batch takes from each in turn, and when the lane is full it is the longest queue that is
+shed, or the heaviest.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ log = structlog.get_logger()
 # busy process most of a batch's time is spent waiting for its turn, which smaller batches would only make worse.
 HOLD_SECONDS = 0.1
 BATCH_MIN = 64
+BYTES_MAX = 64 << 20
 
 
 class Overloaded(Exception):
@@ -47,10 +49,12 @@ class _Entry(Generic[C, A]):
     tenant: str
     queued_at: float
     answer: asyncio.Future[A]
+    weight: int = 0
 
 
 class Lane(Generic[C, A]):
-    """`run` takes a batch of commands and returns their answers, in order, after they were committed."""
+    """`run` takes a batch of commands and returns their answers, in order, after they were committed. `weigh` says how
+    many bytes a command holds while it waits."""
 
     def __init__(
         self,
@@ -59,13 +63,19 @@ class Lane(Generic[C, A]):
         *,
         capacity: int = 4096,
         batch_max: int = 256,
+        weigh: Callable[[C], int] | None = None,
+        bytes_max: int = BYTES_MAX,
     ) -> None:
         self.name = name
         self._run = run
         self._capacity = capacity
         self._batch_max = batch_max
         self._batch_limit = batch_max
+        self._weigh = weigh
+        self._bytes_max = bytes_max
         self._queues: dict[str, deque[_Entry[C, A]]] = {}
+        self._weights: dict[str, int] = {}  # of each queue
+        self._weight = 0
         self._turns: deque[str] = deque()
         self._size = 0
         self._batch_seconds = 0.01
@@ -79,10 +89,13 @@ class Lane(Generic[C, A]):
         """Queue a command and wait until it was decided and committed."""
         if self._closed:
             raise Closed(f"{self.name} is shutting down")
+        weight = self._weigh(command) if self._weigh is not None else 0
         if self._size >= self._capacity:
             self._shed(tenant)
+        if self._weight + weight > self._bytes_max:
+            self._shed_weight(tenant, weight)
         loop = asyncio.get_running_loop()
-        entry: _Entry[C, A] = _Entry(command, tenant, loop.time(), loop.create_future())
+        entry: _Entry[C, A] = _Entry(command, tenant, loop.time(), loop.create_future(), weight)
         self._push(entry)
         if self._worker is None or self._worker.done():
             self._worker = loop.create_task(self._work(), name=f"lane-{self.name}")
@@ -104,20 +117,48 @@ class Lane(Generic[C, A]):
             queue = self._queues[entry.tenant] = deque()
             self._turns.append(entry.tenant)
         queue.append(entry)
+        self._weights[entry.tenant] = self._weights.get(entry.tenant, 0) + entry.weight
+        self._weight += entry.weight
         self._size += 1
 
     def _shed(self, tenant: str) -> None:
         """Make room by refusing the newest command of the longest queue, which may be the one that just came."""
         longest = max(self._queues, key=lambda name: len(self._queues[name]))
         mine = len(self._queues.get(tenant, ()))
-        overloaded = Overloaded(self.name, self._retry_after_seconds())
-        metrics.LANE_SHED.labels(self.name).inc()
         if mine >= len(self._queues[longest]) - 1:
-            raise overloaded
-        victim = self._queues[longest].pop()
-        self._size -= 1
+            raise self._overloaded()
+        self._refuse_newest(longest)
+
+    def _shed_weight(self, tenant: str, weight: int) -> None:
+        """The same for bytes: room is made by the heaviest queue, which may be the one that would become it."""
+        mine = self._weights.get(tenant, 0) + weight
+        while self._weight and self._weight + weight > self._bytes_max:
+            heaviest = max(self._weights, key=lambda name: self._weights[name])
+            if mine >= self._weights[heaviest]:
+                raise self._overloaded()
+            self._refuse_newest(heaviest)
+
+    def _refuse_newest(self, tenant: str) -> None:
+        victim = self._queues[tenant].pop()
+        self._put_down(victim)
+        if not self._queues[tenant]:
+            self._turns.remove(tenant)
+            self._forget(tenant)
         if not victim.answer.done():
-            victim.answer.set_exception(overloaded)
+            victim.answer.set_exception(self._overloaded())
+
+    def _overloaded(self) -> Overloaded:
+        metrics.LANE_SHED.labels(self.name).inc()
+        return Overloaded(self.name, self._retry_after_seconds())
+
+    def _put_down(self, entry: _Entry[C, A]) -> None:
+        self._size -= 1
+        self._weight -= entry.weight
+        self._weights[entry.tenant] -= entry.weight
+
+    def _forget(self, tenant: str) -> None:
+        del self._queues[tenant]
+        del self._weights[tenant]
 
     def _retry_after_seconds(self) -> int:
         batches = self._size / max(1, self._batch_limit)
@@ -130,11 +171,11 @@ class Lane(Generic[C, A]):
             tenant = self._turns.popleft()
             queue = self._queues[tenant]
             entry = queue.popleft()
-            self._size -= 1
+            self._put_down(entry)
             if queue:
                 self._turns.append(tenant)
             else:
-                del self._queues[tenant]
+                self._forget(tenant)
             if not entry.answer.done():
                 batch.append(entry)
         return batch

@@ -52,7 +52,7 @@ class Office:
             transactor = Transactor[Command, Reply](name, database, walk, dry=dry, on_commit=on_commit)
             transactors.append(transactor)
             # A change of the tree is decided alone: what must be read depends on what it changes.
-            return Lane(name, transactor.run, capacity=capacity, batch_max=1 if shape else 256)
+            return Lane(name, transactor.run, capacity=capacity, batch_max=1 if shape else 256, weigh=weight_of)
 
         return cls(
             database,
@@ -72,6 +72,12 @@ class Office:
         lanes = (self.creating, self.changing, self.binding, self.shaping, self.trying, self.trying_shape)
         await asyncio.gather(*(lane.close() for lane in lanes), self.reading.close())
         await asyncio.gather(*(one.close() for one in self._transactors), return_exceptions=True)
+
+
+def weight_of(command: Command) -> int:
+    """The bytes that a command holds while it waits: those of its draft."""
+    draft: Stored | None = getattr(command, "draft", None)
+    return len(draft.doc) + len(draft.status) if draft is not None else 0
 
 
 class Reading:

@@ -6,12 +6,15 @@ at that revision misses nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bursar.core.selector import EVERYTHING, Op, Selector
 from bursar.store.database import Connection
+
+# How long whoever reads everything may take between two pages; the transaction is open meanwhile.
+PAUSE_SECONDS_MAX = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,20 @@ async def load_page(db: Connection, query: Query) -> Page:
     items = [_item(row) for row in rows if row["name"] is not None]
     more = bool(query.limit) and len(items) > query.limit
     return Page(rows[0]["at"], tuple(items[: query.limit] if more else items), more)
+
+
+async def load_all(db: Connection, query: Query, page: int = 500) -> AsyncGenerator[Page, None]:
+    """Everything, a page at a time, all of it from one snapshot: every page has the same revision."""
+    query = replace(query, limit=page)
+    async with db.transaction(isolation="repeatable_read", readonly=True):
+        found = await load_page(db, query)
+        if found.more:
+            await db.execute(f"SET LOCAL idle_in_transaction_session_timeout = '{PAUSE_SECONDS_MAX}s'")
+        while found.more:
+            yield found
+            last = found.items[-1]
+            found = await load_page(db, replace(query, after=(last.namespace, last.name)))
+    yield found
 
 
 async def count(db: Connection, query: Query) -> int:

@@ -15,6 +15,10 @@ from bursar.store.database import Connection
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+# A migration takes as long as it takes, and so does waiting for another process's. asyncpg would end what runs longer
+# than other commands may, and takes None for "as long as those".
+SECONDS_MAX = 7 * 86_400.0
+
 _CREATE = """
 CREATE TABLE IF NOT EXISTS migration (
     version    integer PRIMARY KEY,
@@ -51,11 +55,10 @@ async def migrate(db: Connection, wanted: Sequence[Migration] | None = None) -> 
     wanted = migrations() if wanted is None else wanted
     # Two processes that start together: the second waits here, then finds nothing left to do.
     async with db.transaction():
-        await db.execute(
-            "SET LOCAL lock_timeout = 0; SET LOCAL statement_timeout = 0; SELECT pg_advisory_xact_lock(4207)"
-        )
-        await db.execute(_CREATE)
-        await db.execute("LOCK TABLE migration IN EXCLUSIVE MODE")
+        await db.execute("SET LOCAL lock_timeout = 0; SET LOCAL statement_timeout = 0")
+        await db.execute("SELECT pg_advisory_xact_lock(4207)", timeout=SECONDS_MAX)
+        await db.execute(_CREATE, timeout=SECONDS_MAX)
+        await db.execute("LOCK TABLE migration IN EXCLUSIVE MODE", timeout=SECONDS_MAX)
         applied = {row["version"]: row for row in await db.fetch("SELECT version, name, checksum FROM migration")}
         missing = [migration for migration in wanted if not _is_applied(migration, applied.get(migration.version))]
         newest = max((migration.version for migration in wanted), default=0)
@@ -65,7 +68,7 @@ async def migrate(db: Connection, wanted: Sequence[Migration] | None = None) -> 
                 "upgrade this one, or restore a backup"
             )
         for migration in missing:
-            await db.execute(migration.sql)
+            await db.execute(migration.sql, timeout=SECONDS_MAX)
             await db.execute(
                 "INSERT INTO migration (version, name, checksum) VALUES ($1, $2, $3)",
                 migration.version,

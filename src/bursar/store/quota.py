@@ -98,5 +98,11 @@ async def load_trend(db: Connection, scopes: Sequence[str], at: datetime) -> dic
     return {(row["scope"], row["dimension"]): (row["hard"], row["accepted"]) for row in found}
 
 
+async def forget_samples(db: Connection, before: datetime, limit: int = 10_000) -> int:
+    """Drop old samples, so many at a time; how many were dropped."""
+    tag: str = await db.execute(SQL.forget_samples, before, limit)
+    return int(tag.rpartition(" ")[2])
+
+
 async def save_sample(db: Connection, now: datetime) -> None:
     await db.execute(SQL.sample, now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain, islice
 from typing import Any
 
 from msgspec import UNSET, UnsetType
@@ -20,6 +21,7 @@ from bursar.wire.scheduling import (
     NODES_MAX,
     GangScheduling,
     Scheduling,
+    count_faults,
     duration_faults,
     gang_faults,
     node_selector_faults,
@@ -29,6 +31,9 @@ from bursar.wire.scheduling import (
 GANG_SIZE = "scheduler.example.com/gang-size"
 MAX_WAIT = "scheduler.example.com/max-wait"
 
+ENV_MAX = 1000
+WORDS_MAX = 10_000
+FAULTS_MAX = 50
 PREEMPTION_POLICIES = ("PreemptLowerPriority", "Never")
 
 
@@ -159,7 +164,8 @@ def request_of(allocation: Allocation) -> Request:
 
 
 def _check(allocation: Allocation) -> list[Cause]:
-    return [*spec_faults("spec", allocation.spec), *_annotationgang_faults(allocation)]
+    faults = chain(spec_faults("spec", allocation.spec), _annotationgang_faults(allocation))
+    return list(islice(faults, FAULTS_MAX))
 
 
 def spec_faults(path: str, spec: AllocationSpec) -> Iterator[Cause]:
@@ -182,7 +188,9 @@ def spec_faults(path: str, spec: AllocationSpec) -> Iterator[Cause]:
     if isinstance(spec.scheduling, Scheduling):
         yield from scheduling_faults(f"{path}.scheduling", spec.scheduling)
         yield from _said_twice_faults(path, spec, spec.scheduling)
-    for index, word in enumerate(spec.command or ()):
+    yield from count_faults(f"{path}.env", spec.env, ENV_MAX)
+    yield from count_faults(f"{path}.command", spec.command, WORDS_MAX)
+    for index, word in enumerate((spec.command or [])[:WORDS_MAX]):
         if "\0" in word:
             yield field_fault(f"{path}.command[{index}]", "must not contain a NUL character")
 

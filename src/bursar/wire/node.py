@@ -11,10 +11,11 @@ from bursar.core.refusal import Cause, field_fault
 from bursar.wire.kind import Column, Kind, column, read
 from bursar.wire.limits import amounts, amounts_faults
 from bursar.wire.meta import Condition, ObjectMeta, Quantity, Text, Wire
-from bursar.wire.scheduling import EFFECTS
+from bursar.wire.scheduling import EFFECTS, count_faults
 
 HOSTNAME_LABEL = "kubernetes.io/hostname"
 ZONE_LABEL = "topology.kubernetes.io/zone"
+TAINTS_MAX = 64
 
 
 class Taint(Wire):
@@ -86,7 +87,8 @@ def _spec_faults(spec: NodeSpec) -> list[Cause]:
         ]
     if isinstance(spec.cpu_overcommit, float | int) and not 1 <= spec.cpu_overcommit <= 100:
         faults.append(field_fault("spec.cpuOvercommit", "must be between 1 and 100"))
-    for index, taint in enumerate(spec.taints or ()):
+    faults += count_faults("spec.taints", spec.taints, TAINTS_MAX)
+    for index, taint in enumerate((spec.taints or [])[:TAINTS_MAX]):
         faults += [field_fault(f"spec.taints[{index}].key", fault) for fault in label_key(taint.key)]
         if taint.effect is not UNSET and taint.effect not in EFFECTS:
             faults.append(field_fault(f"spec.taints[{index}].effect", f"must be one of {', '.join(EFFECTS)}"))
@@ -95,7 +97,11 @@ def _spec_faults(spec: NodeSpec) -> list[Cause]:
 
 
 def _normalise(node: Node) -> None:
-    """Labels that scheduling relies on are always there."""
+    """Labels that scheduling relies on are always there; what answers add to a status never is."""
+    if isinstance(node.status, NodeStatus):
+        # The token above all: a client may send back what it was answered, and what is stored is shown to everybody.
+        node.status.token = node.status.last_heartbeat_time = UNSET
+        node.status.allocated = UNSET
     labels = node.metadata.labels if isinstance(node.metadata.labels, dict) else {}
     labels = {HOSTNAME_LABEL: str(node.metadata.name), **labels}
     if "zone" in labels:

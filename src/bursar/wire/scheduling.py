@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
+from itertools import islice
 
 from msgspec import UNSET, UnsetType
 
@@ -16,6 +17,10 @@ LABEL_OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist")
 EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 NODES_MAX = 100_000
 TERMS_MAX = 64
+SELECTOR_KEYS_MAX = 64
+TOLERATIONS_MAX = 64
+SPREADS_MAX = 16
+VALUES_MAX = 1000
 
 
 class NodeRequirement(Wire):
@@ -106,12 +111,21 @@ def scheduling_faults(path: str, scheduling: Scheduling) -> Iterator[Cause]:
         yield from node_selector_faults(f"{path}.nodeSelector", scheduling.node_selector)
     if isinstance(scheduling.gang_scheduling, GangScheduling):
         yield from gang_faults(f"{path}.gangScheduling", scheduling.gang_scheduling)
-    for index, toleration in enumerate(scheduling.tolerations or ()):
+    yield from count_faults(f"{path}.tolerations", scheduling.tolerations, TOLERATIONS_MAX)
+    for index, toleration in enumerate((scheduling.tolerations or [])[:TOLERATIONS_MAX]):
         yield from _toleration_faults(f"{path}.tolerations[{index}]", toleration)
-    for index, spread in enumerate(scheduling.topology_spread_constraints or ()):
+    spreads = scheduling.topology_spread_constraints
+    yield from count_faults(f"{path}.topologySpreadConstraints", spreads, SPREADS_MAX)
+    for index, spread in enumerate((spreads or [])[:SPREADS_MAX]):
         yield from _spread_faults(f"{path}.topologySpreadConstraints[{index}]", spread)
     if isinstance(scheduling.affinity, Affinity):
         yield from _affinity_faults(f"{path}.affinity", scheduling.affinity)
+
+
+def count_faults(path: str, given_ones: Sized | UnsetType, count_max: int) -> Iterator[Cause]:
+    """Lists and maps are bounded, for every one of their parts is looked at whenever something is placed."""
+    if not isinstance(given_ones, UnsetType) and len(given_ones) > count_max:
+        yield field_fault(path, f"may have at most {count_max} entries, got {len(given_ones)}")
 
 
 def _toleration_faults(path: str, toleration: Toleration) -> Iterator[Cause]:
@@ -155,18 +169,21 @@ def _node_affinity_faults(path: str, affinity: NodeAffinity) -> Iterator[Cause]:
         if isinstance(required, NodeSelector):
             if not 1 <= len(required.node_selector_terms) <= TERMS_MAX:
                 yield field_fault(f"{path}.requiredDuringScheduling.nodeSelectorTerms", f"needs 1 to {TERMS_MAX} terms")
-            for index, term in enumerate(required.node_selector_terms):
+            for index, term in enumerate(required.node_selector_terms[:TERMS_MAX]):
                 yield from _term_faults(f"{path}.requiredDuringScheduling.nodeSelectorTerms[{index}]", term)
     preferred = affinity.preferred_during_scheduling or affinity.preferred_during_scheduling_ignored_during_execution
-    for index, one in enumerate(preferred or ()):
+    yield from count_faults(f"{path}.preferredDuringScheduling", preferred, TERMS_MAX)
+    for index, one in enumerate((preferred or [])[:TERMS_MAX]):
         yield from _weight_faults(f"{path}.preferredDuringScheduling[{index}]", one.weight)
         yield from _term_faults(f"{path}.preferredDuringScheduling[{index}].preference", one.preference)
 
 
 def _term_faults(path: str, term: NodeSelectorTerm) -> Iterator[Cause]:
-    for index, one in enumerate(term.match_expressions or ()):
+    yield from count_faults(f"{path}.matchExpressions", term.match_expressions, TERMS_MAX)
+    for index, one in enumerate((term.match_expressions or [])[:TERMS_MAX]):
         where = f"{path}.matchExpressions[{index}]"
         yield from (field_fault(f"{where}.key", fault) for fault in label_key(one.key))
+        yield from count_faults(f"{where}.values", one.values, VALUES_MAX)
         if one.operator not in NODE_OPERATORS:
             yield field_fault(f"{where}.operator", f"must be one of {', '.join(NODE_OPERATORS)}")
         elif one.operator in ("Gt", "Lt", "Gte", "Lte"):
@@ -193,10 +210,12 @@ def _weight_faults(path: str, weight: int) -> Iterator[Cause]:
 
 def _pod_affinity_faults(path: str, affinity: PodAffinity) -> Iterator[Cause]:
     required = affinity.required_during_scheduling or affinity.required_during_scheduling_ignored_during_execution
-    for index, term in enumerate(required or ()):
+    yield from count_faults(f"{path}.requiredDuringScheduling", required, TERMS_MAX)
+    for index, term in enumerate((required or [])[:TERMS_MAX]):
         yield from _pod_term_faults(f"{path}.requiredDuringScheduling[{index}]", term)
     preferred = affinity.preferred_during_scheduling or affinity.preferred_during_scheduling_ignored_during_execution
-    for index, one in enumerate(preferred or ()):
+    yield from count_faults(f"{path}.preferredDuringScheduling", preferred, TERMS_MAX)
+    for index, one in enumerate((preferred or [])[:TERMS_MAX]):
         yield from _weight_faults(f"{path}.preferredDuringScheduling[{index}]", one.weight)
         yield from _pod_term_faults(f"{path}.preferredDuringScheduling[{index}].podAffinityTerm", one.pod_affinity_term)
 
@@ -209,7 +228,8 @@ def _pod_term_faults(path: str, term: PodAffinityTerm) -> Iterator[Cause]:
 
 def _label_selector_faults(path: str, selector: LabelSelector) -> Iterator[Cause]:
     yield from node_selector_faults(f"{path}.matchLabels", selector.match_labels or {})
-    for index, one in enumerate(selector.match_expressions or ()):
+    yield from count_faults(f"{path}.matchExpressions", selector.match_expressions, TERMS_MAX)
+    for index, one in enumerate((selector.match_expressions or [])[:TERMS_MAX]):
         where = f"{path}.matchExpressions[{index}]"
         if one.operator not in LABEL_OPERATORS:
             yield field_fault(f"{where}.operator", f"must be one of {', '.join(LABEL_OPERATORS)}")
@@ -226,7 +246,8 @@ def duration_faults(path: str, text: str | int) -> Iterator[Cause]:
 
 
 def node_selector_faults(path: str, selector: dict[str, str]) -> Iterator[Cause]:
-    for key, value in selector.items():
+    yield from count_faults(path, selector, SELECTOR_KEYS_MAX)
+    for key, value in islice(selector.items(), SELECTOR_KEYS_MAX):
         yield from (field_fault(f"{path}[{key[:63]}]", fault) for fault in [*label_key(key), *label_value(value)])
 
 

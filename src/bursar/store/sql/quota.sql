@@ -72,3 +72,7 @@ INSERT INTO usage_rollup (scope, dimension, hour, hard, accepted, bound)
 SELECT scope, dimension, date_trunc('hour', $1::timestamptz), hard, accepted, bound FROM quota
     ON CONFLICT (scope, dimension, hour) DO UPDATE
    SET hard = excluded.hard, accepted = excluded.accepted, bound = excluded.bound;
+
+-- name: forget_samples
+DELETE FROM usage_rollup
+ WHERE ctid = ANY (ARRAY(SELECT ctid FROM usage_rollup WHERE hour < $1 LIMIT $2));
