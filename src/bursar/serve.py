@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 from collections.abc import Coroutine
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -96,6 +96,7 @@ def calm_collector() -> None:
 
 async def _api(settings: Settings, fd: int | None) -> int:
     die_with_parent()
+    _check_grpc(settings)
     if not settings.database_url:
         raise StartError(
             "`bursar api` needs --database-url or BURSAR_DATABASE_URL; `bursar serve` brings its own database"
@@ -106,24 +107,37 @@ async def _api(settings: Settings, fd: int | None) -> int:
         if token is not None and settings.admin_token_file is None:
             print(f"admin token (shown once): {token}", flush=True)
     listener = socket.socket(fileno=fd) if fd is not None else listen(settings)
-    async with opened_house(
-        settings.database_url,
-        redis_url=settings.redis_url,
-        requests_per_minute=settings.requests_per_minute,
-        oidc=settings.oidc,
-    ) as house:
-        rpc = None
+    async with AsyncExitStack() as opened:
+        house = await opened.enter_async_context(
+            opened_house(
+                settings.database_url,
+                redis_url=settings.redis_url,
+                requests_per_minute=settings.requests_per_minute,
+                oidc=settings.oidc,
+            )
+        )
         if settings.grpc is not None:
-            from bursar.rpc.serve import serve_grpc
+            from bursar.rpc.serve import AddressTaken, opened_grpc
 
-            rpc = asyncio.create_task(serve_grpc(house.database, str(settings.grpc)))
+            try:
+                await opened.enter_async_context(opened_grpc(house.database, str(settings.grpc)))
+            except AddressTaken as error:
+                raise _cannot_serve_grpc(settings, str(error)) from error
         calm_collector()
         print(READY, flush=True)
         await serve_http(house, listener, tls_cert=settings.tls_cert, tls_key=settings.tls_key)
-        if rpc is not None:
-            rpc.cancel()
-            await asyncio.gather(rpc, return_exceptions=True)
     return 0
+
+
+def _check_grpc(settings: Settings) -> None:
+    if settings.grpc is not None and not settings.grpc.is_loopback:
+        raise StartError(
+            f"--grpc {settings.grpc} is not on loopback: without node certificates gRPC is served on loopback only"
+        )
+
+
+def _cannot_serve_grpc(settings: Settings, why: str) -> StartError:
+    return StartError(f"cannot listen on {settings.grpc} for gRPC: {why}; choose another address with --grpc HOST:PORT")
 
 
 def run_controller(settings: Settings) -> int:
@@ -198,6 +212,19 @@ def listen(settings: Settings) -> socket.socket:
     return listener
 
 
+def _try_grpc_address(settings: Settings) -> None:
+    """The child that serves it would be started again and again: better said before there is one."""
+    if settings.grpc is None:
+        return
+    family = socket.AF_INET6 if ":" in settings.grpc.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((settings.grpc.host, settings.grpc.port))
+        except OSError as error:
+            raise _cannot_serve_grpc(settings, str(error.strerror)) from error
+
+
 # The parent.
 
 
@@ -222,6 +249,10 @@ class Child:
                 sys.executable, "-m", "bursar.main", *self.arguments, env=self.environment, pass_fds=self.descriptors,
                 stdout=asyncio.subprocess.PIPE,
             )  # fmt: skip
+            if self._told_to_stop():
+                # While it was being started: whoever told us had nobody to tell.
+                await self.stop()
+                return
             assert self.process.stdout is not None
             async for line in self.process.stdout:
                 if line.decode(errors="replace").strip() == READY:
@@ -256,10 +287,8 @@ def run(settings: Settings, *, data: Path | None, tls_auto: bool) -> int:
 
 async def _serve(settings: Settings, data: Path | None, tls_auto: bool) -> int:
     stopping = _on_signals()
-    if settings.grpc is not None and not settings.grpc.is_loopback:
-        raise StartError(
-            f"--grpc {settings.grpc} is not on loopback: without node certificates gRPC is served on loopback only"
-        )
+    _check_grpc(settings)
+    _try_grpc_address(settings)
     if bool(settings.tls_cert) != bool(settings.tls_key):
         raise StartError("--tls-cert and --tls-key go together")
     if not settings.http.is_loopback and not (settings.tls_cert or tls_auto):

@@ -12,6 +12,7 @@ from bursar.loops.upkeep import (
     drop_changes,
     finish_namespaces,
     forget_requests,
+    forget_samples,
     prune_counters,
     sample_usage,
 )
@@ -150,3 +151,18 @@ async def test_soft_limits_warn_and_never_refuse(office: Office) -> None:
     assert shown["status"]["warnings"] == ["cpu: 5 used, soft limit 1"]
     assert rows["quota:default/soft", "cpu"].soft == 1000
     assert msgspec.json.decode(page.items[0].doc)["spec"]["soft"] == {"cpu": "1"}
+
+
+async def test_old_samples_of_usage_are_dropped(office: Office) -> None:
+    await allocation(office, "default", "one", cpu=1)
+    await sample_usage(office)
+    async with office.database.reader() as db:
+        fresh = await db.fetchval("SELECT count(*) FROM usage_rollup")
+        await db.execute(
+            "INSERT INTO usage_rollup SELECT scope, dimension, hour - interval '401 days', hard, accepted, bound"
+            " FROM usage_rollup"
+        )
+    assert await forget_samples(office, Retention()) == fresh > 0
+    assert await forget_samples(office, Retention()) == 0
+    async with office.database.reader() as db:
+        assert await db.fetchval("SELECT count(*) FROM usage_rollup") == fresh

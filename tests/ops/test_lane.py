@@ -281,3 +281,38 @@ async def test_batches_shrink_when_they_take_long_and_grow_again(monkeypatch: py
     monkeypatch.setattr(lane_module, "HOLD_SECONDS", 60.0)
     await answers([submit("a", number) for number in range(1000)])
     assert [len(batch) for batch in desk.batches[:4]] == [64, 128, 192, 256]
+
+
+async def test_a_lane_full_of_bytes_sheds_the_newest_of_the_heaviest_queue() -> None:
+    desk = Desk()
+    lane = Lane[Command, str]("t", desk.run, weigh=lambda command: command[1], bytes_max=100)
+    submit = submitter(lane)
+    running = submit("x", 90)
+    await desk.until_begun(1)
+    heavy = [submit("heavy", weight) for weight in (30, 31, 32)]
+    await settled(lambda: lane.size == 3)
+    with pytest.raises(Overloaded):
+        await lane.submit(("heavy", 20), "heavy")
+    light = [submit("light", weight) for weight in (9, 10)]
+    await settled(heavy[2].done)
+    assert isinstance(heavy[2].exception(), Overloaded)
+    await settled(lambda: lane.size == 4)
+    desk.open()
+    assert await answers([running, *heavy[:2], *light]) == ["x-90", "heavy-30", "heavy-31", "light-9", "light-10"]
+    assert await asyncio.wait_for(lane.submit(("big", 500), "big"), 5) == "big-500", "alone it is taken, however heavy"
+
+
+async def test_a_tenant_whose_only_command_is_shed_has_no_turn_left() -> None:
+    desk = Desk()
+    lane = Lane[Command, str]("t", desk.run, weigh=lambda command: command[1], bytes_max=100)
+    submit = submitter(lane)
+    running = submit("x", 1)
+    await desk.until_begun(1)
+    whale = submit("whale", 99)
+    await settled(lambda: lane.size == 1)
+    minnow = submit("minnow", 5)
+    await settled(whale.done)
+    assert isinstance(whale.exception(), Overloaded)
+    desk.open()
+    assert await answers([running, minnow]) == ["x-1", "minnow-5"]
+    assert (lane.size, lane._weight, lane._weights) == (0, 0, {})

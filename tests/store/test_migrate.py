@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from bursar.store import database as database_module
 from bursar.store.database import Connection, connect
 from bursar.store.embedded import Embedded
 from bursar.store.migrate import Migration, MigrationError, migrate, migrations
@@ -89,3 +90,19 @@ async def test_a_file_that_fails_leaves_the_database_as_it_was(db: Connection) -
         await migrate(db, [FIRST, SECOND, BROKEN])
     assert await tables(db) == {"first", "migration"}
     assert await migrate(db, [FIRST, SECOND]) == ["0002_second"]
+
+
+async def test_a_migration_may_take_longer_than_other_commands(
+    empty_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the client's timeout nor the server's ends a long migration, or the wait for another process's."""
+    monkeypatch.setattr(database_module, "COMMAND_TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setitem(database_module.SESSION_SETTINGS, "statement_timeout", "500")
+    slow = Migration(1, "0001_slow", "CREATE TABLE slow (id integer); SELECT pg_sleep(1.2)")
+    several = [await connect(empty_url) for _ in range(2)]
+    try:
+        applied = await asyncio.gather(*(migrate(one, [slow]) for one in several))
+        assert sorted(applied) == [[], ["0001_slow"]]
+    finally:
+        for one in several:
+            await one.close()

@@ -38,6 +38,7 @@ class Retention:
     answers: timedelta = timedelta(days=7)
     watch: int = 1_000_000  # revisions that can still be watched from
     audit: int = 10_000_000  # revisions whose changes are kept
+    samples: timedelta = timedelta(days=400)
 
 
 async def run_upkeep(office: Office, retention: Retention | None = None) -> None:
@@ -50,6 +51,7 @@ async def run_upkeep(office: Office, retention: Retention | None = None) -> None
         _every(60.0, "requests", lambda: forget_requests(office, retention)),
         _every(600.0, "changes", lambda: drop_changes(office, retention)),
         _every(3600.0, "counters", lambda: prune_counters(office)),
+        _every(3600.0, "samples", lambda: forget_samples(office, retention)),
     )
 
 
@@ -105,6 +107,14 @@ async def _delete(office: Office, kind: Kind, key: Key) -> bool:
 async def sample_usage(office: Office) -> None:
     async with office.database.reader() as db:
         await quota.save_sample(db, now())
+
+
+async def forget_samples(office: Office, retention: Retention) -> int:
+    forgotten = 0
+    async with office.database.reader() as db:
+        while count := await quota.forget_samples(db, now() - retention.samples):
+            forgotten += count
+    return forgotten
 
 
 async def make_room(office: Office) -> None:

@@ -208,7 +208,9 @@ class Lane(Generic[C, A]):
         """Run a batch; one that fails unexpectedly is run again whole, then in halves, so that one poisoned command
         cannot hurt its neighbours."""
         try:
-            return list(await self._run(commands))
+            answers: list[A | BaseException] = list(await self._run(commands))
+            assert len(answers) == len(commands), f"{len(answers)} answers to {len(commands)} commands"
+            return answers
         except Unavailable as error:
             return [error] * len(commands)
         except Exception as error:

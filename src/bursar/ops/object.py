@@ -6,6 +6,8 @@ revision proves that what was decided from is what stands. A caller that named n
 
 from __future__ import annotations
 
+import asyncio
+import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -316,7 +318,10 @@ async def change(
     the caller has read already.
     """
     reply: Reply = not_found(key)
-    for _ in range(TRIES_MAX):
+    for tries in range(TRIES_MAX):
+        if tries > 2:
+            # The same few would win again and again.
+            await asyncio.sleep(random.uniform(0, 0.002 * tries))  # noqa: S311
         before = first or await get(office, key)
         first = None
         if isinstance(before, Refusal):

@@ -71,8 +71,9 @@ class Transactor(Generic[C, A]):
             tries += 1
             try:
                 return await self._once(marker, commands, attempt)
-            except MissingPartition:
+            except MissingPartition as error:
                 await self._make_room()
+                await self._note("partition", error, tries, loop.time() < deadline)
             except RACES as error:
                 await self._note("race", error, tries, loop.time() < deadline)
             except AWAY as error:

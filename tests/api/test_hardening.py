@@ -1,0 +1,578 @@
+"""What a hostile or unlucky client must not get: effects of dry runs, secrets, others' answers, seconds of our time."""
+
+import asyncio
+import base64
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from bursar.api import door, show
+from bursar.api.problem import answer_of
+from bursar.core.access import Identity, Role, _allows, allows
+from bursar.core.patch import PatchError, json_patch
+from bursar.core.quota import Counter
+from bursar.core.refusal import Code, Refusal
+from bursar.ops.lane import Overloaded
+from bursar.store import node as node_store
+from bursar.store.database import Database, Unavailable
+from houses import APPLY, JSON_PATCH, TABLE, Document, Site, allocation
+from offices import bind
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+YAML = "application/yaml"
+
+
+async def node(site: Site, name: str = "", **options: Any) -> Document:
+    reply = await site.post("nodes", node_body(name or site.name("worker")), **options)
+    assert reply.status == 201, reply
+    body: Document = reply.body
+    return body
+
+
+def node_body(name: str) -> Document:
+    return {"metadata": {"name": name}, "spec": {"capacity": {"cpu": "64", "nvidia.com/gpu": "8"}}}
+
+
+async def node_tokens(site: Site, name: str) -> int:
+    """Living tokens of a node, bootstrap tokens excepted."""
+    async with site.house.database.reader() as db:
+        count: int = await db.fetchval("SELECT count(*) FROM token WHERE node = $1 AND NOT single_use", name)
+    return count
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def one_reader(site: Site) -> AsyncIterator[Database]:
+    """The same database through a pool of one connection: who waits for a second one waits for ever."""
+    database = await Database.open(site.house.database.url, readers=1)
+    yield database
+    await database.close()
+
+
+# Dry runs.
+
+
+async def test_a_dry_report_changes_nothing(site: Site) -> None:
+    team, worker = await site.namespace(), await node(site)
+    name = worker["metadata"]["name"]
+    await site.post(f"namespaces/{team}/allocations", allocation("job", cpu=1))
+    await bind(site.house.office, team, "job", name)
+    before, path = await site.state(), f"namespaces/{team}/allocations/job"
+    reply = await site.patch(f"{path}/status", {"status": {"phase": "Running"}}, dryRun="All")
+    assert (reply.status, reply.body["status"]["phase"]) == (200, "Running")
+    reply = await site.patch(f"{path}/status", {"status": {"phase": "Running"}}, dryRun="maybe")
+    assert reply.status == 400
+    assert await site.state() == before
+    assert (await site.get(path)).body["status"]["phase"] == "Scheduled"
+
+
+async def test_a_dry_bulk_release_releases_nothing_wherever_it_says_so(site: Site) -> None:
+    team = await site.namespace()
+    path = f"namespaces/{team}/allocations"
+    await site.post(path, allocation("job", labels={"batch": "1"}, cpu=1))
+    before = await site.state()
+    for body, query in (({"dryRun": True}, {}), ({}, {"dryRun": "All"}), ({"dryRun": False}, {"dryRun": "All"})):
+        reply = await site.post(f"{path}/bulk-release", {"labelSelector": "batch=1", **body}, **query)
+        assert (reply.status, reply.body["released"]) == (200, 1), reply
+    assert (await site.post(f"{path}/bulk-release", {"labelSelector": "batch=1"}, dryRun="x")).status == 400
+    assert await site.state() == before
+
+
+async def test_tokens_have_no_dry_run(site: Site) -> None:
+    made = await site.post("tokens", {"role": "system-admin", "user": "root"})
+    before = await site.state()
+    for reply in (
+        await site.post("tokens", {"role": "system-admin", "user": "root"}, dryRun="All"),
+        await site.delete(f"tokens/{made.body['metadata']['name']}", dryRun="All"),
+    ):
+        assert (reply.status, reply.message) == (400, "dryRun is not offered here")
+    assert await site.state() == before
+    assert (await site.get("whoami", token=made.body["status"]["token"])).status == 200
+
+
+# Bodies that end early or never.
+
+
+def receiver(*events: Document) -> Callable[[], Awaitable[Document]]:
+    left = list(events)
+
+    async def receive() -> Document:
+        if not left:
+            await asyncio.sleep(3600)
+        return left.pop(0)
+
+    return receive
+
+
+async def test_a_body_that_was_cut_off_is_no_body(site: Site) -> None:
+    for events in (
+        [{"type": "http.disconnect"}],
+        [{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}],
+    ):
+        refusal = await door._read_body(receiver(*events), {})
+        assert isinstance(refusal, Refusal)
+        assert refusal.code is Code.INVALID
+    assert await door._read_body(receiver({"type": "http.request", "body": b"{}"}), {}) == b"{}"
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_body_that_does_not_come_is_the_clients_fault(
+    site: Site, monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    monkeypatch.setattr(door, "BODY_SECONDS_MAX", 0.05)
+    events = [{"type": "http.request", "body": b"{", "more_body": True}] if begun else []
+    refusal = await door._read_body(receiver(*events), {})
+    assert isinstance(refusal, Refusal)
+    assert (refusal.code, refusal.remembered) == (Code.TIMEOUT, False)
+    answer = answer_of(refusal, "id")
+    assert (answer.status, json.loads(answer.body)["reason"]) == (408, "RequestTimeout")
+
+
+# YAML.
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "1" + ":59" * 400_000,
+        "1" + ":59" * 400_000 + ".5",
+        "!!int " + "1" + ":59" * 200_000,
+        '!!float "' + "1" + ":59" * 200_000 + '.5"',
+        "9" * 1_000_000,
+        "!!int " + "9" * 1_000_000,
+        "1_" * 500_000 + "1",
+        "!!timestamp 2020-01-01",
+        "!!set {a, b}",
+        "!!binary aGVsbG8=",
+        "!!float .nan",
+        "1.0e+999",
+    ],
+    ids=lambda value: value[:12],
+)
+async def test_numbers_of_yaml_take_no_time(site: Site, value: str) -> None:
+    began = time.perf_counter()
+    reply = await site.put("tenants/default", f"max_nodes: {value}\n".encode(), media=YAML)
+    assert reply.status == 400, reply
+    assert time.perf_counter() - began < 1.0
+
+
+async def test_plain_numbers_of_yaml_are_numbers_and_the_rest_is_text(site: Site) -> None:
+    team = site.name()
+    text = f"metadata: {{name: {team}, annotations: {{a: 0x1f, b: 1:30, c: 2020-01-01, d: 010, e: 1_000}}}}\n"
+    text += "spec: {weight: 1.5, limits: {cpu: 2, memory: -0}, gpuHoursBudget: +7, nodeHoursBudget: .5}\n"
+    reply = await site.post("tenants", text.encode(), media=YAML)
+    assert reply.status == 201, reply
+    noted = reply.body["metadata"]["annotations"]
+    assert noted == {"a": "0x1f", "b": "1:30", "c": "2020-01-01", "d": "010", "e": "1_000"}
+    spec = reply.body["spec"]
+    assert (spec["weight"], spec["limits"]["cpu"], spec["gpuHoursBudget"]) == (1.5, 2, 7)
+
+
+async def test_keys_of_yaml_are_text(site: Site) -> None:
+    for text in ("1: 2", "{max_nodes: 5, 1: 2}", "true: 1", "metadata: {labels: {1: a}}", "null: 1", "1.5: 2"):
+        reply = await site.put("tenants/default", text.encode(), media=YAML)
+        assert reply.status == 400, (text, reply)
+
+
+# What may be asked, and from what memory.
+
+
+async def test_what_callers_ask_about_is_not_kept(site: Site) -> None:
+    before = _allows.cache_info().currsize
+    long = "x" * 1_000_000
+    for attributes in (
+        {"verb": long, "resource": "nodes"},
+        {"verb": "get", "resource": long},
+        {"verb": "get", "resource": "nodes", "subresource": long},
+    ):
+        body = {"spec": {"resourceAttributes": attributes}}
+        reply = await site.post("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body)
+        assert (reply.status, reply.body["status"]["allowed"]) == (201, False)
+    assert _allows.cache_info().currsize <= before + 1, "the review's own route may be new"
+    assert allows(Identity("root", Role.SYSTEM_ADMIN), "*", "*")
+
+
+async def test_reading_events_and_tokens_needs_one_connection_at_a_time(
+    site: Site, one_reader: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    team = await site.namespace()
+    boss = await site.token("tenant-admin", tenant=team, user="boss")
+    made = await site.post("tokens", {"role": "user", "tenant": team, "user": "ann"}, token=boss)
+    assert (await site.get("whoami", token=boss)).status == 200
+    monkeypatch.setattr(site.house, "database", one_reader)
+    for method, path, query in (
+        ("GET", "events", {}),
+        ("GET", f"namespaces/{team}/events", {"fieldSelector": f"involvedObject.name={team}"}),
+        ("GET", "tokens", {}),
+        ("DELETE", f"tokens/{made.body['metadata']['name']}", {}),
+        ("GET", f"tenants/{team}/quotas", {}),
+    ):
+        site.house.forget_tree()
+        async with asyncio.timeout(3):
+            reply = await site.ask(method, path, token=boss, **query)
+        assert reply.status == 200, (path, reply)
+
+
+# Quotas.
+
+
+async def test_a_soft_limit_is_found_under_either_name_of_its_dimension(site: Site) -> None:
+    spec = {"hard": {"requests.cpu": "5"}, "soft": {"cpu": "3"}}
+    counters = {("s", "cpu"): Counter(hard=5_000_000_000, soft=3_000_000_000, accepted=4_000_000_000)}
+    status = show.quota_status(spec, "s", counters, {})
+    assert any("soft limit 3" in one for one in status["warnings"])
+    team = await site.namespace()
+    quota = {"metadata": {"name": "quota"}, "spec": spec}
+    assert (await site.post(f"namespaces/{team}/resourcequotas", quota)).status == 201
+    assert (await site.post(f"namespaces/{team}/allocations", allocation("job", cpu=4))).status == 201
+    reply = await site.get(f"namespaces/{team}/resourcequotas/quota")
+    assert reply.status == 200, reply
+    assert reply.body["status"]["warnings"]
+
+
+# Server-side apply.
+
+
+async def test_applying_what_does_not_exist_needs_the_right_to_create_it(site: Site) -> None:
+    service = await site.token("approver", user="app")
+    team = await site.namespace()
+    body = {"metadata": {}, "spec": {}}
+    reply = await site.patch(f"namespaces/{team}/allocations/job/status", body, APPLY)
+    assert reply.status == 404, "a status is not applied to nothing"
+    reply = await site.patch("nodes/phantom/status", node_body("phantom"), APPLY)
+    assert reply.status == 404
+    assert (await site.get("nodes/phantom")).status == 404
+    reply = await site.patch("tenants/made-by-approver", body, APPLY, token=service)
+    assert reply.status == 403
+
+
+async def test_a_role_that_may_patch_but_not_create_cannot_create_by_applying(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bursar.api.edit.allows", lambda *_: False)
+    reply = await site.patch("queues/made-by-patch", {"metadata": {}, "spec": {}}, APPLY)
+    assert (reply.status, reply.body["reason"]) == (403, "Forbidden")
+    assert (await site.get("queues/made-by-patch")).status == 404
+
+
+@pytest.mark.parametrize("name", ["UPPER", "a_b", "-a", "x" * 254, "%E2%82%AC"])
+async def test_applied_names_are_checked_like_all_others(site: Site, name: str) -> None:
+    reply = await site.patch(f"queues/{name}", {"metadata": {}, "spec": {}}, APPLY)
+    assert reply.status == 400, reply
+    assert reply.body["details"]["causes"][0]["field"] == "metadata.name"
+
+
+# Registration.
+
+
+async def test_a_dry_registration_leaves_the_bootstrap_token_good(site: Site) -> None:
+    name = site.name("worker")
+    bootstrap = await site.token("node", node=name)
+    for value in ("All", "true"):
+        reply = await site.post("nodes", node_body(name), token=bootstrap, dryRun=value)
+        assert reply.status == 201, reply
+        assert "token" not in reply.body["status"]
+    assert await node_tokens(site, name) == 0
+    reply = await site.post("nodes", node_body(name), token=bootstrap, dryRun="false")
+    assert reply.status == 201
+    assert reply.body["status"]["token"]
+
+
+@pytest.mark.parametrize("error", [Overloaded("creating", 1), Unavailable("away"), RuntimeError("bug")], ids=repr)
+async def test_whatever_goes_wrong_a_bootstrap_token_can_be_used_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    name = site.name("worker")
+    bootstrap = await site.token("node", node=name)
+
+    async def fails(*_: Any) -> Any:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr("bursar.api.node.create_object", fails)
+        assert (await site.post("nodes", node_body(name), token=bootstrap)).status in (500, 503)
+    reply = await site.post("nodes", node_body(name), token=bootstrap)
+    assert reply.status == 201, reply
+    assert (await site.post("nodes", node_body(name), token=bootstrap)).status == 401
+
+
+async def test_a_registration_is_answered_with_its_token_also_to_who_wants_a_table(site: Site) -> None:
+    name = site.name("worker")
+    bootstrap = await site.token("node", node=name)
+    reply = await site.post("nodes", node_body(name), token=bootstrap, headers={"accept": TABLE})
+    assert (reply.status, reply.body["kind"]) == (201, "Node")
+    whoami = await site.get("whoami", token=reply.body["status"]["token"])
+    assert whoami.body["node"] == name
+
+
+async def test_a_repeated_registration_makes_no_second_token(site: Site) -> None:
+    name, key = site.name("worker"), {"idempotency-key": "register-once"}
+    first = await site.post("nodes", node_body(name), headers=key)
+    again = await site.post("nodes", node_body(name), headers=key)
+    assert (first.status, again.status) == (201, 201)
+    assert "token" not in again.body["status"]
+    assert first.body["metadata"]["uid"] == again.body["metadata"]["uid"]
+    assert await node_tokens(site, name) == 1
+
+
+async def test_a_nodes_secret_is_never_stored(site: Site) -> None:
+    registered = await node(site)
+    name, secret = registered["metadata"]["name"], registered["status"]["token"]
+    joined = {"allocated": {"cpu": "63"}, "lastHeartbeatTime": "2000-01-01T00:00:00Z"}
+    sent = {**registered, "status": {**registered["status"], **joined, "message": "hello"}}
+    changed = {"metadata": {"name": name}, "spec": {**sent["spec"], "unschedulable": True}, "status": sent["status"]}
+    for reply in (
+        await site.put(f"nodes/{name}/status", sent, token=secret),
+        await site.patch(f"nodes/{name}/status", {"status": {"token": secret, "reason": "x"}}, token=secret),
+        await site.put(f"nodes/{name}", changed),
+    ):
+        assert reply.status == 200, reply
+    assert reply.body["status"]["message"] == "hello"
+    async with site.house.database.reader() as db:
+        for table in ("object", "change"):
+            rows = await db.fetch(f"SELECT doc, status FROM {table} WHERE kind = 'Node' AND name = $1", name)
+            assert rows
+            stored = b"".join(bytes(row["doc"] or b"") + bytes(row["status"] or b"") for row in rows)
+            for word in (secret.encode(), b'"token"', b'"allocated"', b"2000-01-01"):
+                assert word not in stored, (table, word)
+
+
+async def test_only_the_node_itself_gives_signs_of_life(site: Site) -> None:
+    registered = await node(site)
+    name, secret = registered["metadata"]["name"], registered["status"]["token"]
+
+    async def seen() -> Any:
+        async with site.house.database.reader() as db:
+            return (await node_store.load_last_seen(db, [name])).get(name)
+
+    before = await seen()
+    path = f"nodes/{name}/status"
+    assert (await site.patch(path, {"status": {"message": "a"}})).status == 200
+    assert (await site.patch(path, {"status": {"message": "b"}}, token=secret, dryRun="All")).status == 200
+    assert await seen() == before
+    assert (await site.patch(path, {"status": {"message": "c"}}, token=secret)).status == 200
+    assert await seen() != before
+
+
+# Repetitions.
+
+
+async def test_an_answer_is_remembered_for_the_one_who_got_it(site: Site) -> None:
+    team = await site.namespace()
+    ann, ben = [await site.token("user", tenant=team, user=name) for name in ("ann", "ben")]
+    path, key = f"namespaces/{team}/allocations", {"idempotency-key": "mine"}
+    first = await site.post(path, allocation("job", cpu=1), token=ann, headers=key)
+    again = await site.post(path, allocation("job", cpu=1), token=ann, headers=key, pretty="true", fieldManager="x")
+    assert (first.status, again.status, first.version) == (201, 201, again.version)
+    assert (await site.post(path, allocation("job", cpu=1), token=ben, headers=key)).status == 422
+    other = await site.post(path, allocation("job", cpu=1), token=ann, headers=key, fieldValidation="Ignore")
+    assert other.status == 422, "another query is another request"
+
+
+async def test_a_dry_run_is_decided_anew_and_leaves_its_id_free(site: Site) -> None:
+    team = await site.namespace()
+    path, key = f"namespaces/{team}/allocations", {"idempotency-key": "dry"}
+    assert (await site.post(path, allocation("job", cpu=1), headers=key, dryRun="All")).status == 201
+    assert (await site.post(path, allocation("job", cpu=1), headers=key)).status == 201
+    assert (await site.post(path, allocation("job", cpu=1), headers=key, dryRun="All")).status == 409
+    assert (await site.delete(f"{path}/job", headers=key)).status == 200
+    assert (await site.delete(f"{path}/job", headers=key)).status == 200, "repeated"
+    assert (await site.delete(f"{path}/job", headers=key, dryRun="All")).status == 404, "not a repetition"
+
+
+async def test_a_token_is_made_once_under_one_key(site: Site) -> None:
+    key, wanted = {"idempotency-key": "token-1"}, {"role": "system-admin", "user": "root"}
+    bad = await site.post("tokens", {"role": "user", "user": "ann"}, headers=key)
+    assert bad.status == 400, "what was refused uses up no key"
+    assert (await site.post("tokens", wanted, headers=key)).status == 201
+    before = await site.state()
+    replies = await asyncio.gather(*(site.post("tokens", wanted, headers=key) for _ in range(3)))
+    for reply in replies:
+        assert reply.status == 422
+        assert "tokens cannot be repeated" in reply.message
+    assert await site.state() == before
+
+
+# Long lists of faults, and long lists.
+
+
+async def test_refusals_do_not_grow_with_what_is_wrong(site: Site) -> None:
+    team = await site.namespace()
+    many = allocation("job", cpu=1)
+    many["spec"]["command"] = ["a\u0000b"] * 500
+    many["spec"]["scheduling"] = {"tolerations": [{"operator": "No", "effect": "No", "key": "-"}] * 60}
+    flat = {f"unknown_{index}": 1 for index in range(5000)}
+    await site.post("queues", {"metadata": {"name": "faulty"}, "spec": {}})
+    for reply in (
+        await site.post(f"namespaces/{team}/allocations", many),
+        await site.patch(f"namespaces/{team}/allocations/job", many, APPLY),
+        await site.put("tenants/default", flat),
+        await site.post("nodes", {"metadata": {"name": "n"}, "spec": {"taints": [{"key": "-"}] * 50_000}}),
+        await site.post("queues", {"metadata": {"name": "q"}, "spec": flat}),
+    ):
+        assert reply.status == 400, reply
+        assert 0 < len(reply.body["details"]["causes"]) <= 50
+        assert len(reply.message) < 5000
+
+
+@pytest.mark.parametrize(
+    ("field", "spec"),
+    [
+        ("spec.nodeSelector", {"nodeSelector": {f"k{n}": "v" for n in range(65)}}),
+        ("spec.scheduling.nodeSelector", {"scheduling": {"nodeSelector": {f"k{n}": "v" for n in range(65)}}}),
+        ("spec.scheduling.tolerations", {"scheduling": {"tolerations": [{"operator": "Exists"}] * 65}}),
+        (
+            "spec.scheduling.topologySpreadConstraints",
+            {"scheduling": {"topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone"}] * 17}},
+        ),
+        ("spec.env", {"env": [{"name": "A"}] * 1001}),
+        ("spec.env", {"env": {f"A{n}": "" for n in range(1001)}}),
+        ("spec.command", {"command": ["a"] * 10_001}),
+    ],
+)
+async def test_lists_are_bounded(site: Site, field: str, spec: Document) -> None:
+    await site.post("namespaces", {"metadata": {"name": "lists", "labels": {"bursar.io/tenant": "default"}}})
+    reply = await site.post("namespaces/lists/allocations", allocation(site.name("job"), spec=spec, cpu=1))
+    assert reply.status == 400, reply
+    assert [one["field"] for one in reply.body["details"]["causes"]] == [field]
+
+
+def _long_list(length: int) -> Any:
+    return {"spec": {"list": list(range(length)), "tree": [[n] for n in range(length)]}}
+
+
+@pytest.mark.parametrize(
+    "operations",
+    [
+        [{"op": "move", "from": "/spec/tree", "path": "/t"}, {"op": "move", "from": "/t", "path": "/spec/tree"}] * 500,
+        [{"op": "add", "path": "/spec/list/0", "value": 1}] * 5000,
+        [{"op": "remove", "path": "/spec/list/0"}] * 5000,
+        [{"op": "move", "from": "/spec/list/0", "path": "/spec/list/1"}] * 5000,
+    ],
+    ids=["subtrees", "add", "remove", "rotate"],
+)
+async def test_a_patch_moves_no_more_than_it_may(operations: list[Any]) -> None:
+    began = time.perf_counter()
+    with pytest.raises(PatchError, match="moves too much"):
+        json_patch(_long_list(100_000), operations)
+    assert time.perf_counter() - began < 2
+    json_patch(_long_list(100), operations[:90])
+
+
+# Inputs that were errors of ours.
+
+
+async def test_strange_texts_are_refused(site: Site) -> None:
+    await site.post("queues", {"metadata": {"name": "strange"}, "spec": {}})
+    for token in ([1, "a\u0000", "b"], [1, "a", "\u0000"], [-1, "a", "b"], [10**30, "a", "b"]):
+        text = base64.urlsafe_b64encode(json.dumps(token).encode()).decode()
+        assert (await site.ask("GET", "queues", **{"continue": text})).status == 400, token
+    for version in ("9" * 5000, "9" * 30, "-1", "x"):
+        options = {"preconditions": {"resourceVersion": version}}
+        assert (await site.delete("queues/strange", options)).status == 400
+    assert (await site.get("queues/strange")).status == 200
+
+
+async def test_a_tenant_that_vanishes_meanwhile_is_not_found(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree, team = await site.house.tree(), await site.namespace()
+
+    async def outdated(*_: Any, **__: Any) -> Any:
+        return tree
+
+    monkeypatch.setattr(type(site.house), "tree", outdated)
+    assert team not in tree.tenants
+    assert (await site.get(f"tenants/{team}/quotas")).status == 404
+
+
+async def test_an_internal_error_is_told_in_json(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fails(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("bug")
+
+    monkeypatch.setattr("bursar.api.object.find", fails)
+    strange = 'a"b\\c'
+    reply = await site.get("queues/default", headers={"x-request-id": strange})
+    assert (reply.status, reply.body["details"]["requestId"]) == (500, strange)
+
+
+# Events.
+
+
+async def test_events_are_chosen_by_every_term(site: Site) -> None:
+    team = await site.namespace()
+    path = f"namespaces/{team}/allocations"
+    for name in ("one", "two"):
+        await site.post(path, allocation(name, cpu=1))
+    await site.patch(f"{path}/one", {"metadata": {"labels": {"a": "b"}}})
+    await site.delete(f"{path}/two")
+
+    async def chosen(selector: str) -> list[tuple[str, str]]:
+        reply = await site.get(f"namespaces/{team}/events", fieldSelector=selector)
+        assert reply.status == 200, reply
+        return [(one["involvedObject"]["name"], one["reason"]) for one in reply.body["items"]]
+
+    everything = [("one", "Created"), ("two", "Created"), ("one", "Changed"), ("two", "Deleted")]
+    assert await chosen("") == everything
+    assert await chosen("reason=Created") == everything[:2]
+    assert await chosen("reason!=Created") == everything[2:]
+    assert await chosen("type=Warning") == []
+    assert await chosen("type!=Warning,involvedObject.name!=two") == [("one", "Created"), ("one", "Changed")]
+    assert await chosen("involvedObject.name=two,reason=Deleted") == [("two", "Deleted")]
+    assert await chosen("involvedObject.kind=Node") == []
+    assert await chosen("involvedObject.name=one,involvedObject.namespace=elsewhere") == []
+    (event, *_) = (await site.get(f"namespaces/{team}/events")).body["items"]
+    assert await chosen(f"metadata.name={event['metadata']['name']}") == everything[:1]
+    assert await chosen("metadata.namespace=elsewhere") == []
+
+
+async def test_the_events_of_settings_are_for_those_who_see_everything(site: Site) -> None:
+    team, worker = await site.namespace(), await node(site)
+    name = worker["metadata"]["name"]
+    reply = await site.post("settings", {"metadata": {"name": site.name("settings")}, "spec": {}})
+    assert reply.status in (201, 409, 400), reply
+    settings = (await site.get("settings")).names
+    if not settings:
+        pytest.skip("there are no settings to hide")
+    viewer = await site.token("viewer", tenant=team, user="vic")
+    for token, told in ((viewer, False), (site.admin, True)):
+        reply = await site.get("events", token=token, fieldSelector=f"involvedObject.name={settings[0]}")
+        kinds = {one["involvedObject"]["kind"] for one in reply.body["items"]}
+        assert ("Settings" in kinds) is told
+        reply = await site.get("events", token=token, fieldSelector=f"involvedObject.name={name}")
+        assert {one["involvedObject"]["kind"] for one in reply.body["items"]} == {"Node"}
+
+
+# Tokens.
+
+
+async def test_a_tenant_admin_revokes_only_what_they_could_give(site: Site) -> None:
+    team = await site.namespace()
+    boss = await site.token("tenant-admin", tenant=team, user="boss")
+    above = await site.post("tokens", {"role": "approver", "tenant": team, "user": "app"})
+    assert above.status == 201
+    below = await site.post("tokens", {"role": "user", "tenant": team, "user": "ann"}, token=boss)
+    assert (await site.delete(f"tokens/{above.body['metadata']['name']}", token=boss)).status == 403
+    assert (await site.get("whoami", token=above.body["status"]["token"])).status == 200
+    assert (await site.delete(f"tokens/{below.body['metadata']['name']}", token=boss)).status == 200
+    assert (await site.delete(f"tokens/{above.body['metadata']['name']}")).status == 200
+
+
+async def test_the_audit_tells_the_anns_of_two_tenants_apart(site: Site) -> None:
+    actors = []
+    for _ in range(2):
+        team = await site.namespace()
+        ann = await site.token("user", tenant=team, user="ann")
+        await site.post(f"namespaces/{team}/allocations", allocation("job", cpu=1), token=ann)
+        (event,) = (await site.get(f"namespaces/{team}/events")).body["items"]
+        assert event["source"]["component"] == f"user:{team}/ann"
+        actors.append(event["source"]["component"])
+    assert len(set(actors)) == 2
+
+
+async def test_json_patches_over_http_are_bounded_too(site: Site) -> None:
+    patch = [{"op": "add", "path": "/metadata/labels", "value": {}}] * 10_001
+    await site.post("queues", {"metadata": {"name": "patched"}, "spec": {}})
+    assert (await site.patch("queues/patched", patch, JSON_PATCH)).status == 400
