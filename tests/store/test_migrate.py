@@ -92,9 +92,7 @@ async def test_a_file_that_fails_leaves_the_database_as_it_was(db: Connection) -
     assert await migrate(db, [FIRST, SECOND]) == ["0002_second"]
 
 
-async def test_a_migration_may_take_longer_than_other_commands(
-    empty_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_migration_may_take_longer_than_other_commands(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the client's timeout nor the server's ends a long migration, or the wait for another process's."""
     monkeypatch.setattr(database_module, "COMMAND_TIMEOUT_SECONDS", 0.5)
     monkeypatch.setitem(database_module.SESSION_SETTINGS, "statement_timeout", "500")

@@ -1,0 +1,87 @@
+"""How the server's parts come and go: nobody is left behind, and an address that is taken is said."""
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from bursar.rpc.serve import opened_grpc
+from bursar.serve import Child
+from bursar.store.database import Database
+from server import BURSAR, free_port
+
+
+@contextmanager
+def taken_address() -> Iterator[str]:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        yield f"127.0.0.1:{holder.getsockname()[1]}"
+
+
+async def test_a_child_that_is_told_to_stop_while_it_is_started_again_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    create, starting, go_on = asyncio.create_subprocess_exec, asyncio.Event(), asyncio.Event()
+
+    async def slow(*_: Any, **options: Any) -> Any:
+        starting.set()
+        await go_on.wait()
+        return await create(sys.executable, "-c", "import time; time.sleep(600)", **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", slow)
+    child = Child("api-0", [], dict(os.environ))
+    keeper = asyncio.create_task(child.keep_alive())
+    async with asyncio.timeout(20):
+        await starting.wait()
+        await child.stop()
+        go_on.set()
+        await keeper
+    assert child.process is not None
+    assert child.process.returncode is not None
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("BURSAR_")}
+    return subprocess.run([str(BURSAR), *arguments], env=environment, capture_output=True, text=True, timeout=60)
+
+
+def test_serve_says_that_the_grpc_address_is_taken(tmp_path: Path) -> None:
+    with taken_address() as address:
+        done = run("serve", "--data", str(tmp_path / "data"), "--http", f"127.0.0.1:{free_port()}", "--grpc", address)
+    assert done.returncode == 1
+    assert f"cannot listen on {address} for gRPC" in done.stderr
+    assert "choose another address with --grpc HOST:PORT" in done.stderr
+
+
+async def test_api_says_that_the_grpc_address_is_taken(database_url: str) -> None:
+    http = f"127.0.0.1:{free_port()}"
+    with taken_address() as address:
+        done = await asyncio.to_thread(run, "api", "--http", http, "--grpc", address, "--database-url", database_url)
+    assert done.returncode == 1
+    assert f"cannot listen on {address} for gRPC" in done.stderr
+    assert "ready" not in done.stdout
+
+
+def test_api_serves_grpc_on_loopback_only() -> None:
+    done = run(
+        "api", "--http", "127.0.0.1:0", "--grpc", "0.0.0.0:50051", "--database-url", "postgresql://nobody@127.0.0.1:1/x"
+    )
+    assert done.returncode == 1
+    assert "--grpc 0.0.0.0:50051 is not on loopback" in done.stderr
+
+
+async def test_grpc_tells_the_databases_health(database_url: str) -> None:
+    database, address = await Database.open(database_url), f"127.0.0.1:{free_port()}"
+    async with opened_grpc(database, address), grpc.aio.insecure_channel(address) as channel, asyncio.timeout(20):
+        stub = health_pb2_grpc.HealthStub(channel)
+        while (await stub.Check(health_pb2.HealthCheckRequest())).status != health_pb2.HealthCheckResponse.SERVING:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    await database.close()
