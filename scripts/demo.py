@@ -403,7 +403,7 @@ def audit(story: Story) -> None:
         what = event["involvedObject"]
         rows.append((event["metadata"]["resourceVersion"], f"{what['kind']} {what['name']}", event["message"]))
     table(("REVISION", "OBJECT", "WHAT"), rows)
-    expect(any("user:trainer" in row[2] for row in rows), "the trainer's submissions are in the audit")
+    expect(any("user:ml/trainer" in row[2] for row in rows), "the trainer's submissions are in the audit")
 
 
 def clean_up(story: Story) -> None:

@@ -149,9 +149,6 @@ def test_describe_an_allocation_shows_its_spec_and_its_events(kubectl: Kubectl, 
     assert "Changed" in text
 
 
-@pytest.mark.xfail(
-    strict=True, reason="describe lists the node's pods, and bound allocations are not shown as pods yet"
-)
 def test_describe_a_node(kubectl: Kubectl) -> None:
     name = unique("node")
     create_node(kubectl, name)

@@ -5,7 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from bursar.api import allocation, delete, discovery, docs, edit, event, node, openapi, review, system, tenant, token
+from bursar.api import (
+    allocation,
+    delete,
+    discovery,
+    docs,
+    edit,
+    event,
+    node,
+    openapi,
+    pod,
+    review,
+    system,
+    tenant,
+    token,
+)
 from bursar.api import object as objects
 from bursar.api.body import PROTOBUF, YAML
 from bursar.api.route import JSON, Handler, Param, Route
@@ -157,6 +171,10 @@ def _other_routes() -> Iterator[Route]:
         yield Route("GET", path, event.list_events, "What happened, from the change feed.", "list", "events",
                     params=(Param("fieldSelector", "As in involvedObject.name=job-1."),
                             Param("limit", "Accepted for compatibility.", "integer")))  # fmt: skip
+    for path in (f"{ROOT}/pods", f"{ROOT}/namespaces/{{namespace}}/pods"):
+        yield Route("GET", path, pod.list_pods, "Allocations, as Kubernetes would show them.", "list", "pods",
+                    params=(*SELECTORS, Param("limit", "Accepted for compatibility.", "integer")),
+                    refusals=(405,))  # fmt: skip
     yield Route("POST", f"{ROOT}/tokens", token.create, "Make a token; its secret is in this answer only.", "create",
                 "tokens", body=token.NewToken, answer=token.Token, status=201, refusals=(403, 404))  # fmt: skip
     yield Route("GET", f"{ROOT}/tokens", token.list_tokens, "List tokens, without their secrets.", "list", "tokens")
