@@ -7,6 +7,8 @@ from bursar.store.listing import Item
 from houses import Site
 from offices import allocation, bind, node
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 
 async def test_pods_on_a_node_are_the_allocations_bound_to_it(site: Site) -> None:
     office = site.house.office
