@@ -32,6 +32,6 @@ async def test_pods_are_not_watched(site: Site) -> None:
 @pytest.mark.parametrize(
     ("phase", "shown"), [("Scheduled", "Pending"), ("Running", "Running"), ("Cancelled", "Failed")]
 )
-def test_phases_are_told_in_kubernetes_words(phase: str, shown: str) -> None:
+async def test_phases_are_told_in_kubernetes_words(phase: str, shown: str) -> None:
     doc = b'{"apiVersion":"v1","kind":"Allocation","metadata":{"name":"a","namespace":"b"},"spec":{}}'
     assert pod_of(Item("b", "a", "t", 1, doc, b'{"phase":"%s"}' % phase.encode()))["status"]["phase"] == shown
