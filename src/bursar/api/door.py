@@ -271,27 +271,56 @@ async def _read_body(receive: Receive, headers: Mapping[str, str]) -> bytes | Re
     too_large = Refusal(Code.TOO_LARGE, f"the body is larger than {BODY_BYTES_MAX} bytes", "Send less at once.")
     if length.isdigit() and int(length) > BODY_BYTES_MAX:
         return too_large
-    pieces: list[bytes] = []
-    size = 0
+    deadline = _Deadline(BODY_SECONDS_MAX)
     try:
-        async with asyncio.timeout(BODY_SECONDS_MAX):
-            while True:
-                event = await receive()
-                if event["type"] == "http.disconnect":
-                    # Less than was meant may mean something else: a DELETE without its options deletes.
-                    return invalid("the body ended early")
-                pieces.append(event.get("body", b""))
-                size += len(pieces[-1])
-                if size > BODY_BYTES_MAX:
-                    return too_large
-                if not event.get("more_body"):
-                    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-    except TimeoutError:
+        return await _receive_body(receive, too_large)
+    except asyncio.CancelledError:
+        if not deadline.passed:
+            raise
         return Refusal(
             Code.TIMEOUT,
             f"the body did not come within {BODY_SECONDS_MAX:g} seconds",
             "Nothing happened: send the request again.",
         )
+    finally:
+        deadline.lift()
+
+
+async def _receive_body(receive: Receive, too_large: Refusal) -> bytes | Refusal:
+    pieces: list[bytes] = []
+    size = 0
+    while True:
+        event = await receive()
+        if event["type"] == "http.disconnect":
+            # Less than was meant may mean something else: a DELETE without its options deletes.
+            return invalid("the body ended early")
+        pieces.append(event.get("body", b""))
+        size += len(pieces[-1])
+        if size > BODY_BYTES_MAX:
+            return too_large
+        if not event.get("more_body"):
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+class _Deadline:
+    """Cancels the present task when its time is up. Every request with a body has one: asyncio.timeout costs more."""
+
+    __slots__ = ("_task", "_timer", "passed")
+
+    def __init__(self, seconds: float) -> None:
+        self.passed = False
+        self._task = asyncio.current_task()
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._end)
+
+    def _end(self) -> None:
+        self.passed = True
+        if self._task is not None:
+            self._task.cancel()
+
+    def lift(self) -> None:
+        self._timer.cancel()
+        if self.passed and self._task is not None:
+            self._task.uncancel()
 
 
 async def _send_answer(answer: Answer, request_id: str, rate: Verdict | None, send: Send, *, head: bool) -> None:

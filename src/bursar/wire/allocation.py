@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain, islice
+from functools import lru_cache
+from itertools import islice
 from typing import Any
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
 from bursar.core.allocation import Gang, Request
-from bursar.core.charge import Charge, Facts
+from bursar.core.charge import NOTHING, Charge, Facts
 from bursar.core.duration import parse_seconds
 from bursar.core.node import WHOLE, is_device
 from bursar.core.refusal import Cause, field_fault
@@ -135,7 +137,31 @@ def facts_of(spec: AllocationSpec) -> Facts:
 
 def charge_of(allocation: Allocation) -> Charge:
     """What an allocation holds from the moment it is accepted."""
-    spec = allocation.spec
+    return _judged(allocation.spec)[1]
+
+
+# Jobs of one template come by the thousand, each with the same spec: it is judged once. What is kept is bounded.
+SPECS_KEPT = 512
+SPEC_KEPT_BYTES_MAX = 4096
+
+_encode_spec = msgspec.json.Encoder().encode
+_decode_spec = msgspec.json.Decoder(AllocationSpec).decode
+
+
+def _judged(spec: AllocationSpec) -> tuple[tuple[Cause, ...], Charge]:
+    """(what is wrong with a spec, what it would be charged if nothing is)."""
+    raw = _encode_spec(spec)
+    return _judge(raw) if len(raw) <= SPEC_KEPT_BYTES_MAX else _judge.__wrapped__(raw)
+
+
+@lru_cache(SPECS_KEPT)
+def _judge(raw: bytes) -> tuple[tuple[Cause, ...], Charge]:
+    spec = _decode_spec(raw)
+    faults = tuple(islice(spec_faults("spec", spec), FAULTS_MAX))
+    return faults, NOTHING if faults else _charge(spec)
+
+
+def _charge(spec: AllocationSpec) -> Charge:
     accepted: dict[str, int] = {}
     if isinstance(spec.resources, Resources):
         limits = amounts(spec.resources.limits)
@@ -164,8 +190,7 @@ def request_of(allocation: Allocation) -> Request:
 
 
 def _check(allocation: Allocation) -> list[Cause]:
-    faults = chain(spec_faults("spec", allocation.spec), _annotationgang_faults(allocation))
-    return list(islice(faults, FAULTS_MAX))
+    return [*_judged(allocation.spec)[0], *_annotation_faults(allocation)]
 
 
 def spec_faults(path: str, spec: AllocationSpec) -> Iterator[Cause]:
@@ -211,7 +236,7 @@ def _resource_faults(path: str, resources: Resources) -> Iterator[Cause]:
             yield field_fault(f"{path}.requests[{name}]", "must be a whole number of devices, or a fraction below one")
 
 
-def _annotationgang_faults(allocation: Allocation) -> Iterator[Cause]:
+def _annotation_faults(allocation: Allocation) -> Iterator[Cause]:
     notes = allocation.metadata.annotations
     if not isinstance(notes, dict):
         return
