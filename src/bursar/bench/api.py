@@ -15,7 +15,7 @@ from bursar.bench.load import Result, request_bytes, run_load
 from bursar.bench.server import Server, running_server
 
 TEAMS = 8
-CONNECTIONS = 128
+CONNECTIONS = 256
 
 # The request of a training job, with all that such requests carry.
 SPEC: dict[str, Any] = {

@@ -18,6 +18,7 @@ from bursar.core.sheet import Sheet
 from bursar.core.tree import Row, Tree, rows_of
 from bursar.ops.command import REUSED, Command, Reply, Result, decode_reply, encode_reply, written
 from bursar.ops.tree import TreeCache
+from bursar.store import batch as batch_store
 from bursar.store import gang as gang_store
 from bursar.store import node as node_store
 from bursar.store import object as object_store
@@ -162,8 +163,7 @@ def finished(result: Result) -> Reply:
 
 async def save(db: Connection, sheet: Sheet) -> None:
     """Everything that was decided, set by set; the revision is the last lock."""
-    if changes := sheet.counters.changes():
-        await quota_store.add(db, sheet.tree, changes)
+    changes = sheet.counters.changes()
     if sheet.gangs:
         await gang_store.save(db, {key: sheet.gangs[key] for key in sheet.touched_gangs}, locked=sheet.gangs)
     if sheet.touched_nodes:
@@ -176,15 +176,12 @@ async def save(db: Connection, sheet: Sheet) -> None:
     if sheet.recharged:
         await object_store.save_charges(db, list(sheet.recharged.values()))
     if not sheet.writes:
+        assert not changes, "counters move only with what is written"
         return
-    first = await object_store.take_revisions(db, len(sheet.writes)) + 1
-    revisions: dict[str, int] = {}
-    for offset, write in enumerate(sheet.writes):
-        write.revision = first + offset
-        revisions[write.shown.uid] = write.revision
+    await batch_store.save(db, sheet.writes, sheet.tree, changes)
     if sheet.placed:
+        revisions = {write.shown.uid: write.revision for write in sheet.writes}
         await node_store.put_placements(db, list(sheet.placed.values()), revisions)
-    await object_store.save(db, sheet.writes)
 
 
 async def remember(

@@ -26,10 +26,10 @@ from bursar.store.database import (
     Connection,
     Database,
     MissingPartition,
+    Stale,
     Unavailable,
     is_missing_partition,
 )
-from bursar.store.request import MARKER_SCOPE, Claim, RequestKey
 
 C = TypeVar("C")
 A = TypeVar("A")
@@ -62,7 +62,7 @@ class Transactor(Generic[C, A]):
         self._db: Connection | None = None
 
     async def run(self, commands: Sequence[C]) -> Sequence[A]:
-        marker = Claim(RequestKey(MARKER_SCOPE, secrets.token_hex(16)), "")
+        marker = secrets.token_hex(16)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + PATIENCE_SECONDS
         attempt = _Attempt[A]()
@@ -85,29 +85,29 @@ class Transactor(Generic[C, A]):
             db, self._db = self._db, None
             await asyncio.wait_for(db.close(), timeout=5)
 
-    async def _once(self, marker: Claim, commands: Sequence[C], attempt: _Attempt[A]) -> Sequence[A]:
+    async def _once(self, marker: str, commands: Sequence[C], attempt: _Attempt[A]) -> Sequence[A]:
         db = await self._connected()
-        transaction = db.transaction()
-        await transaction.start()
         try:
-            if not await request.claim(db, [marker]):
+            if not await request.begin(db, marker):
                 assert attempt.unsure is not None, "a marker is taken only by an attempt that reached COMMIT"
-                await transaction.rollback()
+                await db.execute("ROLLBACK;")
                 return attempt.unsure
             attempt.unsure = None
             answers = await self._walk(db, commands)
         except BaseException as error:
-            await self._roll_back(transaction, db)
+            await self._roll_back(db)
             if is_missing_partition(error):
                 raise MissingPartition from error
             raise
         if self._dry:
-            await transaction.rollback()
+            await db.execute("ROLLBACK;")
             return answers
         attempt.unsure = answers  # Until COMMIT has answered, nobody knows.
         try:
             with metrics.COMMIT_SECONDS.labels(self.name).time():
-                await transaction.commit()
+                ended = await db.execute("COMMIT;")
+            if ended != "COMMIT":
+                raise Stale(f"the transaction was undone: {ended}")
         except RACES:
             attempt.unsure = None  # The server undid this attempt, and said so.
             raise
@@ -127,11 +127,11 @@ class Transactor(Generic[C, A]):
             self._db = await self._database.connect()
         return self._db
 
-    async def _roll_back(self, transaction: object, db: Connection) -> None:
+    async def _roll_back(self, db: Connection) -> None:
         if db.is_closed():
             return
         try:
-            await transaction.rollback()  # type: ignore[attr-defined]
+            await db.execute("ROLLBACK;")
         except LOSSES:
             self._drop()
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from bursar.core.charge import NOTHING, Charge, Facts
-from bursar.core.object import Key, Stored, Write
+from bursar.core.object import Key, Stored
 from bursar.store.database import Connection, Stale
 from bursar.store.statements import statements
 
@@ -105,62 +105,6 @@ async def load_charges_in(db: Connection, namespace: str, kinds: Sequence[str]) 
 async def is_used(db: Connection, namespace: str, kinds: Sequence[str]) -> bool:
     used: bool = await db.fetchval(SQL.is_used, namespace, list(kinds))
     return used
-
-
-async def take_revisions(db: Connection, count: int) -> int:
-    """The last lock of the transaction. Returns the number before the first one taken."""
-    before: int = await db.fetchval(SQL.take_revisions, count)
-    return before
-
-
-async def save(db: Connection, writes: Sequence[Write]) -> None:
-    """Write each object's last state, and every change; the writes have their revisions."""
-    last = {write.key: index for index, write in enumerate(writes)}
-    first: dict[Key, Stored | None] = {}
-    for write in writes:
-        first.setdefault(write.key, write.before)
-    lines = [
-        _line(write, _op(first[write.key], write, last[write.key] == index), first[write.key])
-        for index, write in enumerate(writes)
-    ]
-    counts = await db.fetchrow(SQL.save, *map(list, zip(*lines, strict=True)))
-    ops = [line[0] for line in lines]
-    for op, column in (("insert", "inserted"), ("update", "updated"), ("delete", "deleted")):
-        if counts[column] != ops.count(op):
-            raise Stale(f"{ops.count(op)} rows to {op}, {counts[column]} found as decided")
-
-
-def _op(first: Stored | None, write: Write, is_last: bool) -> str:
-    if not is_last:
-        return "leave"
-    if write.after is None:
-        return "delete" if first is not None else "leave"
-    return "update" if first is not None else "insert"
-
-
-def _line(write: Write, op: str, first: Stored | None) -> tuple[Any, ...]:
-    shown, before = write.shown, write.before
-    return (
-        op,
-        first.revision if first is not None else 0,
-        write.revision,
-        *write.key,
-        shown.uid,
-        shown.tenant,
-        write.type,
-        _encode(shown.labels),
-        _encode(shown.fields),
-        _encode(before.labels) if before is not None else None,
-        _encode(before.fields) if before is not None else None,
-        shown.gang or None,
-        encode_charge(shown.charge),
-        shown.doc,
-        shown.status,
-        write.origin.actor,
-        write.origin.verb,
-        write.origin.reason,
-        before.tenant if before is not None else None,
-    )
 
 
 async def save_charges(db: Connection, objects: Sequence[Stored]) -> None:

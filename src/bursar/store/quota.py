@@ -9,7 +9,7 @@ from typing import Any
 from bursar.core.quantity import UNLIMITED
 from bursar.core.quota import Counter, Pair
 from bursar.core.tree import Enforcement, Row, Tree, enforcement_of, hard_of
-from bursar.store.database import Connection, Stale
+from bursar.store.database import Connection
 from bursar.store.statements import statements
 
 SQL = statements("quota")
@@ -54,18 +54,15 @@ async def load_all(db: Connection) -> dict[Row, Counter]:
     return _rows(await db.fetch(SQL.read_all))
 
 
-async def add(db: Connection, tree: Tree, changes: Mapping[Row, Pair]) -> None:
-    """Move the counters by what was decided; the limit is guarded once more."""
+def delta_columns(tree: Tree, changes: Mapping[Row, Pair]) -> tuple[list[Any], ...]:
+    """What a batch moves, as the columns of the statement that saves it."""
     ordered = sorted(changes)
-    tag = await db.execute(
-        SQL.add,
+    return (
         *_columns(ordered),
         [changes[row][0] for row in ordered],
         [changes[row][1] for row in ordered],
         [enforcement_of(tree, row[0]) is Enforcement.REJECT for row in ordered],
     )
-    if tag != f"UPDATE {len(ordered)}":
-        raise Stale(f"{len(ordered)} counters to move, but: {tag}")
 
 
 async def put(db: Connection, counters: Mapping[Row, Counter]) -> None:

@@ -33,6 +33,16 @@ def _columns(keys: Sequence[RequestKey]) -> tuple[list[str], list[str]]:
     return [key.scope for key in keys], [key.request_id for key in keys]
 
 
+async def begin(db: Connection, marker: str) -> bool:
+    """Begin a transaction and claim its marker, in one message; whether the marker was free.
+
+    Waits for a transaction that is claiming, or committing, the same.
+    """
+    assert marker.isalnum(), "a marker is ours, and plain"
+    tag: str = await db.execute(SQL.begin.replace("$marker", marker))
+    return tag == "INSERT 0 1"
+
+
 async def claim(db: Connection, claims: Sequence[Claim]) -> set[RequestKey]:
     """Those that are ours now; the others were claimed before."""
     ordered = sorted(claims)

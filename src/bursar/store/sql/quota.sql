@@ -30,18 +30,6 @@ SELECT scope, dimension, hard, soft, accepted, bound FROM quota WHERE scope = 's
 -- name: read_all
 SELECT scope, dimension, hard, soft, accepted, bound FROM quota;
 
--- name: add
--- The guard again, at the moment of writing: an increase never ends above the limit. `guarded` is whether the door
--- refuses what is accepted beyond it (enforcement Reject).
-UPDATE quota
-   SET accepted = quota.accepted + line.accepted,
-       bound = quota.bound + line.bound
-  FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::boolean[])
-       AS line (scope, dimension, accepted, bound, guarded)
- WHERE (quota.scope, quota.dimension) = (line.scope, line.dimension)
-   AND (line.accepted <= 0 OR NOT line.guarded OR quota.hard - line.accepted >= quota.accepted)
-   AND (line.bound <= 0 OR quota.hard - line.bound >= quota.bound);
-
 -- name: put
 INSERT INTO quota (scope, dimension, hard, soft, accepted, bound)
 SELECT *

@@ -1,5 +1,10 @@
 -- Requests that must have one effect and one answer.
 
+-- name: begin
+-- Sent as one message without parameters: the marker is put in by us, and is plain.
+BEGIN;
+INSERT INTO request (scope, request_id, fingerprint) VALUES ('batch', '$marker', '') ON CONFLICT DO NOTHING;
+
 -- name: claim
 -- Waits for a rival that is claiming the same: afterwards its outcome can be read.
 INSERT INTO request (scope, request_id, fingerprint)
