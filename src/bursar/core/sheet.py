@@ -23,6 +23,7 @@ class Sheet:
     tree: Tree
     counters: Counters
     objects: dict[Key, Stored] = field(default_factory=dict)
+    recent: set[Key] = field(default_factory=set)  # objects that exist, and were not read again
     nodes: dict[str, NodeRoom] = field(default_factory=dict)
     placements: dict[str, tuple[Placement, ...]] = field(default_factory=dict)  # by the allocation's uid
     gangs: dict[GangKey, GangRow] = field(default_factory=dict)

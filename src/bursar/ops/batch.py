@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from time import monotonic as now
 
 from bursar.core.allocation import GangKey
-from bursar.core.object import Write
+from bursar.core.object import Key, Write
 from bursar.core.quota import Counters
 from bursar.core.refusal import Refusal
 from bursar.core.sheet import Sheet
@@ -31,6 +32,12 @@ from bursar.store.request import Claim, Remembered, RequestKey
 
 KNOWN_MAX = 200_000
 
+# Kinds that others only refer to by name. That one was there a second ago is good enough: it could be deleted right
+# after the request as well.
+CATALOGUE = frozenset({"PriorityClass", "Queue"})
+SEEN_SECONDS_MAX = 1.0
+SEEN_MAX = 10_000
+
 
 class Walk:
     """Decides batches of commands that leave the tree as it is."""
@@ -40,6 +47,7 @@ class Walk:
         # Counters that are known to exist. Those that are gone all the same are noticed when they are locked.
         self._known: set[Row] = set()
         self._known_in: Tree | None = None
+        self._seen: dict[Key, float] = {}
 
     async def __call__(self, db: Connection, commands: Sequence[Command]) -> Sequence[Reply]:
         claimed, remembered = await claim(db, commands)
@@ -64,9 +72,18 @@ class Walk:
         keys = {key for command in commands for key in command.objects()}
         if sheet.gangs:
             keys.update(await object_store.load_gang_members(db, sheet.gangs))
-        await object_store.lock(db, keys)
+        there = await object_store.lock(db, keys)
         needs = {key for command in commands for key in command.needs()}
-        sheet.objects = await object_store.load(db, keys | needs)
+        sheet.recent = self._recently_seen(needs)
+        # What does not exist need not be read; nor what was there a moment ago, where only that matters.
+        if wanted := there | (needs - sheet.recent):
+            sheet.objects = await object_store.load(db, wanted)
+            self._seen.update({key: now() for key in needs if key in sheet.objects and key.kind in CATALOGUE})
+
+    def _recently_seen(self, needs: set[Key]) -> set[Key]:
+        if len(self._seen) > SEEN_MAX:
+            self._seen.clear()
+        return {key for key in needs if now() - self._seen.get(key, -SEEN_SECONDS_MAX) < SEEN_SECONDS_MAX}
 
     async def _lock_counters(self, db: Connection, sheet: Sheet, commands: Sequence[Command]) -> None:
         rows = {

@@ -74,7 +74,7 @@ class Create(Command):
         missing = [
             Cause("FieldValueNotFound", f"{key.kind} {key.name!r} does not exist", field=field)
             for field, key in self.wants
-            if key not in sheet.objects
+            if key not in sheet.objects and key not in sheet.recent
         ]
         if missing:
             return Refusal(Code.INVALID, "; ".join(one.message for one in missing), causes=tuple(missing))

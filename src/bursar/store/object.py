@@ -78,8 +78,9 @@ def _columns(keys: Iterable[Key]) -> tuple[list[str], list[str], list[str]]:
     return [key.kind for key in ordered], [key.namespace for key in ordered], [key.name for key in ordered]
 
 
-async def lock(db: Connection, keys: Iterable[Key]) -> None:
-    await db.fetchval(SQL.lock, *_columns(keys))
+async def lock(db: Connection, keys: Iterable[Key]) -> set[Key]:
+    """Lock the objects that exist, in order; which those are."""
+    return {Key(row["kind"], row["namespace"], row["name"]) for row in await db.fetch(SQL.lock, *_columns(keys))}
 
 
 async def load(db: Connection, keys: Iterable[Key]) -> dict[Key, Stored]:

@@ -2,13 +2,11 @@
 
 -- name: lock
 -- In key order, so that two batches can never deadlock. What is decided from is read in a later statement.
-SELECT count(*) FROM (
-    SELECT 1
-      FROM object
-     WHERE (kind, namespace, name) IN (SELECT * FROM unnest($1::text[], $2::text[], $3::text[]))
-     ORDER BY kind, namespace, name
-       FOR NO KEY UPDATE
-) AS locked;
+SELECT kind, namespace, name
+  FROM object
+ WHERE (kind, namespace, name) IN (SELECT * FROM unnest($1::text[], $2::text[], $3::text[]))
+ ORDER BY kind, namespace, name
+   FOR NO KEY UPDATE;
 
 -- name: read
 SELECT kind, namespace, name, uid, tenant, revision, labels, fields, gang, charge, doc, status
