@@ -5,5 +5,7 @@ import hypothesis
 pytest_plugins = ["postgres", "offices"]
 
 # A shared machine may pause any test: deadlines would only tell how busy it is.
-hypothesis.settings.register_profile("bursar", deadline=None, print_blob=True)
+hypothesis.settings.register_profile(
+    "bursar", deadline=None, print_blob=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("bursar")

@@ -379,6 +379,7 @@ def test_names_are_completed_by_asking_the_server(shell: Shell) -> None:
             **os.environ,
             **shell.environment,
             "_BURSAR_COMPLETE": "bash_complete",
+            "BURSAR_COMPLETION_SECONDS": "30",
             "COMP_WORDS": " ".join(["bursar", *words]),
             "COMP_CWORD": str(len(words)),
         }
