@@ -32,6 +32,7 @@ SESSION_SETTINGS = {
 
 CONNECT_TIMEOUT_SECONDS = 5.0
 COMMAND_TIMEOUT_SECONDS = 15.0
+TURN_SECONDS_MAX = 10.0
 
 
 class Unavailable(Exception):
@@ -110,9 +111,11 @@ async def _leave(_: Connection) -> None:
 class Database:
     """A pool for reads, and connections of their own for those who keep one (lanes, the feed)."""
 
-    def __init__(self, url: str, pool: Any) -> None:
+    def __init__(self, url: str, pool: Any, readers: int) -> None:
         self.url = url
         self._pool = pool
+        # The pool lets newcomers overtake those who wait; here they take turns.
+        self._turns = asyncio.Semaphore(readers)
 
     @classmethod
     async def open(cls, url: str, *, readers: int = 4) -> Database:
@@ -126,7 +129,7 @@ class Database:
             init=set_codecs,
             reset=_leave,
         )
-        return cls(url, pool)
+        return cls(url, pool, readers)
 
     async def close(self) -> None:
         try:
@@ -137,11 +140,24 @@ class Database:
     @asynccontextmanager
     async def reader(self) -> AsyncIterator[Connection]:
         """A connection for statements that stand alone. A lost one becomes Unavailable."""
+        await self._take_turn()
         try:
             async with self._pool.acquire(timeout=CONNECT_TIMEOUT_SECONDS) as db:
                 yield db
         except LOSSES as error:
             raise Unavailable(f"the database is away: {error}") from error
+        finally:
+            self._turns.release()
+
+    async def _take_turn(self) -> None:
+        if not self._turns.locked():
+            await self._turns.acquire()
+            return
+        try:
+            async with asyncio.timeout(TURN_SECONDS_MAX):
+                await self._turns.acquire()
+        except TimeoutError as error:
+            raise Unavailable(f"no connection came free within {TURN_SECONDS_MAX:g} s") from error
 
     async def connect(self) -> Connection:
         return await connect(self.url)
