@@ -49,6 +49,7 @@ class Settings:
     database_url: str = ""
     redis_url: str = ""
     admin_token_file: Path | None = None
+    show_token: bool = False
     workers: int = 1
     requests_per_minute: int = LIMIT_PER_MINUTE_DEFAULT
     tls_cert: Path | None = None

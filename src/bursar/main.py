@@ -43,6 +43,7 @@ TOKEN_FILE = click.option(
 @HTTP
 @GRPC
 @TOKEN_FILE
+@click.option("--show-token", is_flag=True, help="Print the token in that file when ready.")
 @DATABASE
 @REDIS
 @click.option("--workers", default=1, show_default=True, type=click.IntRange(1, 64), help="API processes.")
@@ -98,6 +99,7 @@ def _settings(options: dict[str, Any]) -> Settings:
             database_url=options.get("database_url", ""),
             redis_url=options.get("redis_url", ""),
             admin_token_file=options.get("admin_token_file"),
+            show_token=options.get("show_token", False),
             workers=options.get("workers", 1),
             requests_per_minute=requests_per_minute_from_environment(),
             tls_cert=options.get("tls_cert"),

@@ -376,6 +376,8 @@ def _announce(settings: Settings, listener: socket.socket, token: str | None, ca
     url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
     if token is not None and settings.admin_token_file is None:
         print(f"admin token (shown once): {token}", flush=True)
+    if settings.show_token and settings.admin_token_file is not None:
+        print(f"admin token: {settings.admin_token_file.read_text().strip()}", flush=True)
     parts = [f"bursar is ready on {url}"]
     if settings.admin_token_file is not None:
         parts.append(f"admin token in {settings.admin_token_file}")
