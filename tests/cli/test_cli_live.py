@@ -414,3 +414,11 @@ def test_kubectl_works_with_the_kubeconfig(tmp_path: Path) -> None:
 
 def test_kubeconfig_over_plain_http_says_what_is_wrong(shell: Shell) -> None:
     assert "--tls auto" in shell("kubeconfig").stderr
+
+
+def test_the_example_can_be_applied_and_says_which_quota_is_full(shell: Shell) -> None:
+    example = str(Path(__file__).parents[2] / "examples" / "cluster.yaml")
+    shell("apply -f", example)
+    assert "configured" not in shell("apply -f", example).output
+    refused = shell("create -n simulation -f -", given=manifest("big", gpus=5), code=6)
+    assert "quota: simulation/gpus" in refused.output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -28,15 +29,24 @@ def login(url: str, token: str | None, context: str | None, ca_file: str | None,
 
     url = checked_url(url)
     secret = _secret(token)
-    name = context or urlsplit(url).hostname or "default"
+    name = context or _named_after(url)
     user = _try(url, secret, ca_file)
     path = config_path()
     contexts = load(path)
     stored = Context(url, secret, str(Path(ca_file).absolute()) if ca_file else "", namespace, name)
     save(path, Contexts(name, {**contexts.known, name: stored}))
     click.echo(f'Logged in to {url} as {user}; context "{name}" is now the current one ({path}).')
+    for variable in ("BURSAR_URL", "BURSAR_TOKEN"):
+        if os.environ.get(variable):
+            click.echo(f"  warning: {variable} is set and wins over this context: unset {variable}", err=True)
     if url.startswith("http:") and not is_loopback(url):
         click.echo("  warning: over plain http the token can be read on the way; use https", err=True)
+
+
+def _named_after(url: str) -> str:
+    """Host and port: several servers on one machine are several contexts."""
+    parts = urlsplit(url)
+    return f"{parts.hostname}:{parts.port}" if parts.port else parts.hostname or "default"
 
 
 def checked_url(url: str) -> str:

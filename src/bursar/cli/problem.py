@@ -73,6 +73,9 @@ def rendered(message: str, hint: str = "", causes: Iterable[Cause] = ()) -> str:
         lines.append(f"  hint: {hint}")
     whys = (f"{one.field}: {one.message}" if one.field not in one.message else one.message for one in causes)
     lines += [f"  - {why}" for why in dict.fromkeys(whys) if why and not _said(why, message)]
+    # Which of a namespace's quotas has no room is only in the cause's scope.
+    named = dict.fromkeys(one.scope.removeprefix("quota:") for one in causes if one.scope.startswith("quota:"))
+    lines += [f"  quota: {name}" for name in named]
     return "\n".join(lines)
 
 

@@ -37,4 +37,4 @@ def quotas(connection: Connection, name: str, output: str) -> None:
 def row(dimension: str, one: Mapping[str, Any]) -> list[str]:
     share = one.get("utilization")
     values = [str(one.get(name) or NONE) for name in ("limit", "source", "accepted", "bound")]
-    return [dimension, *values, NONE if share is None else f"{share:.0%}"]
+    return [dimension, *values, NONE if share is None else f"{int(share * 100)}%"]  # Rounded down: 100% means no room.

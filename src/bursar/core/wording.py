@@ -25,7 +25,7 @@ _KUBERNETES = frozenset(
 _PRINTED = {"allocations": "max_concurrent_allocations"}
 
 _WAIT = "Wait for running allocations to complete, or contact your tenant admin."
-_ASK = "Delete something that is no longer needed, ask for less, or ask your tenant admin for a higher limit."
+_ASK = "Delete something that is no longer needed, ask for less, or ask {} for a higher limit."
 
 
 def dimension_label(dimension: str) -> str:
@@ -44,7 +44,9 @@ def dimension_of(label: str) -> str:
 def quota_refusal(subject: str, exceeded: Sequence[Exceeded]) -> Refusal:
     """The first limit speaks; all of them are causes."""
     first = exceeded[0]
-    hint = _WAIT if first.used > first.limit else _ASK
+    # Quotas of a namespace are the tenant's own; its limits, and those above it, are set by the system's admins.
+    whom = "your tenant admin" if first.scope.startswith("quota:") else "a system admin"
+    hint = _WAIT if first.used > first.limit else _ASK.format(whom)
     return Refusal(
         Code.QUOTA_EXCEEDED,
         _message(subject, first),
