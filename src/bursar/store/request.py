@@ -11,8 +11,6 @@ from bursar.store.statements import statements
 
 SQL = statements("request")
 
-MARKER_SCOPE = "batch"
-
 
 class RequestKey(NamedTuple):
     scope: str  # tenant and verb
