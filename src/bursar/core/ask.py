@@ -1,0 +1,129 @@
+"""What an allocation asks of the scheduler, in the form in which it is compared, cached and decided.
+
+Everything here is a value that can be hashed: thousands of allocations of one template share one `Shape`, and what was
+worked out for a shape once need not be worked out again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from bursar.core.allocation import Gang
+from bursar.core.charge import NOTHING, Charge
+from bursar.core.selector import EVERYTHING, Selector
+
+
+class Operator(StrEnum):
+    """What a requirement asks of a node's label; the last four compare integers."""
+
+    IN = "In"
+    NOT_IN = "NotIn"
+    EXISTS = "Exists"
+    ABSENT = "DoesNotExist"
+    ABOVE = "Gt"
+    BELOW = "Lt"
+    AT_LEAST = "Gte"
+    AT_MOST = "Lte"
+
+
+class Effect(StrEnum):
+    NO_SCHEDULE = "NoSchedule"
+    PREFER_NO_SCHEDULE = "PreferNoSchedule"
+    NO_EXECUTE = "NoExecute"
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    key: str
+    operator: Operator
+    values: tuple[str, ...] = ()
+
+
+Requirements = tuple[Requirement, ...]  # all of them must hold
+
+
+@dataclass(frozen=True, slots=True)
+class Taint:
+    key: str
+    value: str = ""
+    effect: Effect = Effect.NO_SCHEDULE
+
+
+@dataclass(frozen=True, slots=True)
+class Toleration:
+    """Tolerates taints with this key, value and effect; an empty key or effect stands for every one."""
+
+    key: str = ""
+    exists: bool = False  # any value will do
+    value: str = ""
+    effect: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Company:
+    """Allocations in the same domain of a topology: wanted near, or wanted apart. No namespaces means one's own."""
+
+    topology_key: str
+    selector: Selector = EVERYTHING
+    namespaces: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How evenly the selected allocations lie over a topology's domains; without a selector: the gang, or the job."""
+
+    topology_key: str
+    skew_max: int = 1
+    hard: bool = True
+    selector: Selector | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Where something may run, where it would rather, and with whom."""
+
+    node_labels: tuple[tuple[str, str], ...] = ()
+    required: tuple[Requirements, ...] = ()  # any one of them; none at all asks for nothing
+    preferred: tuple[tuple[int, Requirements], ...] = ()
+    tolerations: tuple[Toleration, ...] = ()
+    near: tuple[Company, ...] = ()
+    apart: tuple[Company, ...] = ()
+    rather_near: tuple[tuple[int, Company], ...] = ()
+    rather_apart: tuple[tuple[int, Company], ...] = ()
+    spreads: tuple[Spread, ...] = ()
+
+
+ANYWHERE = Where()
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What is asked of each of `nodes` nodes, and of which nodes. Requests are sorted by name, without zeros."""
+
+    requests: tuple[tuple[str, int], ...]
+    nodes: int = 1
+    exclusive: bool = False
+    where: Where = ANYWHERE
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One allocation that wants room, or has it. Times are seconds since the epoch."""
+
+    uid: str
+    namespace: str
+    name: str
+    tenant: str
+    shape: Shape
+    submitted_at: float
+    priority: int = 0
+    preempts: bool = True
+    queue: str = "default"
+    ttl_seconds: int = 0  # 0: nobody knows how long it runs
+    gang: Gang | None = None
+    job: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False)
+    charge: Charge = field(default=NOTHING, hash=False)
+    checkpoint_seconds: int = 0  # how often it saves its work; 0: never
