@@ -14,6 +14,7 @@ from bursar.core.quota import Counter, Move, deltas
 from bursar.core.refusal import Refusal
 from bursar.core.tree import Row
 from bursar.ops import allocation as allocation_ops
+from bursar.ops import bind as bind_ops
 from bursar.ops import object as object_ops
 from bursar.ops.bootstrap import bootstrap
 from bursar.ops.command import Reply, Written
@@ -116,20 +117,32 @@ async def delete(office: Office, kind: str, namespace: str, name: str) -> Reply:
     return await object_ops.submit(office, command, tenant="test")
 
 
-async def bind(office: Office, namespace: str, name: str, *nodes: str) -> Reply:
+async def bind(office: Office, namespace: str, name: str, *nodes: str, fence: int | None = None) -> Reply:
+    """Place one allocation by itself."""
+    placed = await bind_unit(office, namespace, {name: nodes}, fence=fence)
+    return placed[0] if isinstance(placed, tuple) else placed
+
+
+async def bind_unit(
+    office: Office, namespace: str, members: Mapping[str, tuple[str, ...]], *, fence: int | None = None
+) -> Reply:
+    """Place allocations as one unit: by name, on which nodes."""
+    unit = [await member(office, namespace, name, *nodes) for name, nodes in members.items()]
+    for one in unit:
+        if isinstance(one, Refusal):
+            return one
+    command = bind_ops.Bind.unit([one for one in unit if not isinstance(one, Refusal)], TEST, fence)
+    (reply,) = await bind_ops.bind(office, [command])
+    return reply
+
+
+async def member(office: Office, namespace: str, name: str, *nodes: str) -> bind_ops.Member | Refusal:
     key = Key("Allocation", namespace, name)
     stored = await object_ops.get(office, key)
     if isinstance(stored, Refusal):
         return stored
-    command = allocation_ops.Bind(
-        key=key,
-        origin=TEST,
-        targets=tuple(Target(one) for one in nodes),
-        request=allocation_ops.request_in(stored.doc),
-        gang=stored.gang,
-    )
-    (reply,) = await allocation_ops.bind(office, [command])
-    return reply
+    targets = tuple(Target(one) for one in nodes)
+    return bind_ops.Member(key, targets, allocation_ops.request_in(stored.doc), stored.gang, stored.uid)
 
 
 async def end(office: Office, namespace: str, name: str, phase: Phase = Phase.SUCCEEDED) -> Reply:

@@ -5,15 +5,18 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from bursar.cli.connection import Connection, connected
 from bursar.cli.main import cli
 
 if TYPE_CHECKING:
     from bursar.config import Settings
+    from bursar.sim.shape import Shape
 
 DATABASE = click.option(
     "--database-url", envvar="BURSAR_DATABASE_URL", default="", help="PostgreSQL; without one it is embedded."
@@ -83,6 +86,72 @@ def controller(**options: Any) -> None:
     raise SystemExit(bursar.serve.run_controller(_settings({"http": "127.0.0.1:0", **options})))
 
 
+@click.group()
+def sim() -> None:
+    """Simulate nodes."""
+
+
+@sim.command()
+@click.option("--count", required=True, type=click.IntRange(1, 9999), help="How many nodes.")
+@click.option("--gpus", default=8, show_default=True, type=click.IntRange(0, 1024), help="GPUs on each.")
+@click.option("--cpu", default=96, show_default=True, type=click.IntRange(1), help="CPUs on each.")
+@click.option("--memory", default="768Gi", show_default=True, help="Memory on each.")
+@click.option("--prefix", default="sim", show_default=True, help="What their names begin with.")
+@click.option("--zones", default=2, show_default=True, type=click.IntRange(1), help="Zones they are spread over.")
+@click.option("--racks", default=8, show_default=True, type=click.IntRange(1), help="Racks they are spread over.")
+@click.option("--run-seconds", type=click.FloatRange(0), help="How long an allocation runs that does not say it.")
+@click.option("--keep", is_flag=True, help="Leave the nodes registered at the end.")
+@connected
+def nodes(connection: Connection, run_seconds: float | None, keep: bool, **shape: Any) -> None:
+    """Register nodes that run what is bound to them, in pretence, until interrupted.
+
+    With an administrator's token. An allocation's annotations say how it runs:
+    bursar.io/sim-seconds, for how long; bursar.io/sim-exit, with which exit code it ends.
+
+    \b
+    bursar sim nodes --count 8 --gpus 8 --run-seconds 60
+    """
+    import asyncio
+
+    from bursar.sim.shape import Shape
+
+    asyncio.run(_simulate(connection, Shape(**shape), run_seconds, keep))
+
+
+async def _simulate(connection: Connection, shape: Shape, run_seconds: float | None, keep: bool) -> None:
+    import asyncio
+    import signal
+
+    from bursar.client import AsyncClient
+    from bursar.sim.rest import RestNodes, simulate
+
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    where, is_terminal = connection.client.context, sys.stderr.isatty()
+
+    def end() -> None:
+        stop.set()
+        # Whoever asks again does not want to wait for the nodes' removal.
+        for one in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(one)
+
+    def ready() -> None:
+        print(f"{shape.count} simulated nodes are ready; Ctrl-C ends them", flush=True)
+
+    def tell() -> None:
+        if is_terminal:
+            line = f"{simulated.running} allocations running, {simulated.ended} ended"
+            print(f"\r{line}\x1b[K", end="\n" if stop.is_set() else "", file=sys.stderr, flush=True)
+
+    for one in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(one, end)
+    async with AsyncClient(where.url, where.token, ca_file=where.ca_file) as client:
+        simulated = RestNodes(client, shape, default_seconds=run_seconds)
+        left = await simulate(simulated, stop, ready=ready, tell=tell, keep=keep)
+    print(f"{simulated.ended} allocations ended")
+    if left:
+        print(f"{left} nodes still run something, and are left", file=sys.stderr)
+
+
 def _settings(options: dict[str, Any]) -> Settings:
     from bursar.config import (
         ConfigError,
@@ -114,6 +183,7 @@ def main() -> None:
     cli.add_lazy("serve", "bursar.main:serve", help="Start everything on this machine.")
     cli.add_lazy("api", "bursar.main:api", help="Serve the API alone.")
     cli.add_lazy("controller", "bursar.main:controller", help="Run the loops alone.")
+    cli.add_lazy("sim", "bursar.main:sim", help="Simulate nodes.")
     cli.add_lazy("bench", "bursar.bench.main:bench", help="Measure.")
     cli()
 

@@ -26,14 +26,15 @@ import uvloop
 from bursar.api.serve import opened_house, serve_http
 from bursar.api.tls import ensure_server_certificate
 from bursar.config import Settings, with_password_hidden
+from bursar.loops.drain import run_drains
 from bursar.loops.upkeep import run_upkeep
-from bursar.ops.bootstrap import bootstrap
+from bursar.ops.bootstrap import prepare
 from bursar.ops.office import Office, now
 from bursar.ops.token import TokenFileError, ensure_admin_token
 from bursar.store.database import AWAY, Database, connect
 from bursar.store.embedded import Embedded, EmbeddedError
 from bursar.store.embedded import start as start_embedded
-from bursar.store.migrate import MigrationError, migrate
+from bursar.store.migrate import MigrationError
 
 log = structlog.get_logger()
 
@@ -153,7 +154,7 @@ async def _controller(settings: Settings) -> int:
         await prepare(settings.database_url)
     database = await Database.open(settings.database_url)
     office = await Office.open(database)
-    upkeep = asyncio.create_task(run_upkeep(office))
+    upkeep = asyncio.gather(run_upkeep(office), run_drains(office))
     print(READY, flush=True)
     await stopping.wait()
     upkeep.cancel()
@@ -178,23 +179,6 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != int(os.environ["BURSAR_PARENT"]):
         raise StartError("the server that started this process is gone")
-
-
-async def prepare(database_url: str) -> None:
-    """Schema and default objects."""
-    db = await connect(database_url)
-    try:
-        for name in await migrate(db):
-            log.info("migrated", migration=name)
-    finally:
-        await db.close()
-    database = await Database.open(database_url, readers=2)
-    office = await Office.open(database)
-    try:
-        await bootstrap(office)
-    finally:
-        await office.close()
-        await database.close()
 
 
 def listen(settings: Settings) -> socket.socket:

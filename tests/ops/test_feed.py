@@ -71,6 +71,17 @@ async def test_followers_are_let_go_when_what_they_wait_for_was_dropped_unread(o
     feed.leave(follower)
 
 
+async def test_a_follower_is_cancelled_also_at_the_moment_when_something_comes() -> None:
+    follower = Follower("Allocation", "", 0)
+    waiting = asyncio.create_task(follower.wait(60))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    follower.offer(FedChange(a_change(1)))
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+
 async def test_a_queue_is_bounded_in_bytes() -> None:
     follower = Follower("Allocation", "", 0)
     fitting = feed_module.QUEUE_BYTES_MAX // MIB

@@ -19,11 +19,13 @@ from hypothesis.stateful import (
 )
 
 from bursar.core.allocation import Phase
+from bursar.core.eviction import Notice, Reason, Rule
 from bursar.core.object import Key, Stored
 from bursar.core.refusal import Refusal
 from bursar.ops import object as object_ops
-from bursar.ops.command import Reply
+from bursar.ops.command import Reply, Written
 from bursar.ops.dispatch import change_command
+from bursar.ops.evict import evict
 from bursar.store.embedded import Embedded
 from bursar.wire.kinds import BY_NAME
 from offices import (
@@ -47,6 +49,7 @@ from postgres import _url, clone_database, drop_database
 SOAK = bool(os.environ.get("BURSAR_SOAK"))
 GPU = "nvidia.com/gpu"
 GPUS_PER_NODE = 8
+NOTICE = Notice(Reason.PREEMPTED, Rule.ADMIN, "user:admin", "Preempted by user:admin")
 TENANTS, SPACES, NODES = ("t1", "t2", "t3"), ("s1", "s2", "s3"), ("n1", "n2")
 
 
@@ -63,11 +66,11 @@ class Work:
 
     @property
     def lives(self) -> bool:
-        return self.phase in ("Pending", "Scheduled", "Terminating")
+        return self.phase in ("Pending", "Scheduled", "Evicted", "Terminating")
 
     @property
     def placed(self) -> bool:
-        return self.phase in ("Scheduled", "Terminating")
+        return self.phase in ("Scheduled", "Evicted", "Terminating")
 
     def accepted(self, dimension: str) -> int:
         amounts = {GPU: self.gpus * 1000, "pods": 1000, "allocations": 1000, "nodes": self.nodes_accepted}
@@ -274,20 +277,35 @@ class Quotas(RuleBasedStateMachine):
         reply = self.run(end(self.office, space, work, Phase.FAILED))
         assert code(reply) == "ok"
         if one.phase == "Terminating":
-            assert not isinstance(reply, Refusal)
+            assert isinstance(reply, Written)
             assert reply.deleted
             del self.model.work[space, work]
+        elif one.phase == "Evicted":
+            one.phase, one.node = "Pending", ""
         else:
             one.phase = "Failed"
 
-    @precondition(lambda self: self.any_in("Scheduled", "Terminating"))
+    @precondition(lambda self: self.any_in("Scheduled", "Evicted", "Terminating"))
     @rule(data=st.data())
     def requeue(self, data: st.DataObject) -> None:
-        (space, work), one = self.some(data, "Scheduled", "Terminating")
+        (space, work), one = self.some(data, "Scheduled", "Evicted", "Terminating")
         reply = self.run(end(self.office, space, work, Phase.PENDING))
-        assert code(reply) == ("ok" if one.phase == "Scheduled" else "immutable")
-        if one.phase == "Scheduled":
+        assert code(reply) == "ok"
+        if one.phase == "Terminating":
+            del self.model.work[space, work]
+        else:
             one.phase, one.node = "Pending", ""
+
+    @precondition(lambda self: self.any_in())
+    @rule(data=st.data())
+    def evict(self, data: st.DataObject) -> None:
+        (space, work), one = self.some(data)
+        found = self.run(object_ops.get(self.office, Key("Allocation", space, work)))
+        assert isinstance(found, Stored)
+        reply = self.run(evict(self.office, found, NOTICE, TEST))
+        assert code(reply) == ("ok" if one.placed else "stale")
+        if one.phase == "Scheduled":
+            one.phase = "Evicted"
 
     @precondition(lambda self: self.any_in())
     @rule(data=st.data())

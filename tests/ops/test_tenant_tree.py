@@ -1,7 +1,6 @@
 """The tree of tenants on a real database: limits hold for subtrees, and every change of the tree recounts."""
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -12,9 +11,10 @@ from bursar.core.placing import Target
 from bursar.core.quantity import UNLIMITED
 from bursar.core.quota import Counter
 from bursar.core.refusal import Refusal
-from bursar.ops import allocation as allocation_ops
+from bursar.ops import bind as bind_ops
 from bursar.ops import object as object_ops
-from bursar.ops.allocation import Bind, Report, request_in
+from bursar.ops.allocation import Report, request_in
+from bursar.ops.bind import Bind
 from bursar.ops.command import Reply, Written
 from bursar.ops.dispatch import change_command
 from bursar.ops.office import Office
@@ -25,6 +25,7 @@ from offices import (
     allocation,
     assert_counters_equal_charges,
     bind,
+    bind_unit,
     change,
     code,
     counters,
@@ -424,8 +425,8 @@ async def test_a_waiting_member_that_is_deleted_makes_the_gang_wait_longer(offic
     await allocation(office, "default", "d", spec=gang(3), gpu=1)
     assert await gang_row(office) == (3, True)
     assert await gpus(office, "tenant:default") == (3, 0)
+    assert code(await bind_unit(office, "default", dict.fromkeys(("b", "c", "d"), ("n1",)))) == "ok"
     for name in ("b", "c", "d"):
-        assert code(await bind(office, "default", name, "n1")) == "ok"
         await assert_counters_equal_charges(office)
         await end(office, "default", name)
     assert await gang_row(office) is None
@@ -613,11 +614,12 @@ async def test_a_plan_for_a_node_that_has_changed_is_stale(office: Office) -> No
     await node(office, "n1", gpu=2)
     await allocation(office, "default", "a", gpu=1)
     stored = await get(office, "Allocation", "default", "a")
-    command = Bind(key=stored.key, origin=TEST, targets=(Target("n1", 1),), request=request_in(stored.doc))
+    command = Bind.one(key=stored.key, origin=TEST, targets=(Target("n1", 1),), request=request_in(stored.doc))
     await change(office, "Node", "", "n1", unschedulable=False)
-    (answer,) = await allocation_ops.bind(office, [command])
+    (answer,) = await bind_ops.bind(office, [command])
     assert (code(answer), refusal(answer).message) == ("stale", "node n1 has changed since the plan was made")
-    (answer,) = await allocation_ops.bind(office, [replace(command, targets=(Target("n1", 2),))])
+    again = Bind.one(key=stored.key, origin=TEST, targets=(Target("n1", 2),), request=request_in(stored.doc))
+    (answer,) = await bind_ops.bind(office, [again])
     assert code(answer) == "ok"
 
 
@@ -660,15 +662,15 @@ async def test_work_requeued_and_placed_elsewhere_in_one_batch_is_in_one_place(o
     await allocation(office, "default", "a", gpu=1)
     await bind(office, "default", "a", "n1")
     stored = await get(office, "Allocation", "default", "a")
-    again = Bind(key=stored.key, origin=TEST, targets=(Target("n2"),), request=request_in(stored.doc))
+    again = Bind.one(key=stored.key, origin=TEST, targets=(Target("n2"),), request=request_in(stored.doc))
     requeued, placed = await asyncio.gather(
         office.binding.submit(Report(key=stored.key, origin=TEST, phase=Phase.PENDING)),
         office.binding.submit(again),
     )
     assert (code(requeued), code(placed)) == ("ok", "ok")
     assert isinstance(requeued, Written)
-    assert isinstance(placed, Written)
-    assert placed.revision == requeued.revision + 1  # one batch
+    assert isinstance(placed, tuple)
+    assert placed[0].revision == requeued.revision + 1  # one batch
     async with office.database.reader() as db:
         placements = await node_store.load_placements_on(db, ["n1", "n2"])
     assert [one.node for one in placements] == ["n2"]
@@ -683,7 +685,7 @@ async def test_work_placed_and_ended_in_one_batch_is_nowhere(office: Office) -> 
     stored = await get(office, "Allocation", "default", "a")
     bound, ended = await asyncio.gather(
         office.binding.submit(
-            Bind(key=stored.key, origin=TEST, targets=(Target("n1"),), request=request_in(stored.doc))
+            Bind.one(key=stored.key, origin=TEST, targets=(Target("n1"),), request=request_in(stored.doc))
         ),
         office.binding.submit(Report(key=stored.key, origin=TEST, phase=Phase.FAILED)),
     )

@@ -23,6 +23,7 @@ from bursar.wire.document import render_list
 from bursar.wire.kind import Kind
 
 AT_ONCE = 256
+POLICIES = ("Background", "Foreground", "Orphan")
 
 
 class DeleteOptions(msgspec.Struct, rename="camel"):
@@ -52,9 +53,17 @@ def delete_options(call: Call) -> DeleteOptions | Refusal:
         options.grace_period_seconds = int(grace)
     if options.grace_period_seconds is not None and not 0 <= options.grace_period_seconds < 10**7:
         return invalid("gracePeriodSeconds must be a number of seconds, not negative")
+    options.propagation_policy = call.query.get("propagationPolicy") or options.propagation_policy
+    if options.propagation_policy not in (None, "", *POLICIES):
+        return invalid(f"propagationPolicy must be one of {', '.join(POLICIES)}")
     if options.dry_run:
         call.query = {**call.query, "dryRun": options.dry_run[0]}
     return options
+
+
+def is_orphaning(options: DeleteOptions) -> bool:
+    """Whether what an object has made stays when it goes."""
+    return options.propagation_policy == "Orphan" or options.orphan_dependents is True
 
 
 def _preconditions(options: DeleteOptions) -> Preconditions | Refusal:
@@ -86,6 +95,7 @@ async def delete(call: Call) -> Outcome:
         claim,
         preconditions=preconditions,
         grace_seconds=options.grace_period_seconds,
+        orphan=is_orphaning(options),
     )
     reply = await ops.submit(call.house.office, command, tenant=found.tenant, dry_run=bool(dry))
     return await written_answer(call, kind, reply)
@@ -102,21 +112,35 @@ async def delete_collection(call: Call) -> Outcome:
     kind = kind_of(call)
     async with call.house.database.reader() as db:
         page = await listing.load_page(db, query)
-    replies = await delete_all(call, kind, page.items, options.grace_period_seconds, dry=bool(dry))
+    replies = await delete_all(
+        call, kind, page.items, options.grace_period_seconds, dry=bool(dry), orphan=is_orphaning(options)
+    )
     items = [shown(reply) for reply in replies if isinstance(reply, Written)]
     refused = [one for one in replies if isinstance(one, Refusal) and one.code is not Code.NOT_FOUND]
     return refused[0] if refused else Answer(200, render_list(kind, items, page.revision))
 
 
 async def delete_all(
-    call: Call, kind: Kind, items: Sequence[Item], grace_seconds: int | None, *, dry: bool, reason: str = ""
+    call: Call,
+    kind: Kind,
+    items: Sequence[Item],
+    grace_seconds: int | None,
+    *,
+    dry: bool,
+    reason: str = "",
+    orphan: bool = False,
 ) -> list[Reply]:
     async def delete_one(one: Item) -> Reply:
         found = await ops.get(call.house.office, Key(kind.name, one.namespace, one.name))
         if isinstance(found, Refusal):
             return found
         command = delete_command(
-            kind, found, origin_of(call, reason), preconditions=Preconditions(), grace_seconds=grace_seconds
+            kind,
+            found,
+            origin_of(call, reason),
+            preconditions=Preconditions(),
+            grace_seconds=grace_seconds,
+            orphan=orphan,
         )
         return await ops.submit(call.house.office, command, tenant=one.tenant, dry_run=dry)
 

@@ -43,6 +43,8 @@ class Noun:
 _FOREIGN = {
     "events": Noun("Event", "event", True, ("ev",)),
     "pods": Noun("Pod", "pod", True, ("po",)),
+    "poddisruptionbudgets": Noun("PodDisruptionBudget", "poddisruptionbudget", True, ("pdb",)),
+    "preemptions": Noun("Preemption", "preemption", True),
     "selfsubjectaccessreviews": Noun("SelfSubjectAccessReview", "selfsubjectaccessreview", False),
     "selfsubjectrulesreviews": Noun("SelfSubjectRulesReview", "selfsubjectrulesreview", False),
     "selfsubjectreviews": Noun("SelfSubjectReview", "selfsubjectreview", False),

@@ -74,7 +74,7 @@ async def _create(call: Call, body: Body) -> Outcome:
     return Answer(outcome.status, encode(document), headers=outcome.headers)
 
 
-def _others_node(call: Call) -> Refusal | None:
+def others_node(call: Call) -> Refusal | None:
     if call.identity.role is Role.NODE and call.parameters["name"] != call.identity.node:
         return Refusal(Code.FORBIDDEN, f"node {call.identity.node!r} may speak only for itself")
     return None
@@ -82,7 +82,7 @@ def _others_node(call: Call) -> Refusal | None:
 
 async def patch_status(call: Call) -> Outcome:
     """A status from the node itself is its heartbeat."""
-    if refusal := _others_node(call):
+    if refusal := others_node(call):
         return refusal
     outcome = await (replace_object(call) if call.route.method == "PUT" else patch_object(call))
     if isinstance(outcome, Answer) and call.identity.role is Role.NODE and dry_run(call) is False:

@@ -20,12 +20,15 @@ from bursar.core.object import Key, Origin, Stored
 from bursar.core.refusal import Code, Refusal, invalid
 from bursar.core.selector import SelectorError, parse, parse_fields
 from bursar.ops import object as ops
+from bursar.ops.ceiling import unsatisfiable
 from bursar.ops.command import Reply, Written
 from bursar.ops.dispatch import create_command, owner_of
 from bursar.ops.object import not_found
 from bursar.store.listing import Item, Query
 from bursar.store.request import Claim
+from bursar.wire.allocation import gang_of
 from bursar.wire.document import encode, render_list
+from bursar.wire.job import allocation_spec, gang_size
 from bursar.wire.kind import Kind, Object
 from bursar.wire.namespace import DEFAULT_TENANT, TENANT_LABEL
 
@@ -190,9 +193,23 @@ async def create_object(call: Call, kind: Kind, body: Body) -> Outcome:
     seen = await namespace_tenant(call, kind)
     if isinstance(seen, Refusal):
         return seen
+    if never := await _never(call, kind, one):
+        # What was let in before is answered as before, whatever has become of the nodes.
+        return await written_answer(call, kind, await recall(call, claim, never), 201, body.warnings)
     command = create_command(kind, one, origin_of(call), claim, seen_tenant=seen)
     reply = await ops.submit(call.house.office, command, tenant=seen or call.identity.tenant, dry_run=dry)
     return await written_answer(call, kind, reply, 201, body.warnings)
+
+
+async def _never(call: Call, kind: Kind, one: Object) -> Refusal | None:
+    """Why this could never run on the nodes there are."""
+    if kind.name == "Job":
+        spec, members = allocation_spec(one.metadata.name, one.spec), gang_size(one.metadata.name, one.spec)
+        return await unsatisfiable(call.house.office, spec, members, path="spec.template.spec")
+    if kind.name != "Allocation":
+        return None
+    gang = gang_of(one.metadata, one.spec)
+    return await unsatisfiable(call.house.office, one.spec, gang.min_members if gang is not None else 1)
 
 
 async def adopt(call: Call, kind: Kind, one: Object) -> Refusal | None:
@@ -243,7 +260,11 @@ async def written_answer(
 
 async def recalled(call: Call, claim: Claim | None, otherwise: Reply) -> Outcome:
     """What a request that has nothing left to do is answered: as before, if it is a repetition."""
-    if claim is not None:
-        recall = ops.Recall(key=key_of(call), origin=origin_of(call), claim=claim, otherwise=otherwise)
-        otherwise = await call.house.office.changing.submit(recall, call.identity.tenant)
-    return await written_answer(call, kind_of(call), otherwise)
+    return await written_answer(call, kind_of(call), await recall(call, claim, otherwise))
+
+
+async def recall(call: Call, claim: Claim | None, otherwise: Reply) -> Reply:
+    if claim is None:
+        return otherwise
+    command = ops.Recall(key=key_of(call), origin=origin_of(call), claim=claim, otherwise=otherwise)
+    return await call.house.office.changing.submit(command, call.identity.tenant)

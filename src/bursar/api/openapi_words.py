@@ -57,6 +57,10 @@ FIELD_WORDS: Final = {
     "ResourceQuotaSpec.scopes": "Counts only what is in all of these scopes.",
     "ResourceQuotaSpec.scopeSelector": "Counts only what matches.",
     "ResourceQuotaStatus.used": "What is charged now, by resource.",
+    "JobSpec.parallelism": "How many allocations run at once.",
+    "JobSpec.completions": "How many must succeed; as many as run at once unless said otherwise.",
+    "JobSpec.backoffLimit": "How many may fail.",
+    "JobSpec.activeDeadlineSeconds": "How long it may run.",
     "NodeSpec.capacity": "What the node has, by resource.",
     "NodeSpec.allocatable": "What of it may be given away, by resource.",
     "NodeSpec.taints": "Keeps away what does not tolerate them.",
@@ -120,6 +124,27 @@ EXAMPLES: Final[dict[str, Document]] = {
             },
             "ttl": "7200s",
             "gangScheduling": {"groupId": "training-gang-001", "minMembers": 4, "timeout": "300s"},
+        },
+    },
+    "Job": {
+        "metadata": {"name": "distributed-training-v2", "namespace": "ml-team"},
+        "spec": {
+            "parallelism": 8,
+            "completions": 8,
+            "backoffLimit": 3,
+            "activeDeadlineSeconds": 86400,
+            "template": {
+                "spec": {
+                    "resources": {"requests": {"cpu": "16000m", "memory": "64Gi", "nvidia.com/gpu": "8"}},
+                    "scheduling": {
+                        "gangScheduling": {"minMembers": 8, "timeout": "600s"},
+                        "nodeSelector": {"gpu-type": "nvidia-a100"},
+                    },
+                }
+            },
+            "priority": 200,
+            "priorityClass": "batch-high",
+            "queue": "gpu-training",
         },
     },
     "ResourceQuota": {

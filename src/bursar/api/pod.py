@@ -1,16 +1,24 @@
-"""Allocations shown as pods, for clients that ask what runs where: `kubectl describe node` and its like."""
+"""Allocations shown as pods, for clients that ask what runs where: `kubectl describe node`, `kubectl drain`.
+
+A pod is one placement of an allocation: when that is evicted and waits again, the pod that was is gone, and another of
+the same name stands in its place. So a pod's uid is made of the allocation's and of which placement it is.
+"""
 
 from __future__ import annotations
 
 import time
+import uuid
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 
+from bursar.api.object import find, item
 from bursar.api.route import Answer, Call, Outcome
 from bursar.api.table import table, wants_table
 from bursar.core.allocation import Phase
+from bursar.core.eviction import DO_NOT_EVICT, STOPPABLE
+from bursar.core.object import Key, Stored
 from bursar.core.refusal import Code, Refusal, invalid
 from bursar.core.selector import Op, Selector, SelectorError, matches_fields, parse, parse_fields
 from bursar.store import listing
@@ -66,6 +74,33 @@ async def list_pods(call: Call) -> Outcome:
     return Answer(200, encode({"kind": "PodList", "apiVersion": "v1", "metadata": meta, "items": pods}))
 
 
+async def get_pod(call: Call) -> Outcome:
+    found = await find_pod(call)
+    if isinstance(found, Refusal):
+        return found
+    pod = pod_of(item(found))
+    if wants_table(call.headers.get("accept", "")):
+        meta = {"resourceVersion": str(found.revision)}
+        return Answer(200, encode(table(POD, [pod], now_seconds=time.time(), list_meta=meta)))
+    return Answer(200, encode(pod))
+
+
+async def find_pod(call: Call) -> Stored | Refusal:
+    """The allocation that the path calls a pod."""
+    namespace, name = call.parameters["namespace"], call.parameters["name"]
+    found = await find(call, Key("Allocation", namespace, name))
+    return pod_not_found(name) if isinstance(found, Refusal) and found.code is Code.NOT_FOUND else found
+
+
+async def list_budgets(_: Call) -> Outcome:
+    found = {"kind": "PodDisruptionBudgetList", "apiVersion": "policy/v1", "metadata": {}, "items": []}
+    return Answer(200, encode(found))
+
+
+def pod_not_found(name: str) -> Refusal:
+    return Refusal(Code.NOT_FOUND, f'pods "{name}" not found')
+
+
 def _node_named(fields: Selector) -> str | None:
     for term in fields.terms:
         if term.key == "spec.nodeName" and term.op is Op.IN and len(term.values) == 1:
@@ -86,10 +121,32 @@ def pod_of(item: Item, node: str = "") -> dict[str, Any]:
     return {
         "kind": "Pod",
         "apiVersion": "v1",
-        "metadata": one["metadata"],
+        "metadata": _metadata(one["metadata"], status),
         "spec": spec,
         "status": {"phase": _PHASES[Phase(status.get("phase", Phase.PENDING))], "startTime": status.get("startTime")},
     }
+
+
+def _metadata(of_allocation: dict[str, Any], status: dict[str, Any]) -> dict[str, Any]:
+    uid = of_allocation.get("uid", "")
+    metadata = {**of_allocation, "uid": pod_uid(uid, status)}
+    metadata.pop("ownerReferences", None)
+    if (of_allocation.get("annotations") or {}).get(DO_NOT_EVICT) != "true":
+        # The allocation is what brings the pod back. One that is protected has nobody to do so: `kubectl drain` then
+        # asks for its --force, as we ask for ours.
+        owner = {"apiVersion": "v1", "kind": "Allocation", "name": of_allocation["name"], "uid": uid}
+        metadata["ownerReferences"] = [{**owner, "controller": True, "blockOwnerDeletion": False}]
+    if notice := status.get("eviction"):
+        metadata.setdefault("deletionTimestamp", notice["deadline"])
+        metadata.setdefault("deletionGracePeriodSeconds", notice["gracePeriodSeconds"])
+    return metadata
+
+
+def pod_uid(uid: str, status: dict[str, Any]) -> str:
+    """Another for each placement, and for the time after it: whoever waits for an evicted pod to go sees it gone."""
+    epoch = status.get("epoch", 0)
+    placement = f"{epoch}" if status.get("phase") in STOPPABLE else f"after {epoch}"
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{uid}/{placement}"))
 
 
 def _fields(pod: dict[str, Any]) -> dict[str, str]:

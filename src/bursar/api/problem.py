@@ -30,6 +30,7 @@ TABLE: dict[Code, tuple[int, str]] = {
     Code.CONFLICT: (409, "Conflict"),
     Code.TERMINATING: (403, "Forbidden"),
     Code.IN_USE: (409, "Conflict"),
+    Code.ENDED: (409, "Conflict"),
     Code.GONE: (410, "Expired"),
     Code.QUOTA_EXCEEDED: (403, "Forbidden"),
     Code.NO_CAPACITY: (409, "Conflict"),

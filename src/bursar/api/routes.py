@@ -10,11 +10,15 @@ from bursar.api import (
     delete,
     discovery,
     docs,
+    drain,
     edit,
     event,
+    eviction,
+    job,
     node,
     openapi,
     pod,
+    preemption,
     review,
     system,
     tenant,
@@ -51,7 +55,7 @@ LISTING = (
 )
 DELETING = (
     Param("gracePeriodSeconds", "How long what runs may take to stop.", "integer"),
-    Param("propagationPolicy", "Accepted for compatibility."),
+    Param("propagationPolicy", "Orphan: what the object has made stays."),
     DRY_RUN,
 )
 BODIES = (JSON, YAML[0], PROTOBUF)
@@ -175,6 +179,8 @@ def _other_routes() -> Iterator[Route]:
         yield Route("GET", path, pod.list_pods, "Allocations, as Kubernetes would show them.", "list", "pods",
                     params=(*SELECTORS, Param("limit", "Accepted for compatibility.", "integer")),
                     refusals=(405,))  # fmt: skip
+    yield from _stopping_routes()
+    yield from _job_routes()
     yield Route("POST", f"{ROOT}/tokens", token.create, "Make a token; its secret is in this answer only.", "create",
                 "tokens", body=token.NewToken, answer=token.Token, status=201, refusals=(403, 404))  # fmt: skip
     yield Route("GET", f"{ROOT}/tokens", token.list_tokens, "List tokens, without their secrets.", "list", "tokens")
@@ -193,6 +199,61 @@ def _other_routes() -> Iterator[Route]:
             "POST", path, handler, summary, "create", path.rpartition("/")[2], body_media=(JSON, PROTOBUF), status=201,
             refusals=(400, 413, 415),
         )  # fmt: skip
+
+
+def _job_routes() -> Iterator[Route]:
+    jobs = next(kind for kind in KINDS if kind.name == "Job")
+    item = f"{_base(jobs)}/{{name}}"
+    yield Route(
+        "GET", f"{item}/status", job.get_status, "How a job and its allocations do.", "get", "jobs", "status",
+        kind=jobs, answer=jobs.type,
+    )  # fmt: skip
+    yield Route(
+        "POST", f"{item}/cancel", job.cancel, "Stop a job and all that it runs.", "cancel", "jobs", kind=jobs,
+        params=(DRY_RUN,), body=job.CancelJob, answer=job.Cancelled, refusals=(409,),
+    )  # fmt: skip
+    yield Route(
+        "POST", f"{item}/boost", job.boost, "Give a job another priority for a while.", "boost", "jobs", kind=jobs,
+        params=(DRY_RUN,), body=job.BoostJob, answer=job.Boosted, refusals=(409,),
+    )  # fmt: skip
+
+
+def _stopping_routes() -> Iterator[Route]:
+    """Stopping work so that it waits again."""
+    allocations = next(kind for kind in KINDS if kind.name == "Allocation")
+    nodes = next(kind for kind in KINDS if kind.name == "Node")
+    yield Route(
+        "POST", f"{ROOT}/namespaces/{{namespace}}/preemptions", preemption.create,
+        "Stop an allocation so that it waits again.", "preempt", "preemptions", kind=allocations, params=(DRY_RUN,),
+        body=preemption.NewPreemption, answer=preemption.Preemption, status=201, refusals=(409, 422),
+    )  # fmt: skip
+    item = f"{_base(nodes)}/{{name}}"
+    yield Route(
+        "POST", f"{item}/drain", drain.start, "Empty a node: cordon it, and evict what is placed there.", "drain",
+        "nodes", kind=nodes, params=(DRY_RUN,), body=drain.DrainNode, answer=drain.DrainStatus, refusals=(409, 422),
+    )  # fmt: skip
+    yield Route(
+        "GET", f"{item}/drain", drain.show, "How far a node's drain has come.", "get", "nodes", "drain", kind=nodes,
+        answer=drain.DrainStatus,
+    )  # fmt: skip
+    yield Route(
+        "GET", f"{item}/evictions", eviction.list_or_watch, "What must end on a node, and by when.", "list", "nodes",
+        "evictions", kind=nodes, answer=eviction.EvictionList, answer_media=(JSON, SSE),
+        params=(Param("watch", "true: stream notices as they are given.", "boolean"),
+                Param("timeoutSeconds", "End the watch after so long.", "integer")),
+    )  # fmt: skip
+    one_pod = f"{ROOT}/namespaces/{{namespace}}/pods/{{name}}"
+    yield Route("GET", one_pod, pod.get_pod, "An allocation, as Kubernetes would show it.", "get", "pods")
+    yield Route(
+        "POST", f"{one_pod}/eviction", eviction.evict_pod, "Stop an allocation, as kubectl drain asks for it.",
+        "create", "pods", "eviction", params=(DRY_RUN, MANAGER, VALIDATION), body=eviction.Eviction,
+        body_media=(JSON, PROTOBUF), status=201, refusals=(409,),
+    )  # fmt: skip
+    # Older kubectl evicts only where the policy group is; nothing here is bound by budgets.
+    policy = "/apis/policy/v1"
+    for path in (f"{policy}/poddisruptionbudgets", f"{policy}/namespaces/{{namespace}}/poddisruptionbudgets"):
+        yield Route("GET", path, pod.list_budgets, "Disruption budgets, of which there are none.", "list",
+                    params=(*SELECTORS, Param("limit", "Accepted for compatibility.", "integer")))  # fmt: skip
 
 
 def _system_routes() -> Iterator[Route]:

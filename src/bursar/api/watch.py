@@ -65,7 +65,7 @@ class Watch:
         return self.format == "table"
 
 
-class _Over(Exception):
+class Over(Exception):
     """The watch ends here, and the watcher is told why."""
 
     def __init__(self, refusal: Refusal | None) -> None:
@@ -73,7 +73,7 @@ class _Over(Exception):
         self.refusal = refusal
 
 
-class _Events:
+class Events:
     """The pieces of a watch. Its seat is given back when it ends, or is closed before it began."""
 
     def __init__(self, one: Watch, pieces: AsyncGenerator[bytes, None]) -> None:
@@ -84,7 +84,7 @@ class _Events:
         one.call.house.watches[self._seat] += 1
         metrics.WATCHERS.inc()
 
-    def __aiter__(self) -> _Events:
+    def __aiter__(self) -> Events:
         return self
 
     async def __anext__(self) -> bytes:
@@ -115,7 +115,7 @@ class _Events:
 
 async def watch(call: Call, query: Query) -> Outcome:
     assert call.route.kind is not None
-    if refusal := _no_seat(call):
+    if refusal := no_seat(call):
         return refusal
     accept = call.headers.get("accept", "")
     shape = "table" if wants_table(accept) else "sse" if SSE in accept else "lines"
@@ -139,12 +139,12 @@ async def watch(call: Call, query: Query) -> Outcome:
             return refusal
         one.seen = start
         one.follower = await call.house.feed.follow(query.kind, query.namespace, start)
-    if refusal := _no_seat(call):  # Others came in meanwhile.
+    if refusal := no_seat(call):  # Others came in meanwhile.
         if one.follower is not None:
             call.house.feed.leave(one.follower)
         return refusal
     media = SSE if shape == "sse" else JSON
-    return Stream(_Events(one, _events(one, from_state=not start or initial, mark_end=initial)), media)
+    return Stream(Events(one, _events(one, from_state=not start or initial, mark_end=initial)), media)
 
 
 def _seat(identity: Identity) -> str:
@@ -154,7 +154,7 @@ def _seat(identity: Identity) -> str:
     return f"tenant:{identity.tenant}" if identity.tenant else f"user:{identity.user}"
 
 
-def _no_seat(call: Call) -> Refusal | None:
+def no_seat(call: Call) -> Refusal | None:
     """Every watch costs memory for as long as it lasts: there are so many seats, and so many of them for one tenant."""
     watches, hint = call.house.watches, "End watches that are not needed, or try again later."
     if watches[_seat(call.identity)] >= WATCHES_PER_TENANT_MAX:
@@ -194,7 +194,7 @@ async def _events(one: Watch, *, from_state: bool, mark_end: bool) -> AsyncGener
             yield piece
         async for piece in _follow(one, one.follower):
             yield piece
-    except _Over as over:
+    except Over as over:
         if over.refusal is not None:
             yield _error(one, over.refusal)
     except Lagging:
@@ -203,7 +203,7 @@ async def _events(one: Watch, *, from_state: bool, mark_end: bool) -> AsyncGener
         return  # The client resumes from where it was.
 
 
-async def _check_identity(one: Watch) -> None:
+async def check_identity(one: Watch) -> None:
     """End the watch of a caller who may not come in any more. While the database is away nobody is turned out."""
     if time.monotonic() - one.known_at < KEEPALIVE_SECONDS:
         return
@@ -213,9 +213,9 @@ async def _check_identity(one: Watch) -> None:
     except AWAY:
         return
     if isinstance(identity, Refusal):
-        raise _Over(identity)
+        raise Over(identity)
     if identity != one.call.identity:
-        raise _Over(None)  # Somebody else by now: what they may see is decided when they come again.
+        raise Over(None)  # Somebody else by now: what they may see is decided when they come again.
 
 
 async def _current_state(one: Watch, *, mark_end: bool) -> AsyncGenerator[bytes, None]:
@@ -231,7 +231,7 @@ async def _current_state(one: Watch, *, mark_end: bool) -> AsyncGenerator[bytes,
             if size > STATE_BYTES:
                 yield b"".join(await _rendered(one, "ADDED", waiting))
                 waiting, size = [], 0
-                await _check_identity(one)
+                await check_identity(one)
                 if time.monotonic() > until:
                     raise Lagging
     # Most states end here before anything is sent: whoever reads slowly holds no connection.
@@ -246,13 +246,13 @@ async def _catch_up(one: Watch, until: int) -> AsyncGenerator[bytes, None]:
     """What happened between the watch's revision and the moment it joined the feed."""
     limit = min(READ_START, CATCH_UP)
     while one.seen < until:
-        await _check_identity(one)
+        await check_identity(one)
         async with one.call.house.database.reader() as db:
             changes = await change_store.load_between(db, one.seen, until, one.query.kind, one.query.namespace, limit)
             # Afterwards: the floor rises before anything is dropped, so what lies above it now was all there.
             floor = (await change_store.load_position(db)).floor
         if one.seen < floor:
-            raise _Over(expired(one.seen, floor, until))
+            raise Over(expired(one.seen, floor, until))
         for change in changes:
             if (piece := await _event(one, FedChange(change))) is not None:
                 yield piece
@@ -267,7 +267,7 @@ async def _follow(one: Watch, follower: Follower) -> AsyncGenerator[bytes, None]
     while (now := time.monotonic()) < one.until:
         pause = min(one.until - now, KEEPALIVE_SECONDS)
         fed = await follower.wait(pause)
-        await _check_identity(one)
+        await check_identity(one)
         pieces = []
         for change in fed:
             if change.change.revision > one.seen:

@@ -28,6 +28,26 @@ def api(seconds: float, watchers: int, as_json: bool) -> None:
     _report(run(seconds=seconds, watchers=watchers, log=_say), as_json)
 
 
+@bench.command()
+@click.option("--nodes", default=5000, show_default=True, type=click.IntRange(1), help="How many nodes.")
+@click.option("--allocations", default=20_000, show_default=True, type=click.IntRange(1), help="How many to place.")
+@click.option(
+    "--mix",
+    default="basic",
+    show_default=True,
+    type=click.Choice(["basic", "affinity", "spread", "gang", "preempt"]),
+    help="What they ask for.",
+)
+@click.option("--singles", default=300, show_default=True, help="Submissions measured one at a time.")
+@click.option("--growth", is_flag=True, help="Decide on 1,000, 5,000 and 20,000 nodes as well.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, last.")
+def schedule(as_json: bool, **options: Any) -> None:
+    """Decisions and durable placements a second, and the time from submission to placement."""
+    from bursar.bench.schedule import run
+
+    _report(run(log=_say, **options), as_json)
+
+
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 

@@ -13,6 +13,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from bursar.ops.bootstrap import prepare
+from bursar.store.embedded import start as start_embedded
+
 READY_SECONDS_MAX = 60.0
 
 
@@ -52,4 +55,17 @@ async def running_server(*arguments: str, environment: dict[str, str] | None = N
         if process.returncode is None:
             process.send_signal(signal.SIGTERM)
             await process.wait()
+        shutil.rmtree(data, ignore_errors=True)
+
+
+@asynccontextmanager
+async def running_database() -> AsyncIterator[str]:
+    """A PostgreSQL of its own with our schema and default objects; its URL."""
+    data = _data_directory()
+    embedded = await start_embedded(data)
+    try:
+        await prepare(embedded.url)
+        yield embedded.url
+    finally:
+        await embedded.stop()
         shutil.rmtree(data, ignore_errors=True)

@@ -152,6 +152,8 @@ class AsyncResource(_Driven[Place]):
     delete_collection = _call(calls.delete_collection)
     bulk_release = _call(calls.bulk_release)
     action = _call(calls.action)
+    cancel = _call(calls.cancel)
+    boost = _call(calls.boost)
 
 
 class AsyncClient(_Driven[Retries], Kinds[AsyncResource]):
@@ -177,6 +179,9 @@ class AsyncClient(_Driven[Retries], Kinds[AsyncResource]):
     request = _call(calls.request)
     update_tenant = _call(calls.update_tenant)
     tenant_quotas = _call(calls.tenant_quotas)
+    drain = _call(calls.drain)
+    drain_status = _call(calls.drain_status)
+    preempt = _call(calls.preempt)
     whoami = _call(calls.whoami)
 
     async def aclose(self) -> None:

@@ -235,6 +235,22 @@ def action(place: Place, name: str, verb: str, body: Mapping[str, Any] | None = 
     return _write("POST", place.path_of(name, segment(verb)), place, dict(body or {}))
 
 
+def cancel(place: Place, name: str, *, reason: str = "", grace_period_seconds: int | None = None) -> Flow[Document]:
+    """Stops a job: what waits goes at once, what runs is given its grace. The answer has its phase and a message."""
+    body: Document = {"reason": reason} if reason else {}
+    if grace_period_seconds is not None:
+        body["gracePeriodSeconds"] = grace_period_seconds
+    return action(place, name, "cancel", body)
+
+
+def boost(
+    place: Place, name: str, *, priority: int, reason: str, duration: str | int, approved_by: str
+) -> Flow[Document]:
+    """Gives a job another priority for a while: which it had, which it has, and until when."""
+    body = {"newPriority": priority, "reason": reason, "duration": duration, "approvedBy": approved_by}
+    return action(place, name, "boost", body)
+
+
 def name_of(document: Mapping[str, Any]) -> str:
     name = (document.get("metadata") or {}).get("name")
     if not name:
@@ -288,6 +304,54 @@ def update_tenant(retries: Retries, name: str, changes: Mapping[str, Any]) -> Fl
 def tenant_quotas(retries: Retries, name: str) -> Flow[Document]:
     """Each of a tenant's limits, where it comes from, and what is used of it."""
     return document_of(Request("GET", f"{ROOT}/tenants/{segment(name)}/quotas"), retries)
+
+
+def drain(
+    retries: Retries,
+    name: str,
+    *,
+    grace_period_seconds: int | None = None,
+    force: bool = False,
+    reason: str = "",
+    dry_run: bool = False,
+) -> Flow[Document]:
+    """Empties a node: it takes nothing new, and what is placed there is evicted; how far that has come."""
+    body: Document = {"force": force, "reason": reason}
+    if grace_period_seconds is not None:
+        body["gracePeriodSeconds"] = grace_period_seconds
+    return _post(retries, f"{ROOT}/nodes/{segment(name)}/drain", body, dry_run=dry_run)
+
+
+def drain_status(retries: Retries, name: str) -> Flow[Document]:
+    """How far a node's drain has come: `status`, `allocationsToEvict` and `progress`."""
+    return document_of(Request("GET", f"{ROOT}/nodes/{segment(name)}/drain"), retries)
+
+
+def preempt(
+    retries: Retries,
+    namespace: str,
+    name: str,
+    *,
+    reason: str = "",
+    grace_period_seconds: int | None = None,
+    initiated_by: str = "",
+    dry_run: bool = False,
+    request_id: str = "",
+) -> Flow[Document]:
+    """Stops an allocation so that it waits again: until when it may take, and what that frees."""
+    body: Document = {"targetAllocation": name, "reason": reason, "initiatedBy": initiated_by}
+    if grace_period_seconds is not None:
+        body["gracePeriodSeconds"] = grace_period_seconds
+    path = f"{ROOT}/namespaces/{segment(namespace)}/preemptions"
+    return _post(retries, path, body, dry_run=dry_run, request_id=request_id)
+
+
+def _post(retries: Retries, path: str, body: object, *, dry_run: bool = False, request_id: str = "") -> Flow[Document]:
+    headers = {"content-type": JSON, "accept": JSON}
+    if request_id:
+        headers[IDEMPOTENCY_KEY] = request_id
+    query = {"dryRun": "All"} if dry_run else {}
+    return document_of(Request("POST", path, query, headers, encoded(body)), retries)
 
 
 def whoami(retries: Retries) -> Flow[Document]:

@@ -152,6 +152,8 @@ class Resource(_Driven[Place]):
     delete_collection = _call(calls.delete_collection)
     bulk_release = _call(calls.bulk_release)
     action = _call(calls.action)
+    cancel = _call(calls.cancel)
+    boost = _call(calls.boost)
 
 
 class Client(_Driven[Retries], Kinds[Resource]):
@@ -177,6 +179,9 @@ class Client(_Driven[Retries], Kinds[Resource]):
     request = _call(calls.request)
     update_tenant = _call(calls.update_tenant)
     tenant_quotas = _call(calls.tenant_quotas)
+    drain = _call(calls.drain)
+    drain_status = _call(calls.drain_status)
+    preempt = _call(calls.preempt)
     whoami = _call(calls.whoami)
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ NEXT: dict[Phase, frozenset[Phase]] = {
     Phase.PENDING: frozenset({Phase.SCHEDULED, Phase.FAILED, Phase.CANCELLED}),
     Phase.SCHEDULED: frozenset({Phase.RUNNING, Phase.TERMINATING, Phase.PENDING, *ENDED}),
     Phase.RUNNING: frozenset({Phase.TERMINATING, Phase.PENDING, *ENDED}),
-    Phase.TERMINATING: ENDED,
+    Phase.TERMINATING: frozenset({Phase.PENDING, *ENDED}),  # evicted work waits again
     Phase.SUCCEEDED: frozenset(),
     Phase.FAILED: frozenset(),
     Phase.CANCELLED: frozenset(),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 Amounts = Mapping[str, int]  # dimension → amount, in the dimension's unit
 
@@ -34,6 +35,8 @@ class Charge:
     accepted: Amounts = field(default_factory=dict)
     bound: Amounts = field(default_factory=dict)
     due: Amounts = field(default_factory=dict)
+    # What was worked out from it before. Work of one template shares one charge, so it is worked out once for all.
+    known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def dimensions(self) -> frozenset[str]:

@@ -7,7 +7,7 @@ checked for increases only: a node that lost a GPU may stand above what it has l
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from bursar.core.charge import Amounts
 
@@ -26,6 +26,7 @@ class NodeRoom:
     allocated: Amounts = field(default_factory=dict)
     # resource → what of each device is given away, in thousandths
     devices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    uid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,21 +159,22 @@ def _change(node: NodeRoom, resources: Amounts, devices: Devices, requests: Amou
         assert allocated[resource] >= 0, f"node {node.name} would have given back more {resource} than it gave"
         if not allocated[resource]:
             del allocated[resource]
-    use = {resource: list(used) for resource, used in node.devices.items()}
+    use = dict(node.devices)
     for resource, indices in devices.items():
         # One shared device carries the fraction; whole ones are taken whole.
         each = requests[resource] if requests.get(resource, WHOLE) < WHOLE and EXCLUSIVE not in resources else WHOLE
+        used = list(use[resource])
         for index in indices:
-            use[resource][index] += sign * each
-            assert 0 <= use[resource][index] <= WHOLE, f"device {index} of {node.name} out of range"
-    return replace(node, allocated=allocated, devices={resource: tuple(used) for resource, used in use.items()})
+            used[index] += sign * each
+            assert 0 <= used[index] <= WHOLE, f"device {index} of {node.name} out of range"
+        use[resource] = tuple(used)
+    return NodeRoom(node.name, node.generation, node.schedulable, node.allocatable, allocated, use, node.uid)
 
 
 def dominant_fraction(node: NodeRoom, requests: Amounts) -> int:
     """The largest part of any of the node's resources that this takes, in thousandths of the node, rounded up."""
-    parts = [
-        -(-amount * WHOLE // node.allocatable[resource])
-        for resource, amount in requests.items()
-        if amount and node.allocatable.get(resource)
-    ]
-    return min(WHOLE, max(parts, default=1))
+    largest = 1
+    for resource, amount in requests.items():
+        if amount and (whole := node.allocatable.get(resource)):
+            largest = max(largest, -(-amount * WHOLE // whole))
+    return min(WHOLE, largest)

@@ -46,7 +46,7 @@ def place(
     rooms: Mapping[str, NodeRoom], request: Request, targets: Sequence[Target], charge: Charge
 ) -> Placing | Refusal:
     """Whether all targets have the room, and what is taken from each; nothing is changed."""
-    if len({target.node for target in targets}) != request.nodes or len(targets) != request.nodes:
+    if len(targets) != request.nodes or (len(targets) > 1 and len({one.node for one in targets}) != len(targets)):
         return Refusal(Code.STALE, f"the plan names {len(targets)} nodes, the allocation asks for {request.nodes}")
     after: list[NodeRoom] = []
     fits: list[Fit] = []
@@ -70,8 +70,12 @@ def place(
 
 def bound_charge(charge: Charge, nodes: int) -> Charge:
     """Placed work is bound for all it was accepted for; shared work learns only now what part of nodes it takes."""
-    accepted = {**charge.accepted, "nodes": max(nodes, charge.accepted.get("nodes", 0))}
-    return replace(charge, accepted=accepted, bound={**charge.accepted, "nodes": nodes})
+    known: Charge | None = charge.known.get(nodes)
+    if known is None:
+        accepted = {**charge.accepted, "nodes": max(nodes, charge.accepted.get("nodes", 0))}
+        known = replace(charge, accepted=accepted, bound={**charge.accepted, "nodes": nodes})
+        charge.known[nodes] = known
+    return known
 
 
 def unplace(rooms: Mapping[str, NodeRoom], request: Request, placements: Sequence[Placement]) -> list[NodeRoom]:

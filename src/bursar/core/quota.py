@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from bursar.core.charge import NOTHING, Charge
 from bursar.core.quantity import AMOUNT_MAX, UNLIMITED
@@ -78,6 +79,9 @@ class _Cell:
     start: Pair
 
 
+_Step: TypeAlias = tuple[Row, _Cell, int, int]  # a counter, and by how much accepted and bound move
+
+
 @dataclass(slots=True)
 class Delta:
     accepted: int = 0
@@ -93,6 +97,7 @@ class Counters:
     def __init__(self, tree: Tree, rows: Mapping[Row, Counter]) -> None:
         self.tree = tree
         self._cells = {row: _cell(tree, row, counter) for row, counter in rows.items()}
+        self._known: dict[tuple[str, int, int], tuple[Move, Sequence[_Step]]] = {}
 
     def __getitem__(self, row: Row) -> Counter:
         cell = self._cells[row]
@@ -102,15 +107,34 @@ class Counters:
         """Charge all the moves together or, where any limit has no room, none; nearest scope first."""
         if len(moves) == 1 and moves[0].before is NOTHING and not moves[0].after.bound:
             return self._accept(moves[0].namespace, moves[0].after)
-        changes = deltas(self.tree, moves)
-        cells = self._cells
-        if exceeded := [fault for row, delta in changes.items() if (fault := _exceeded(row, cells[row], delta))]:
+        steps = self._steps(moves[0]) if len(moves) == 1 else self._steps_together(moves)
+        if exceeded := [
+            _exceeded(row, cell, accepted, bound)
+            for row, cell, accepted, bound in steps
+            if (accepted > 0 and cell.accepted + accepted > cell.ceiling)
+            or (bound > 0 and cell.bound + bound > cell.hard)
+        ]:
             return nearest_first(self.tree, exceeded)
-        for row, delta in changes.items():
-            cell = cells[row]
-            cell.accepted += delta.accepted
-            cell.bound += delta.bound
+        for _, cell, accepted, bound in steps:
+            cell.accepted += accepted
+            cell.bound += bound
         return []
+
+    def _steps(self, move: Move) -> Sequence[_Step]:
+        """What a move does to each counter. Work of one template moves them alike, and shares its charges."""
+        key = (move.namespace, id(move.before), id(move.after))
+        if key not in self._known:
+            # The move is kept beside it: as long as its charges are there, nothing else has their identity.
+            self._known[key] = (move, self._steps_together([move]))
+        return self._known[key][1]
+
+    def _steps_together(self, moves: Sequence[Move]) -> Sequence[_Step]:
+        cells = self._cells
+        return [
+            (row, cells[row], delta.accepted, delta.bound)
+            for row, delta in deltas(self.tree, moves).items()
+            if delta.accepted or delta.bound
+        ]
 
     def _accept(self, namespace: str, charge: Charge) -> list[Exceeded]:
         """The commonest move by far: something new is let in."""
@@ -143,12 +167,10 @@ def _cell(tree: Tree, row: Row, counter: Counter) -> _Cell:
     return _Cell(counter.hard, counter.soft, counter.accepted, counter.bound, ceiling, start)
 
 
-def _exceeded(row: Row, cell: _Cell, delta: Delta) -> Exceeded | None:
-    if delta.accepted > 0 and cell.accepted + delta.accepted > cell.ceiling:
-        return Exceeded(*row, cell.hard, cell.accepted, delta.accepted)
-    if delta.bound > 0 and cell.bound + delta.bound > cell.hard:
-        return Exceeded(*row, cell.hard, cell.bound, delta.bound)
-    return None
+def _exceeded(row: Row, cell: _Cell, accepted: int, bound: int) -> Exceeded:
+    if accepted > 0 and cell.accepted + accepted > cell.ceiling:
+        return Exceeded(*row, cell.hard, cell.accepted, accepted)
+    return Exceeded(*row, cell.hard, cell.bound, bound)
 
 
 def nearest_first(tree: Tree, faults: Iterable[Exceeded]) -> list[Exceeded]:

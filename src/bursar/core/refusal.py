@@ -30,6 +30,7 @@ class Code(StrEnum):
     CONFLICT = "conflict"
     TERMINATING = "terminating"
     IN_USE = "in_use"
+    ENDED = "ended"
     GONE = "gone"
     QUOTA_EXCEEDED = "quota_exceeded"
     NO_CAPACITY = "no_capacity"
@@ -46,6 +47,7 @@ FORGETTABLE = frozenset(
     {
         Code.INVALID,
         Code.UNAUTHENTICATED,
+        Code.UNSATISFIABLE,
         Code.CONFLICT,
         Code.STALE,
         Code.TIMEOUT,

@@ -31,6 +31,7 @@ class Sheet:
     writes: list[Write] = field(default_factory=list)
     recharged: dict[Key, Stored] = field(default_factory=dict)
     touched_nodes: set[str] = field(default_factory=set)
+    used_nodes: set[str] = field(default_factory=set)  # of which nothing moved but their room
     removed_nodes: set[str] = field(default_factory=set)
     node_uids: dict[str, str] = field(default_factory=dict)
     placed: dict[tuple[str, str], Placement] = field(default_factory=dict)  # by (node, uid)
@@ -72,9 +73,15 @@ class Sheet:
         if uid:
             self.node_uids[room.name] = uid
 
+    def use_node(self, room: NodeRoom) -> None:
+        """Give or take back room; what the node offers stays as it is."""
+        self.nodes[room.name] = room
+        self.used_nodes.add(room.name)
+
     def remove_node(self, name: str) -> None:
         del self.nodes[name]
         self.touched_nodes.discard(name)
+        self.used_nodes.discard(name)
         self.removed_nodes.add(name)
 
     def place(self, placements: Sequence[Placement]) -> None:

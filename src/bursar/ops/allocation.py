@@ -1,12 +1,11 @@
-"""Verbs on allocations: bind, start, release, and the two ways of deleting.
+"""Verbs on allocations: what their nodes report of them, and deleting.
 
-`bind` and `release` are what a scheduler and an agent call. What is bound comes back only when it is confirmed gone.
+What is bound comes back only when it is confirmed gone. Binding itself is in bind.py.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -15,14 +14,12 @@ import msgspec
 
 from bursar.core.allocation import ENDED, NEXT, GangKey, Phase, Request
 from bursar.core.charge import NOTHING, Charge, unbound
-from bursar.core.node import Placement
-from bursar.core.object import Key, Stored
-from bursar.core.placing import Placing, Target, bound_charge, place, unplace
-from bursar.core.quantity import format_amount
+from bursar.core.eviction import ended_as
+from bursar.core.object import Stored
+from bursar.core.placing import unplace
 from bursar.core.quota import Move
 from bursar.core.refusal import Code, Refusal
 from bursar.core.sheet import Sheet
-from bursar.core.wording import quota_refusal
 from bursar.ops.command import Command, Reply, Result, Written
 from bursar.ops.object import NO_PRECONDITIONS, Preconditions, conflict, not_found
 from bursar.ops.office import Office, timestamp
@@ -36,74 +33,6 @@ _decode = msgspec.json.Decoder(Allocation).decode
 
 def request_in(doc: bytes) -> Request:
     return request_of(_decode(doc))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bind(Command):
-    """Place a pending allocation on nodes."""
-
-    targets: tuple[Target, ...]
-    request: Request
-    gang: str = ""
-
-    def nodes(self) -> Iterable[str]:
-        return (target.node for target in self.targets)
-
-    def gangs(self) -> dict[GangKey, int]:
-        return {(self.key.namespace, self.gang): 0} if self.gang else {}
-
-    def charges(self, sheet: Sheet) -> Iterable[tuple[str, Charge]]:
-        before = sheet.objects.get(self.key)
-        if before is not None:
-            yield self.key.namespace, bound_charge(before.charge, 0)
-
-    def decide(self, sheet: Sheet) -> Result:
-        before = sheet.objects.get(self.key)
-        if before is None:
-            return not_found(self.key)
-        if phase_of(before) is not Phase.PENDING:
-            return Refusal(Code.STALE, f"{self.key.name} is {phase_of(before)}, not Pending")
-        if before.charge.due:
-            return Refusal(Code.STALE, f"the gang of {self.key.name} is not complete")
-        placing = place(sheet.nodes, self.request, self.targets, before.charge)
-        if isinstance(placing, Refusal):
-            return placing
-        if exceeded := sheet.counters.move([Move(self.key.namespace, before.charge, placing.charge)]):
-            return quota_refusal("allocation", exceeded)
-        return self._save(sheet, before, placing)
-
-    def _save(self, sheet: Sheet, before: Stored, placing: Placing) -> Result:
-        for room in placing.rooms:
-            sheet.set_node(room)
-        sheet.place([
-            Placement(
-                target.node, before.uid, self.key.namespace, self.key.name, before.tenant, 1, self.request.exclusive,
-                taken.resources, taken.devices,
-            )
-            for target, taken in zip(self.targets, placing.fits, strict=True)
-        ])  # fmt: skip
-        at = timestamp(sheet.now)
-        first = self.targets[0].node
-        status = {
-            **status_of(before),
-            "phase": Phase.SCHEDULED,
-            "nodeName": first,
-            "nodes": [
-                {"name": target.node, "devices": {name: list(indices) for name, indices in taken.devices.items()}}
-                for target, taken in zip(self.targets, placing.fits, strict=True)
-            ],
-            "allocatedResources": {name: format_amount(name, value) for name, value in self.request.requests.items()},
-        }
-        status.pop("reason", None)
-        status.pop("message", None)
-        set_condition(status, "Scheduled", "True", "Bound", f"Placed on {first}", at)
-        node = sheet.objects.get(Key("Node", "", first))
-        if node is not None:
-            status["nodeId"] = node.uid
-        return sheet.put(with_status(before, status, node=first, charge=placing.charge), self.origin)
-
-    def needs(self) -> Iterable[Key]:
-        return (Key("Node", "", target.node) for target in self.targets[:1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,13 +92,14 @@ class Report(Command):
         """
         gone = sheet.lift(before.uid, self.node)
         for room in unplace(sheet.nodes, request_in(before.doc), gone):
-            sheet.set_node(room)
+            sheet.use_node(room)
         if sheet.placements.get(before.uid):
             return sheet.put(with_status(before, self._ended_here(before)), self.origin)
-        requeued = self.phase is Phase.PENDING
+        status = self._final(before, timestamp(sheet.now))
+        requeued = status["phase"] is Phase.PENDING
         charge = unbound(before.charge) if requeued else NOTHING
         sheet.counters.move([Move(self.key.namespace, before.charge, charge)])
-        last = with_status(before, self._final(before, timestamp(sheet.now)), node="", charge=charge)
+        last = with_status(before, status, node="", charge=charge)
         if not requeued:
             leave_gang(sheet, before)
         if is_ending(before.doc):
@@ -184,18 +114,20 @@ class Report(Command):
         return status
 
     def _final(self, before: Stored, at: str) -> dict[str, Any]:
-        status = {**status_of(before), "phase": self.phase}
-        if any(node.get("phase") == Phase.FAILED for node in status.get("nodes", ())):
-            status["phase"] = Phase.FAILED
+        status = status_of(before)
+        notice = take_notice(status)
+        earlier = {Phase(node["phase"]) for node in status.get("nodes", ()) if "phase" in node}
+        phase = ended_as(self.phase, earlier, evicted=notice is not None, deleted=is_ending(before.doc))
+        status["phase"] = phase
         told = {"reason": self.reason, "message": self.message, "exitCode": self.exit_code}
+        if notice is not None:
+            # A node that only says how it ended repeats what stood there: the notice.
+            told |= {name: "" for name in ("reason", "message") if told[name] == notice[name]}
+        if phase is Phase.PENDING:
+            return requeued_status(status, notice or told, at)
         status |= {name: value for name, value in told.items() if value not in ("", None)}
-        if self.phase is Phase.PENDING:
-            for name in ("nodeName", "nodeId", "nodes", "startTime", "allocatedResources"):
-                status.pop(name, None)
-            set_condition(status, "Scheduled", "False", self.reason or "Requeued", self.message, at)
-            return status
         status["endTime"] = at
-        set_condition(status, "Ready", "False", str(self.phase), self.message, at)
+        set_condition(status, "Ready", "False", str(phase), str(told["message"]), at)
         return status
 
 
@@ -235,6 +167,8 @@ class Release(Command):
         metadata.setdefault("deletionTimestamp", timestamp(sheet.now + timedelta(seconds=grace)))
         metadata["deletionGracePeriodSeconds"] = grace
         status = {**status_of(before), "phase": Phase.TERMINATING}
+        if "eviction" in status:
+            status["eviction"]["requeue"] = False
         set_condition(
             status, "Terminating", "True", "UserRequested", "Graceful termination in progress", timestamp(sheet.now)
         )
@@ -272,12 +206,41 @@ def set_condition(status: dict[str, Any], name: str, value: str, reason: str, me
     status["conditions"] = [*others, condition]
 
 
+def take_notice(status: dict[str, Any]) -> dict[str, Any] | None:
+    """Remove what an eviction wrote, now that it is over; the notice, where there was one."""
+    notice: dict[str, Any] | None = status.pop("eviction", None)
+    if notice is not None:
+        for name in ("reason", "message"):
+            if status.get(name) == notice[name]:
+                del status[name]
+        drop_conditions(status, "Terminating")
+    return notice
+
+
+def requeued_status(status: dict[str, Any], why: Mapping[str, Any], at: str) -> dict[str, Any]:
+    """Waiting again: nothing of where it ran is left, but why it does not."""
+    for name in ("nodeName", "nodeId", "nodes", "startTime", "allocatedResources", "scheduledTime"):
+        status.pop(name, None)
+    drop_conditions(status, "Ready", "Terminating")
+    status |= {name: why[name] for name in ("reason", "message") if why[name]}
+    set_condition(status, "Scheduled", "False", why["reason"] or "Requeued", why["message"], at)
+    return status
+
+
+def drop_conditions(status: dict[str, Any], *names: str) -> None:
+    status["conditions"] = [one for one in status.get("conditions", ()) if one["type"] not in names]
+
+
 def with_status(
     before: Stored, status: dict[str, Any], *, node: str | None = None, charge: Charge | None = None
 ) -> Stored:
     node = before.fields.get("spec.nodeName", "") if node is None else node
     fields = {**before.fields, "status.phase": status["phase"], "status.nodeName": node, "spec.nodeName": node}
-    return replace(before, status=encode(status), fields=fields, charge=before.charge if charge is None else charge)
+    charge = before.charge if charge is None else charge
+    # Spelled out: replace() would cost more than everything else here.
+    return Stored(
+        before.key, before.uid, before.tenant, before.labels, fields, before.doc, encode(status), charge, before.gang
+    )
 
 
 def leave_gang(sheet: Sheet, one: Stored) -> None:
@@ -288,11 +251,6 @@ def leave_gang(sheet: Sheet, one: Stored) -> None:
 
 
 # Verbs.
-
-
-async def bind(office: Office, commands: Sequence[Bind]) -> list[Reply]:
-    """Place each allocation where its targets say. What went stale comes back with its reason; the rest stands."""
-    return list(await asyncio.gather(*(office.binding.submit(command, command.key.namespace) for command in commands)))
 
 
 async def report(office: Office, command: Report) -> Reply:

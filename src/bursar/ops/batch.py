@@ -1,8 +1,8 @@
 """The walk of every write: claim, lock, read, decide, save, once per batch.
 
-Locks are taken in one global order: request claims, tree, gangs, objects, counters, nodes, and last the revision. What
-is decided from is read in a later statement than the one that took the lock: a statement that had to wait sees the new
-version of the row it waited for, but not the rows that a rival put beside it.
+Locks are taken in one global order: leader, request claims, tree, gangs, objects, counters, nodes, and last the
+revision. What is decided from is read in a later statement than the one that took the lock: a statement that had to
+wait sees the new version of the row it waited for, but not the rows that a rival put beside it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from bursar.core.quota import Counters
 from bursar.core.refusal import Refusal
 from bursar.core.sheet import Sheet
 from bursar.core.tree import Row, Tree, rows_of
-from bursar.ops.command import REUSED, Command, Reply, Result, decode_reply, encode_reply, written
+from bursar.ops.command import DEPOSED, REUSED, Command, Reply, Result, decode_reply, encode_reply, written
 from bursar.ops.tree import TreeCache
 from bursar.store import batch as batch_store
 from bursar.store import gang as gang_store
+from bursar.store import leader as leader_store
 from bursar.store import node as node_store
 from bursar.store import object as object_store
 from bursar.store import quota as quota_store
@@ -50,6 +51,14 @@ class Walk:
         self._seen: dict[Key, float] = {}
 
     async def __call__(self, db: Connection, commands: Sequence[Command]) -> Sequence[Reply]:
+        """Commands of a leader that was deposed are refused and leave no trace; the rest of the batch stands."""
+        fence = await lock_fence(db, commands)
+        replies = iter(await self._decided(db, [one for one in commands if one.fence in (None, fence)]))
+        return [next(replies) if one.fence in (None, fence) else DEPOSED for one in commands]
+
+    async def _decided(self, db: Connection, commands: Sequence[Command]) -> Sequence[Reply]:
+        if not commands:
+            return ()
         claimed, remembered = await claim(db, commands)
         fresh = [command for command in commands if command.claim is None or command.claim.key in claimed]
         tree = await self._trees.at(db, await tree_store.lock_shared(db))
@@ -86,12 +95,15 @@ class Walk:
         return {key for key in needs if now() - self._seen.get(key, -SEEN_SECONDS_MAX) < SEEN_SECONDS_MAX}
 
     async def _lock_counters(self, db: Connection, sheet: Sheet, commands: Sequence[Command]) -> None:
-        rows = {
-            row
+        # Work of one template shares its charge: its counters are looked up once.
+        charges = {
+            (namespace, id(charge)): charge
             for command in commands
             for namespace, charge in command.charges(sheet)
             if namespace in sheet.tree.namespaces
-            for row in rows_of(sheet.tree, namespace, charge)
+        }
+        rows = {
+            row for (namespace, _), charge in charges.items() for row in rows_of(sheet.tree, namespace, charge)
         }
         if not rows:
             return
@@ -119,8 +131,14 @@ class Walk:
                 sheet.placements[one.uid] = (*sheet.placements.get(one.uid, ()), one)
                 names.add(one.node)
         if names:
-            await node_store.lock(db, names)
-            sheet.nodes = await node_store.load(db, names)
+            sheet.nodes = await node_store.lock(db, names)
+
+
+async def lock_fence(db: Connection, commands: Sequence[Command]) -> int | None:
+    """The fence of the leader, who cannot change until the batch is committed; None where no command asks for it."""
+    if all(command.fence is None for command in commands):
+        return None
+    return await leader_store.lock(db)
 
 
 async def claim(db: Connection, commands: Sequence[Command]) -> tuple[set[RequestKey], Mapping[RequestKey, Remembered]]:
@@ -175,6 +193,8 @@ def decide(
 
 
 def finished(result: Result) -> Reply:
+    if isinstance(result, tuple):
+        return tuple(written(one) for one in result)
     return written(result) if isinstance(result, Write) else result
 
 
@@ -185,6 +205,8 @@ async def save(db: Connection, sheet: Sheet) -> None:
         await gang_store.save(db, {key: sheet.gangs[key] for key in sheet.touched_gangs}, locked=sheet.gangs)
     if sheet.touched_nodes:
         await node_store.put(db, [sheet.nodes[name] for name in sheet.touched_nodes], sheet.node_uids)
+    if used := sheet.used_nodes - sheet.touched_nodes:
+        await node_store.use(db, [sheet.nodes[name] for name in used])
     if sheet.removed_nodes:
         await node_store.remove(db, sorted(sheet.removed_nodes))
         await token_store.revoke_of_nodes(db, sheet.removed_nodes)

@@ -6,15 +6,20 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+import structlog
 
 from bursar.core.object import Key, Origin
 from bursar.core.refusal import Code, Refusal
 from bursar.ops.dispatch import create_command
 from bursar.ops.object import get, submit
 from bursar.ops.office import Office
+from bursar.store.database import Database, connect
+from bursar.store.migrate import migrate
 from bursar.wire.kinds import BY_NAME
 from bursar.wire.namespace import DEFAULT_TENANT, TENANT_LABEL
 from bursar.wire.settings import SYSTEM
+
+log = structlog.get_logger()
 
 PRIORITIES = {"system-critical": 1_000_000, "high-priority": 1000, "batch-high": 500, "normal": 100, "low-priority": 0}
 QUEUES = {"default": "default", "gpu-training": "ml", "hpc": "hpc", "interactive": "interactive", "service": "service"}
@@ -48,3 +53,20 @@ async def bootstrap(office: Office) -> int:
             raise RuntimeError(f"cannot create {kind.name} {document['metadata']['name']}: {reply.message}")
         created += not isinstance(reply, Refusal)
     return created
+
+
+async def prepare(database_url: str) -> None:
+    """Schema and default objects, on a database that may be empty."""
+    db = await connect(database_url)
+    try:
+        for name in await migrate(db):
+            log.info("migrated", migration=name)
+    finally:
+        await db.close()
+    database = await Database.open(database_url, readers=2)
+    office = await Office.open(database)
+    try:
+        await bootstrap(office)
+    finally:
+        await office.close()
+        await database.close()

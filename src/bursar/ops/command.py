@@ -27,8 +27,8 @@ class Written:
     deleted: bool = False
 
 
-Result: TypeAlias = Write | Refusal | Any
-Reply: TypeAlias = Written | Refusal | Any
+Result: TypeAlias = Write | tuple[Write, ...] | Refusal | Any
+Reply: TypeAlias = Written | tuple[Written, ...] | Refusal | Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +38,12 @@ class Command:
     key: Key
     origin: Origin
     claim: Claim | None = None
+    fence: int | None = None  # the leader's, where only the leader may do this
+
+    @property
+    def many(self) -> bool:
+        """Whether it writes so many objects that others should not wait for it in their lane."""
+        return False
 
     def objects(self) -> Iterable[Key]:
         """Objects to lock and read."""
@@ -101,6 +107,12 @@ def decode_reply(raw: bytes) -> Reply:
     assert outcome.key is not None
     return Written(Key(*outcome.key), bytes(outcome.doc), bytes(outcome.status), outcome.revision, outcome.deleted)
 
+
+DEPOSED = Refusal(
+    Code.STALE,
+    "another controller leads now",
+    "Nothing was changed: the new leader decides anew.",
+)
 
 REUSED = Refusal(
     Code.REQUEST_REUSED,

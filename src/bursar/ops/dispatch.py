@@ -12,6 +12,7 @@ from bursar.core.object import Key, Origin, Stored
 from bursar.core.refusal import Code, Refusal
 from bursar.ops.allocation import GRACE_SECONDS, Release
 from bursar.ops.command import Command
+from bursar.ops.job import create_job, delete_job
 from bursar.ops.namespace import Terminate
 from bursar.ops.node import ChangeNode, DeleteNode, RegisterNode
 from bursar.ops.object import Change, Create, Delete, Preconditions, changed_draft, new_draft
@@ -29,6 +30,8 @@ def create_command(
     match kind.name:
         case "Allocation":
             return _create_allocation(kind, one, origin, claim, seen_tenant)
+        case "Job":
+            return create_job(one, origin, claim, seen_tenant)
         case "Node":
             assert isinstance(one, Node)
             one.status = UNSET  # A new node offers what its spec says.
@@ -127,14 +130,17 @@ def delete_command(
     *,
     preconditions: Preconditions,
     grace_seconds: int | None = None,
+    orphan: bool = False,
 ) -> Command:
     # What was looked at is what is deleted: not another of its name, and not once it is another's.
     preconditions = replace(preconditions, uid=preconditions.uid or before.uid, tenant=before.tenant)
     common: dict[str, Any] = {"key": before.key, "origin": origin, "claim": claim, "preconditions": preconditions}
+    grace = GRACE_SECONDS if grace_seconds is None else grace_seconds
     match kind.name:
         case "Allocation":
-            grace = GRACE_SECONDS if grace_seconds is None else grace_seconds
             return Release(**common, grace_seconds=grace, gang=before.gang)
+        case "Job":
+            return delete_job(before, origin, claim, preconditions, grace, orphan=orphan)
         case "Node":
             return DeleteNode(**common)
         case "Namespace":

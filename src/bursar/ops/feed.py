@@ -157,8 +157,10 @@ class Follower:
         """What came since; empty when nothing did for so long."""
         if not self._queue and not self.lagging:
             self._wake.clear()
+            # Not wait_for: it may swallow a cancellation that comes together with what it waits for.
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), seconds)
+                async with asyncio.timeout(seconds):
+                    await self._wake.wait()
         if self.lagging:
             raise Lagging
         taken = list(self._queue)
@@ -224,7 +226,8 @@ class Feed:
                     log.info("feed waits for the database", error=repr(error))
                     await asyncio.sleep(POLL_SECONDS)
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), POLL_SECONDS)
+                    async with asyncio.timeout(POLL_SECONDS):
+                        await self._wake.wait()
             # From here on a new listener starts a new reader.
             self._task = None
             if db is not None:

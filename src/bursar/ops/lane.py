@@ -87,6 +87,10 @@ class Lane(Generic[C, A]):
 
     async def submit(self, command: C, tenant: str = "") -> A:
         """Queue a command and wait until it was decided and committed."""
+        return await self.put(command, tenant)
+
+    def put(self, command: C, tenant: str = "") -> asyncio.Future[A]:
+        """Queue a command; its answer comes when it was decided and committed."""
         if self._closed:
             raise Closed(f"{self.name} is shutting down")
         weight = self._weigh(command) if self._weigh is not None else 0
@@ -99,7 +103,7 @@ class Lane(Generic[C, A]):
         self._push(entry)
         if self._worker is None or self._worker.done():
             self._worker = loop.create_task(self._work(), name=f"lane-{self.name}")
-        return await entry.answer
+        return entry.answer
 
     async def close(self) -> None:
         """Take no more, and finish what was taken."""

@@ -11,7 +11,9 @@ from bursar.core.object import Stored
 from bursar.core.refusal import Code, Refusal
 from bursar.core.sheet import Sheet
 from bursar.ops.command import Result
+from bursar.ops.drain import keep_drain
 from bursar.ops.object import Change, Create, Delete, not_found
+from bursar.ops.office import timestamp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +41,7 @@ class ChangeNode(Change):
     def nodes(self) -> Iterable[str]:
         return (self.key.name,)
 
-    def _save(self, sheet: Sheet, _before: Stored) -> Result:
+    def _save(self, sheet: Sheet, before: Stored) -> Result:
         room = sheet.nodes[self.key.name]
         offers = (dict(room.allocatable), room.schedulable) != (dict(self.allocatable), self.schedulable)
         if offers or self.plans_stale:
@@ -52,7 +54,8 @@ class ChangeNode(Change):
                     devices=device_list(self.allocatable, room.devices),
                 )
             )
-        return sheet.put(self.draft, self.origin)
+        after = keep_drain(before, self.draft, schedulable=self.schedulable, at=timestamp(sheet.now))
+        return sheet.put(after, self.origin)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

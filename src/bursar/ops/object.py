@@ -87,7 +87,7 @@ class Create(Command):
         if row is None or not row.members:
             row = GangRow(gang.min_members)
         if row.min_members != gang.min_members:
-            return _gang_differs(gang, row)
+            return gang_differs(gang, row)
         waiting = [one for one in sheet.members(*key) if one.charge.due]
         if not row.charged and row.members + 1 < row.min_members:
             sheet.set_gang(key, replace(row, members=row.members + 1))
@@ -187,7 +187,7 @@ class Delete(Command):
         return sheet.remove(self.key, self.origin)
 
 
-def _gang_differs(gang: Gang, row: GangRow) -> Refusal:
+def gang_differs(gang: Gang, row: GangRow) -> Refusal:
     message = f"gang {gang.group_id!r} has minMembers {row.min_members}, this member says {gang.min_members}"
     return Refusal(Code.INVALID, message, causes=(Cause("FieldValueInvalid", message, field="minMembers"),))
 
@@ -344,4 +344,8 @@ async def submit(office: Office, command: Command, *, tenant: str, dry_run: bool
         lane = office.shaping
     else:
         lane = office.creating if isinstance(command, Create) else office.changing
-    return await lane.submit(command, tenant)
+        lane = office.bulk if command.many else lane
+    reply = await lane.submit(command, tenant)
+    if command.key.kind == "Node":
+        office.ceilings.forget()
+    return reply

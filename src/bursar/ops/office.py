@@ -8,10 +8,10 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import lru_cache
 
 from bursar.core.object import Key, Stored
 from bursar.ops.batch import Walk
+from bursar.ops.ceiling import CeilingCache
 from bursar.ops.command import Command, Reply
 from bursar.ops.lane import Lane
 from bursar.ops.structure import StructureWalk
@@ -21,20 +21,28 @@ from bursar.store import object as object_store
 from bursar.store.change import ensure_partitions
 from bursar.store.database import Database
 
+# A backlog is bound in large batches: what a batch costs beside its commands is shared by more of them.
+BINDS_MAX = 512
+
 
 @dataclass(slots=True)
 class Office:
-    """Creating has a lane of its own and is shed first; finishing, changing and binding go on."""
+    """Creating has a lane of its own and is shed first; finishing, changing and binding go on.
+
+    What writes very many objects at once, whatever it is, goes through `bulk`, one after another.
+    """
 
     database: Database
     trees: TreeCache
     creating: Lane[Command, Reply]
     changing: Lane[Command, Reply]
     binding: Lane[Command, Reply]
+    bulk: Lane[Command, Reply]
     shaping: Lane[Command, Reply]
     trying: Lane[Command, Reply]  # dry runs
     trying_shape: Lane[Command, Reply]
     reading: Lane[Key, Stored | None]
+    ceilings: CeilingCache
     _transactors: list[Transactor[Command, Reply]]
     # Called after each batch was committed: local watchers need not wait for a notification.
     on_commit: list[Callable[[], None]] = field(default_factory=list)
@@ -47,37 +55,51 @@ class Office:
         transactors: list[Transactor[Command, Reply]] = []
         on_commit: list[Callable[[], None]] = []
 
-        def lane(name: str, *, shape: bool = False, dry: bool = False, capacity: int = 8192) -> Lane[Command, Reply]:
+        def lane(
+            name: str,
+            *,
+            shape: bool = False,
+            alone: bool = False,
+            dry: bool = False,
+            capacity: int = 8192,
+            most: int = 256,
+        ) -> Lane[Command, Reply]:
             walk = StructureWalk(trees) if shape else Walk(trees)
             transactor = Transactor[Command, Reply](name, database, walk, dry=dry, on_commit=on_commit)
             transactors.append(transactor)
             # A change of the tree is decided alone: what must be read depends on what it changes.
-            return Lane(name, transactor.run, capacity=capacity, batch_max=1 if shape else 256, weigh=weight_of)
+            batch_max = 1 if shape or alone else most
+            return Lane(name, transactor.run, capacity=capacity, batch_max=batch_max, weigh=weight_of)
 
         return cls(
             database,
             trees,
             creating=lane("creating", capacity=4096),
             changing=lane("changing"),
-            binding=lane("binding"),
+            binding=lane("binding", most=BINDS_MAX),
+            bulk=lane("bulk", alone=True, capacity=1024),
             shaping=lane("shaping", shape=True),
             trying=lane("trying", dry=True, capacity=1024),
             trying_shape=lane("trying-shape", shape=True, dry=True, capacity=256),
             reading=Lane("reading", Reading(database), capacity=16384),
+            ceilings=CeilingCache(database),
             _transactors=transactors,
             on_commit=on_commit,
         )
 
     async def close(self) -> None:
-        lanes = (self.creating, self.changing, self.binding, self.shaping, self.trying, self.trying_shape)
+        lanes = (
+            self.creating, self.changing, self.binding, self.bulk, self.shaping, self.trying, self.trying_shape,
+        )  # fmt: skip
         await asyncio.gather(*(lane.close() for lane in lanes), self.reading.close())
         await asyncio.gather(*(one.close() for one in self._transactors), return_exceptions=True)
 
 
 def weight_of(command: Command) -> int:
-    """The bytes that a command holds while it waits: those of its draft."""
+    """The bytes that a command holds while it waits: those of its drafts."""
     draft: Stored | None = getattr(command, "draft", None)
-    return len(draft.doc) + len(draft.status) if draft is not None else 0
+    drafts: Sequence[Stored] = getattr(command, "drafts", ())
+    return sum(len(one.doc) + len(one.status) for one in (*drafts, draft) if one is not None)
 
 
 class Reading:
@@ -98,13 +120,7 @@ def now() -> datetime:
 
 def timestamp(at: datetime) -> str:
     """RFC 3339, UTC, to the second, as Kubernetes writes times."""
-    return _timestamp(at.replace(microsecond=0))
-
-
-# Everything that happens within a second has the same text.
-@lru_cache(64)
-def _timestamp(at: datetime) -> str:
-    return at.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return f"{at.isoformat(timespec='seconds')[:19]}Z"
 
 
 def new_uid(prefix: str) -> str:

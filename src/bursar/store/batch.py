@@ -11,6 +11,7 @@ from bursar.core.object import Key, Stored, Write
 from bursar.core.quota import Pair
 from bursar.core.tree import Row, Tree
 from bursar.store import quota
+from bursar.store.columns import documents, numbers, texts
 from bursar.store.database import Connection, Stale
 from bursar.store.object import encode_charge
 from bursar.store.statements import statements
@@ -25,17 +26,14 @@ async def save(db: Connection, writes: Sequence[Write], tree: Tree, changes: Map
 
     The writes get their revisions. What is not as it was decided on is Stale.
     """
-    last = {write.key: index for index, write in enumerate(writes)}
+    last = {write.key: write for write in writes}
     first: dict[Key, Stored | None] = {}
     for write in writes:
         first.setdefault(write.key, write.before)
-    lines = [
-        _line(write, _op(first[write.key], write, last[write.key] == index), first[write.key])
-        for index, write in enumerate(writes)
-    ]
-    columns = map(list, zip(*lines, strict=True))
-    saved = await db.fetchrow(SQL.save, *columns, *quota.delta_columns(tree, changes))
-    _check(saved, [line[0] for line in lines], len(changes))
+    ops = [_op(first[write.key], write, last[write.key] is write) for write in writes]
+    columns = _columns(writes, [first[write.key] for write in writes])
+    saved = await db.fetchrow(SQL.save, texts(ops), *columns, *quota.delta_columns(tree, changes))
+    _check(saved, ops, len(changes))
     for place, write in enumerate(writes, start=1):
         write.revision = saved["before"] + place
 
@@ -56,25 +54,29 @@ def _op(first: Stored | None, write: Write, is_last: bool) -> str:
     return "update" if first is not None else "insert"
 
 
-def _line(write: Write, op: str, first: Stored | None) -> tuple[Any, ...]:
-    shown, before = write.shown, write.before
+def _columns(writes: Sequence[Write], firsts: Sequence[Stored | None]) -> tuple[str, ...]:
+    """One line per write. What is as it is stored is not sent again: `first` is what is stored."""
+    shown = [write.shown for write in writes]
+    before = [write.before for write in writes]
+    sent = list(zip(shown, before, firsts, strict=True))
     return (
-        op,
-        first.revision if first is not None else 0,
-        *write.key,
-        shown.uid,
-        shown.tenant,
-        write.type,
-        encode(shown.labels),
-        encode(shown.fields),
-        encode(before.labels) if before is not None else None,
-        encode(before.fields) if before is not None else None,
-        shown.gang or None,
-        encode_charge(shown.charge),
-        shown.doc,
-        shown.status,
-        write.origin.actor,
-        write.origin.verb,
-        write.origin.reason,
-        before.tenant if before is not None else None,
+        numbers([first.revision if first else 0 for first in firsts]),
+        texts([write.key.kind for write in writes]),
+        texts([write.key.namespace for write in writes]),
+        texts([write.key.name for write in writes]),
+        texts([one.uid for one in shown]),
+        texts([one.tenant for one in shown]),
+        texts([write.type for write in writes]),
+        documents([None if first and one.labels is first.labels else encode(one.labels) for one, _, first in sent]),
+        documents([encode(one.fields) for one in shown]),
+        documents([None if was is first or was is None else encode(was.labels) for _, was, first in sent]),
+        documents([None if was is first or was is None else encode(was.fields) for _, was, first in sent]),
+        texts([one.gang for one in shown]),
+        documents([encode_charge(one.charge) for one in shown]),
+        documents([None if first and one.doc is first.doc else one.doc for one, _, first in sent]),
+        documents([one.status for one in shown]),
+        texts([write.origin.actor for write in writes]),
+        texts([write.origin.verb for write in writes]),
+        texts([write.origin.reason for write in writes]),
+        texts([was.tenant if was else "" for was in before]),
     )

@@ -16,6 +16,8 @@ from bursar.store.statements import statements
 SQL = statements("change")
 
 PARTITION_SIZE = 1_000_000
+# Compressing rows a little above 2 kB, as PostgreSQL would, costs more than all else that is done with them.
+INLINE_BYTES_MAX = 4080
 CHANNEL = "bursar_change"
 
 
@@ -34,6 +36,20 @@ class Change:
     doc: bytes
     status: bytes
     at: datetime
+
+
+class Seen(NamedTuple):
+    """A change as the scheduler reads it: of allocations it knows already, the document is left out."""
+
+    revision: int
+    key: Key
+    uid: str
+    tenant: str
+    type: str
+    labels: bytes
+    fields: bytes
+    doc: bytes | None
+    status: bytes
 
 
 class Happening(NamedTuple):
@@ -75,6 +91,15 @@ def _change(row: Any) -> Change:
 
 async def load_since(db: Connection, revision: int, limit: int) -> list[Change]:
     return [_change(row) for row in await db.fetch(SQL.since, revision, limit)]
+
+
+async def load_seen(db: Connection, revision: int, limit: int) -> list[Seen]:
+    return [
+        Seen(
+            row[0], Key(row[1], row[2], row[3]), row[4], row[5], row[6], row[7], row[8], row[9], row[10] or b"{}"
+        )
+        for row in await db.fetch(SQL.for_scheduler, revision, limit)
+    ]  # fmt: skip
 
 
 async def load_between(db: Connection, after: int, until: int, kind: str, namespace: str, limit: int) -> list[Change]:
@@ -122,7 +147,8 @@ async def ensure_partitions(db: Connection) -> None:
             try:
                 await db.execute(
                     f"CREATE TABLE {name} PARTITION OF change "
-                    f"FOR VALUES FROM ({index * PARTITION_SIZE}) TO ({(index + 1) * PARTITION_SIZE})"
+                    f"FOR VALUES FROM ({index * PARTITION_SIZE}) TO ({(index + 1) * PARTITION_SIZE}) "
+                    f"WITH (toast_tuple_target = {INLINE_BYTES_MAX})"
                 )
             except (asyncpg.DuplicateTableError, asyncpg.UniqueViolationError):
                 continue  # another process was faster

@@ -10,7 +10,9 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from bursar.core.object import Key
 from bursar.core.selector import EVERYTHING, Op, Selector
+from bursar.store.change import Seen
 from bursar.store.database import Connection
 
 # How long whoever reads everything may take between two pages; the transaction is open meanwhile.
@@ -92,6 +94,20 @@ async def load_all(db: Connection, query: Query, page: int = 500) -> AsyncGenera
             last = found.items[-1]
             found = await load_page(db, replace(query, after=(last.namespace, last.name)))
     yield found
+
+
+async def load_live(db: Connection, query: Query) -> list[Seen]:
+    """Objects as the scheduler reads them, all at once."""
+    where = _where(query)
+    rows = await db.fetch(
+        "SELECT revision, kind, namespace, name, uid, tenant, labels, fields, doc, status FROM object"
+        f" WHERE {where.text} ORDER BY namespace, name",
+        *where.parameters,
+    )
+    return [
+        Seen(row[0], Key(row[1], row[2], row[3]), row[4], row[5], "ADDED", row[6], row[7], row[8], row[9] or b"{}")
+        for row in rows
+    ]
 
 
 async def count(db: Connection, query: Query) -> int:

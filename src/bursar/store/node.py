@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from bursar.core.node import NodeRoom, Placement
-from bursar.store.database import Connection
+from bursar.store.columns import documents, numbers, texts
+from bursar.store.database import Connection, Stale
 from bursar.store.statements import statements
 
 SQL = statements("node")
@@ -27,6 +28,7 @@ def _room(row: Any) -> NodeRoom:
         _decode_amounts(row["allocatable"]),
         _decode_amounts(row["allocated"]),
         _decode_devices(row["devices"]),
+        row["uid"],
     )
 
 
@@ -45,8 +47,9 @@ def _placement(row: Any) -> Placement:
     )
 
 
-async def lock(db: Connection, names: Iterable[str]) -> None:
-    await db.fetchval(SQL.lock, sorted(names))
+async def lock(db: Connection, names: Iterable[str]) -> dict[str, NodeRoom]:
+    """Lock the nodes that exist, in order; their room."""
+    return {row["name"]: _room(row) for row in await db.fetch(SQL.lock, sorted(names))}
 
 
 async def load(db: Connection, names: Iterable[str]) -> dict[str, NodeRoom]:
@@ -55,6 +58,10 @@ async def load(db: Connection, names: Iterable[str]) -> dict[str, NodeRoom]:
 
 async def load_all(db: Connection) -> dict[str, NodeRoom]:
     return {row["name"]: _room(row) for row in await db.fetch(SQL.read_all)}
+
+
+async def list_names(db: Connection) -> list[str]:
+    return [row["name"] for row in await db.fetch(SQL.names)]
 
 
 async def put(db: Connection, rooms: Sequence[NodeRoom], uids: Mapping[str, str]) -> None:
@@ -69,6 +76,18 @@ async def put(db: Connection, rooms: Sequence[NodeRoom], uids: Mapping[str, str]
         [_encode(room.allocated) for room in ordered],
         [_encode(room.devices) for room in ordered],
     )
+
+
+async def use(db: Connection, rooms: Sequence[NodeRoom]) -> None:
+    """Save the room of nodes that are locked and otherwise as they were."""
+    tag = await db.execute(
+        SQL.use,
+        texts([room.name for room in rooms]),
+        documents([_encode(room.allocated) for room in rooms]),
+        documents([_encode(room.devices) for room in rooms]),
+    )
+    if tag != f"UPDATE {len(rooms)}":
+        raise Stale(f"{len(rooms)} nodes to save, but: {tag}")
 
 
 async def remove(db: Connection, names: Sequence[str]) -> None:
@@ -86,17 +105,17 @@ async def load_placements_on(db: Connection, names: Iterable[str]) -> list[Place
 async def put_placements(db: Connection, placements: Sequence[Placement], revisions: Mapping[str, int]) -> None:
     await db.execute(
         SQL.put_placements,
-        [one.node for one in placements],
-        [one.uid for one in placements],
-        [one.namespace for one in placements],
-        [one.name for one in placements],
-        [one.tenant for one in placements],
-        [one.epoch for one in placements],
-        [one.exclusive for one in placements],
-        [_encode(one.resources) for one in placements],
-        [_encode(one.devices) for one in placements],
-        [one.wanted for one in placements],
-        [revisions[one.uid] for one in placements],
+        texts([one.node for one in placements]),
+        texts([one.uid for one in placements]),
+        texts([one.namespace for one in placements]),
+        texts([one.name for one in placements]),
+        texts([one.tenant for one in placements]),
+        numbers([one.epoch for one in placements]),
+        numbers([one.exclusive for one in placements]),
+        documents([_encode(one.resources) for one in placements]),
+        documents([_encode(one.devices) for one in placements]),
+        numbers([one.wanted for one in placements]),
+        numbers([revisions[one.uid] for one in placements]),
     )
 
 

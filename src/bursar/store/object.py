@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -13,6 +14,8 @@ from bursar.store.database import Connection, Stale
 from bursar.store.statements import statements
 
 SQL = statements("object")
+
+CHARGES_KEPT = 4096
 
 _encode = msgspec.json.Encoder().encode
 _decode_map = msgspec.json.Decoder(dict[str, str]).decode
@@ -36,9 +39,10 @@ _decode_charge = msgspec.json.Decoder(_ChargeRow).decode
 def encode_charge(charge: Charge) -> bytes | None:
     if charge is NOTHING or (charge.empty and not charge.due):
         return None
-    facts = charge.facts
-    return _encode(
-        _ChargeRow(
+    raw: bytes | None = charge.known.get(_ChargeRow)
+    if raw is None:
+        facts = charge.facts
+        row = _ChargeRow(
             dict(charge.accepted),
             dict(charge.bound),
             dict(charge.due),
@@ -47,12 +51,17 @@ def encode_charge(charge: Charge) -> bytes | None:
             facts.best_effort,
             facts.priority_class,
         )
-    )
+        raw = charge.known[_ChargeRow] = _encode(row)
+    return raw
 
 
 def decode_charge(raw: bytes | None) -> Charge:
-    if raw is None:
-        return NOTHING
+    return NOTHING if raw is None else _charge(raw)
+
+
+# Work of one template has the same charge, letter by letter: it is read once, and shared.
+@lru_cache(CHARGES_KEPT)
+def _charge(raw: bytes) -> Charge:
     row = _decode_charge(raw)
     facts = Facts(row.scoped, row.terminating, row.best_effort, row.priority_class)
     return Charge(facts, row.accepted, row.bound, row.due)

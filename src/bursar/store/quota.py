@@ -50,6 +50,11 @@ async def load_tenants(db: Connection) -> dict[Row, Counter]:
     return _rows(await db.fetch(SQL.read_tenants))
 
 
+async def load_limited(db: Connection) -> dict[Row, Counter]:
+    """The counters that have a hard limit."""
+    return _rows(await db.fetch(SQL.read_limited))
+
+
 async def load_all(db: Connection) -> dict[Row, Counter]:
     return _rows(await db.fetch(SQL.read_all))
 

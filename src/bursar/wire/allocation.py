@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import msgspec
@@ -15,6 +15,7 @@ from bursar.core.charge import NOTHING, Charge, Facts
 from bursar.core.duration import parse_seconds
 from bursar.core.node import WHOLE, is_device
 from bursar.core.refusal import Cause, field_fault
+from bursar.wire.affinity import contradiction_faults
 from bursar.wire.kind import Column, Fields, Kind, column, read
 from bursar.wire.limits import amounts, amounts_faults
 from bursar.wire.meta import Condition, ObjectMeta, Quantity, Text, Wire, given
@@ -75,6 +76,26 @@ class PlacedOn(Wire):
     phase: Text = UNSET  # of what ran there, once it has ended before the others
 
 
+class EvictionNotice(Wire):
+    """That it has to end, by when and why; with `requeue` it waits again afterwards."""
+
+    id: Text = UNSET
+    reason: Text = UNSET
+    rule: Text = UNSET
+    by: Text = UNSET
+    message: Text = UNSET
+    grace_period_seconds: int | UnsetType = UNSET
+    deadline: Text = UNSET
+    requeue: bool | UnsetType = UNSET
+
+
+class Nomination(Wire):
+    """Room that is held for it on a node, until those who were evicted for it are gone."""
+
+    node: str
+    until: Text = UNSET
+
+
 class AllocationStatus(Wire):
     phase: Text = UNSET
     reason: Text = UNSET
@@ -88,6 +109,10 @@ class AllocationStatus(Wire):
     exit_code: int | UnsetType = UNSET
     allocated_resources: dict[str, Quantity] | UnsetType = UNSET
     queue_position: int | UnsetType = UNSET
+    scheduled_time: Text = UNSET  # when it was placed, the last time
+    epoch: int | UnsetType = UNSET  # how often it was placed: each placement has a higher one
+    eviction: EvictionNotice | UnsetType = UNSET
+    nominated: list[Nomination] | UnsetType = UNSET
 
 
 class Allocation(Wire, kw_only=True):
@@ -211,8 +236,7 @@ def spec_faults(path: str, spec: AllocationSpec) -> Iterator[Cause]:
     if isinstance(spec.gang_scheduling, GangScheduling):
         yield from gang_faults(f"{path}.gangScheduling", spec.gang_scheduling)
     if isinstance(spec.scheduling, Scheduling):
-        yield from scheduling_faults(f"{path}.scheduling", spec.scheduling)
-        yield from _said_twice_faults(path, spec, spec.scheduling)
+        yield from _scheduling_faults(path, spec, spec.scheduling)
     yield from count_faults(f"{path}.env", spec.env, ENV_MAX)
     yield from count_faults(f"{path}.command", spec.command, WORDS_MAX)
     for index, word in enumerate((spec.command or [])[:WORDS_MAX]):
@@ -252,6 +276,16 @@ def _annotation_faults(allocation: Allocation) -> Iterator[Cause]:
             )
     if MAX_WAIT in notes:
         yield from duration_faults(f"metadata.annotations[{MAX_WAIT}]", notes[MAX_WAIT])
+
+
+def _scheduling_faults(path: str, spec: AllocationSpec, scheduling: Scheduling) -> Iterator[Cause]:
+    understood = True
+    said = scheduling_faults(f"{path}.scheduling", scheduling)
+    for fault in chain(said, _said_twice_faults(path, spec, scheduling)):
+        understood = False
+        yield fault
+    if understood:
+        yield from contradiction_faults(f"{path}.scheduling", spec.node_selector, scheduling)
 
 
 def _said_twice_faults(path: str, spec: AllocationSpec, scheduling: Scheduling) -> Iterator[Cause]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bursar.wire.allocation import ALLOCATION
+from bursar.wire.job import JOB
 from bursar.wire.kind import Kind
 from bursar.wire.namespace import NAMESPACE
 from bursar.wire.node import NODE
@@ -15,6 +16,7 @@ from bursar.wire.tier import TIER
 
 KINDS: tuple[Kind, ...] = (
     ALLOCATION,
+    JOB,
     NAMESPACE,
     NODE,
     PRIORITY_CLASS,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
 from bursar.core.names import label_key, label_value
@@ -34,6 +35,20 @@ class NodeSpec(Wire):
     provider_id: Text = UNSET
 
 
+class NodeDrain(Wire):
+    """That a node is being emptied. Ours alone: what a node says of itself does not change it."""
+
+    state: Text = UNSET  # Draining, Drained or Cancelled
+    started_at: Text = UNSET
+    deadline: Text = UNSET
+    ended_at: Text = UNSET
+    grace_period_seconds: int | UnsetType = UNSET
+    reason: Text = UNSET
+    by: Text = UNSET
+    total: int | UnsetType = UNSET
+    force: bool | UnsetType = UNSET
+
+
 class NodeStatus(Wire):
     phase: Text = UNSET
     reason: Text = UNSET
@@ -46,6 +61,7 @@ class NodeStatus(Wire):
     used: dict[str, Quantity] | UnsetType = UNSET
     conditions: list[Condition] | UnsetType = UNSET
     last_heartbeat_time: Text = UNSET
+    drain: NodeDrain | UnsetType = UNSET
 
 
 class Node(Wire, kw_only=True):
@@ -62,6 +78,34 @@ def allocatable_of(node: Node) -> dict[str, int]:
     status = node.status if isinstance(node.status, NodeStatus) else NodeStatus()
     result = {**amounts(spec.capacity), **amounts(spec.allocatable), **amounts(status.allocatable)}
     if isinstance(spec.cpu_overcommit, int | float) and "cpu" in result:
+        result["cpu"] = int(result["cpu"] * spec.cpu_overcommit)
+    return result
+
+
+class _Offer(msgspec.Struct, rename="camel"):
+    capacity: dict[str, Quantity] | UnsetType = UNSET
+    allocatable: dict[str, Quantity] | UnsetType = UNSET
+    cpu_overcommit: int | float = 1
+
+
+class _Offered(msgspec.Struct):
+    spec: _Offer = msgspec.field(default_factory=_Offer)
+
+
+_decode_offered = msgspec.json.Decoder(_Offered).decode
+_decode_offer = msgspec.json.Decoder(_Offer).decode
+
+
+def capacity_in(doc: bytes, status: bytes) -> dict[str, int]:
+    """How large a stored node is, whatever of it can be given now; cpu is scaled by the overcommit, memory never.
+
+    A node that can give more than it says to have is as large as what it gives.
+    """
+    spec, now = _decode_offered(doc).spec, _decode_offer(status)
+    result = {**amounts(spec.capacity), **amounts(now.capacity)}
+    for name, value in {**amounts(spec.allocatable), **amounts(now.allocatable)}.items():
+        result[name] = max(value, result.get(name, 0))
+    if "cpu" in result:
         result["cpu"] = int(result["cpu"] * spec.cpu_overcommit)
     return result
 

@@ -2,22 +2,38 @@
 
 -- name: save
 -- Counters, revisions, objects and changes in one statement: every message to the server costs a busy process a turn.
+-- Columns travel as texts (store/columns.py).
 --
 -- `op` says what becomes of the object's row: insert, update, delete, or leave (a later line of the same batch decides).
--- Every line is a change. Guards are repeated: the counts must be what was decided. An increase of a counter never ends
--- above its limit; `guarded` is whether the door refuses what is accepted beyond it (enforcement Reject).
+-- Every line is a change. Labels and document that are not given are as stored, and so is what was before. Guards are
+-- repeated: the counts must be what was decided. An increase of a counter never ends above its limit; `guarded` is
+-- whether the door refuses what is accepted beyond it (enforcement Reject).
 --
 -- The revision is the last lock, held until COMMIT, so that numbers become visible in their order: everything that is
 -- written needs its number first. The notification is only a hint beside polling; it is sent when the transaction commits.
 WITH line AS MATERIALIZED (
-    SELECT *
+    SELECT line.op, line.expected, line.kind, coalesce(line.namespace, '') AS namespace, line.name, line.uid,
+           coalesce(line.tenant, '') AS tenant, line.type, coalesce(line.labels, was.labels) AS labels, line.fields,
+           coalesce(line.before_labels, was.labels) AS before_labels,
+           coalesce(line.before_fields, was.fields) AS before_fields, line.gang, line.charge,
+           coalesce(line.doc, was.doc) AS doc, line.status, line.actor, line.verb, coalesce(line.reason, '') AS reason,
+           coalesce(line.before_tenant, '') AS before_tenant, line.place
       FROM unnest(
-               $1::text[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[],
-               $9::jsonb[], $10::jsonb[], $11::jsonb[], $12::jsonb[], $13::text[], $14::json[], $15::json[],
-               $16::json[], $17::text[], $18::text[], $19::text[], $20::text[]
+               string_to_array($1, chr(31)), string_to_array($2, ',')::bigint[], string_to_array($3, chr(31)),
+               string_to_array($4, chr(31)), string_to_array($5, chr(31)), string_to_array($6, chr(31)),
+               string_to_array($7, chr(31)), string_to_array($8, chr(31)),
+               string_to_array($9, chr(31), '')::jsonb[], string_to_array($10, chr(31), '')::jsonb[],
+               string_to_array($11, chr(31), '')::jsonb[], string_to_array($12, chr(31), '')::jsonb[],
+               string_to_array($13, chr(31), ''), string_to_array($14, chr(31), '')::json[],
+               string_to_array($15, chr(31), '')::json[], string_to_array($16, chr(31), '')::json[],
+               string_to_array($17, chr(31)), string_to_array($18, chr(31)), string_to_array($19, chr(31)),
+               string_to_array($20, chr(31))
            ) WITH ORDINALITY
                AS line (op, expected, kind, namespace, name, uid, tenant, type, labels, fields, before_labels,
                         before_fields, gang, charge, doc, status, actor, verb, reason, before_tenant, place)
+      LEFT JOIN object AS was
+             ON was.revision = line.expected
+            AND (was.kind, was.namespace, was.name) = (line.kind, coalesce(line.namespace, ''), line.name)
 ), counted AS (
     UPDATE quota
        SET accepted = quota.accepted + delta.accepted,
@@ -55,8 +71,9 @@ WITH line AS MATERIALIZED (
 ), fed AS (
     INSERT INTO change (revision, kind, namespace, name, uid, tenant, type, labels, fields, before_labels,
                         before_fields, before_tenant, doc, status, actor, verb, reason, at)
-    SELECT before + place, kind, namespace, name, uid, tenant, type, labels, fields, before_labels, before_fields,
-           before_tenant, doc, status, actor, verb, reason, clock_timestamp()
+    SELECT before + place, kind, namespace, name, uid, tenant, type, labels, fields,
+           CASE WHEN type <> 'ADDED' THEN before_labels END, CASE WHEN type <> 'ADDED' THEN before_fields END,
+           CASE WHEN type <> 'ADDED' THEN before_tenant END, doc, status, actor, verb, reason, clock_timestamp()
       FROM line, taken
 )
 SELECT (SELECT before FROM taken) AS before,

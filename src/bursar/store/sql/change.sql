@@ -43,3 +43,12 @@ SELECT revision, kind, namespace, name, uid, tenant, type, actor, verb, reason, 
    AND ($3::text[] IS NULL OR tenant = ANY($3::text[]))
  ORDER BY revision DESC
  LIMIT $4;
+
+-- name: for_scheduler
+-- An allocation's spec never changes: whoever has seen it needs its document only once.
+SELECT revision, kind, namespace, name, uid, tenant, type, labels, fields,
+       CASE WHEN kind = 'Allocation' AND type <> 'ADDED' THEN NULL ELSE doc END AS doc, status
+  FROM change
+ WHERE revision > $1
+ ORDER BY revision
+ LIMIT $2;

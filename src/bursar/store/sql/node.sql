@@ -1,15 +1,22 @@
 -- Nodes' room, and what is placed on them.
 
 -- name: lock
-SELECT count(*) FROM (
-    SELECT 1 FROM node WHERE name = ANY($1::text[]) ORDER BY name FOR NO KEY UPDATE
-) AS locked;
+-- A node's row is all there is to its room, and a row that was waited for is seen as its rival left it: it can be read
+-- by the statement that locks it.
+SELECT name, uid, generation, schedulable, allocatable, allocated, devices
+  FROM node
+ WHERE name = ANY($1::text[])
+ ORDER BY name
+   FOR NO KEY UPDATE;
 
 -- name: read
-SELECT name, generation, schedulable, allocatable, allocated, devices FROM node WHERE name = ANY($1::text[]);
+SELECT name, uid, generation, schedulable, allocatable, allocated, devices FROM node WHERE name = ANY($1::text[]);
 
 -- name: read_all
-SELECT name, generation, schedulable, allocatable, allocated, devices FROM node;
+SELECT name, uid, generation, schedulable, allocatable, allocated, devices FROM node;
+
+-- name: names
+SELECT name FROM node ORDER BY name;
 
 -- name: put
 INSERT INTO node (name, uid, generation, schedulable, allocatable, allocated, devices)
@@ -20,6 +27,14 @@ SELECT *
     ON CONFLICT (name) DO UPDATE
    SET generation = excluded.generation, schedulable = excluded.schedulable, allocatable = excluded.allocatable,
        allocated = excluded.allocated, devices = excluded.devices;
+
+-- name: use
+-- Only the room has moved.
+UPDATE node
+   SET allocated = line.allocated, devices = line.devices
+  FROM unnest(string_to_array($1, chr(31)), string_to_array($2, chr(31))::json[],
+              string_to_array($3, chr(31))::json[]) AS line (name, allocated, devices)
+ WHERE node.name = line.name;
 
 -- name: remove
 DELETE FROM node WHERE name = ANY($1::text[]);
@@ -33,10 +48,14 @@ SELECT node, uid, namespace, name, tenant, epoch, exclusive, resources, devices,
   FROM placement WHERE node = ANY($1::text[]) ORDER BY node, uid;
 
 -- name: put_placements
+-- Columns travel as texts (store/columns.py).
 INSERT INTO placement (node, uid, namespace, name, tenant, epoch, exclusive, resources, devices, wanted, revision)
-SELECT *
-  FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::bigint[], $7::boolean[], $8::json[],
-              $9::json[], $10::boolean[], $11::bigint[])
+SELECT node, uid, namespace, name, coalesce(tenant, ''), epoch, exclusive, resources, devices, wanted, revision
+  FROM unnest(string_to_array($1, chr(31)), string_to_array($2, chr(31)), string_to_array($3, chr(31)),
+              string_to_array($4, chr(31)), string_to_array($5, chr(31)), string_to_array($6, ',')::bigint[],
+              string_to_array($7, ',')::boolean[], string_to_array($8, chr(31))::json[],
+              string_to_array($9, chr(31))::json[], string_to_array($10, ',')::boolean[],
+              string_to_array($11, ',')::bigint[])
        AS line (node, uid, namespace, name, tenant, epoch, exclusive, resources, devices, wanted, revision)
  ORDER BY 1, 2
     ON CONFLICT (node, uid) DO UPDATE SET wanted = excluded.wanted, revision = excluded.revision, epoch = excluded.epoch;

@@ -64,3 +64,6 @@ SELECT scope, dimension, date_trunc('hour', $1::timestamptz), hard, accepted, bo
 -- name: forget_samples
 DELETE FROM usage_rollup
  WHERE ctid = ANY (ARRAY(SELECT ctid FROM usage_rollup WHERE hour < $1 LIMIT $2));
+
+-- name: read_limited
+SELECT scope, dimension, hard, soft, accepted, bound FROM quota WHERE hard < 9223372036854775807;

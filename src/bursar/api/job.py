@@ -1,0 +1,187 @@
+"""Handlers of jobs beside the common ones: how their allocations do, cancelling, and a boost of their priority."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from bursar.api.body import claim_of, dry_run, read_document
+from bursar.api.object import find, key_of, origin_of, recall
+from bursar.api.route import Answer, Call, Outcome
+from bursar.core.duration import parse_seconds
+from bursar.core.job import all_turns, turn_name
+from bursar.core.object import Stored
+from bursar.core.refusal import Cause, Refusal, field_fault, invalid
+from bursar.ops import job as ops
+from bursar.ops.allocation import GRACE_SECONDS
+from bursar.ops.command import Reply, Written
+from bursar.ops.member import progress_in
+from bursar.store import job as job_store
+from bursar.store.request import Claim
+from bursar.wire.document import decode, encode
+from bursar.wire.faults import all_faults
+from bursar.wire.job import JOB_LABEL
+from bursar.wire.priorityclass import priority_faults
+from bursar.wire.scheduling import duration_faults
+
+GRACE_SECONDS_MAX = 10**7
+WORDS_CHARS_MAX = 1024
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class CancelJob(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
+    reason: str = ""
+    grace_period_seconds: int = GRACE_SECONDS
+
+
+class CancelledStatus(msgspec.Struct, rename="camel"):
+    phase: str
+    message: str
+
+
+class Cancelled(msgspec.Struct, rename="camel"):
+    status: CancelledStatus
+
+
+class BoostJob(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
+    new_priority: int
+    reason: str
+    duration: str | int
+    approved_by: str
+
+
+class Boosted(msgspec.Struct, rename="camel"):
+    previous_priority: int
+    new_priority: int
+    boost_expires: str
+
+
+async def get_status(call: Call) -> Outcome:
+    """The job, with the allocations there are of it now."""
+    found = await find(call, key_of(call))
+    if isinstance(found, Refusal):
+        return found
+    document = decode(found.doc, found.status, found.revision)
+    names = [turn_name(found.key.name, turn) for turn in all_turns(progress_in(found))]
+    async with call.house.database.reader() as db:
+        there = await job_store.list_shown(db, found.key.namespace, names, {JOB_LABEL: found.key.name})
+    document["status"]["allocations"] = [
+        {"name": name, "node": there[name].get("status.nodeName", ""), "phase": there[name].get("status.phase", "")}
+        for name in names
+        if name in there
+    ]
+    return Answer(200, encode(document))
+
+
+async def cancel(call: Call) -> Outcome:
+    asked = _read(call, CancelJob)
+    if isinstance(asked, Refusal):
+        return asked
+    wanted, claim, dry = asked
+    if causes := [*_words_faults(reason=wanted.reason), *_grace_faults(wanted.grace_period_seconds)]:
+        return _faulty("cancellation", causes)
+    found = await find(call, key_of(call))
+    reply: Reply
+    if isinstance(found, Refusal):
+        reply = await recall(call, claim, found)
+    else:
+        reply = await ops.cancel(
+            call.house.office,
+            found,
+            origin_of(call, wanted.reason),
+            claim=claim,
+            grace_seconds=wanted.grace_period_seconds,
+            dry_run=dry,
+        )
+    return reply if isinstance(reply, Refusal) else _cancelled(reply)
+
+
+def _cancelled(reply: Written) -> Answer:
+    status = msgspec.json.decode(reply.status)
+    return Answer(200, encode(Cancelled(CancelledStatus(status["phase"], status.get("message", "")))))
+
+
+async def boost(call: Call) -> Outcome:
+    asked = _read(call, BoostJob)
+    if isinstance(asked, Refusal):
+        return asked
+    wanted, claim, dry = asked
+    if causes := _boost_faults(wanted):
+        return _faulty("boost", causes)
+    found = await find(call, key_of(call))
+    reply = await (
+        recall(call, claim, found) if isinstance(found, Refusal) else _boost(call, found, wanted, claim, dry)
+    )
+    return reply if isinstance(reply, Refusal) else _boosted(reply)
+
+
+async def _boost(call: Call, job: Stored, wanted: BoostJob, claim: Claim | None, dry: bool) -> Reply:
+    words = f"{wanted.reason} (approved by {wanted.approved_by})"
+    return await ops.boost(
+        call.house.office,
+        job,
+        origin_of(call, words),
+        priority=wanted.new_priority,
+        seconds=parse_seconds(wanted.duration),
+        reason=wanted.reason,
+        approved_by=wanted.approved_by,
+        claim=claim,
+        dry_run=dry,
+    )
+
+
+def _boosted(reply: Written) -> Answer:
+    stored = msgspec.json.decode(reply.status)["boost"]
+    return Answer(200, encode(Boosted(stored["previousPriority"], stored["priority"], stored["expires"])))
+
+
+# Reading what was asked.
+
+
+def _read(call: Call, wanted: type[T]) -> tuple[T, Claim | None, bool] | Refusal:
+    """The body, its request id, and whether it is only to be tried."""
+    document = read_document(call) if call.body.strip() else {}
+    if isinstance(document, Refusal):
+        return document
+    request_id = document.pop("request_id", "") if isinstance(document, dict) else ""
+    claim, dry = claim_of(call, request_id), dry_run(call)
+    if isinstance(claim, Refusal):
+        return claim
+    if isinstance(dry, Refusal):
+        return dry
+    try:
+        return msgspec.convert(document, wanted), claim, dry
+    except msgspec.ValidationError as error:
+        faults = all_faults(wanted, document) or [("", str(error))]
+        return _faulty("body", [field_fault(path, message) for path, message in faults])
+
+
+def _faulty(what: str, causes: list[Cause]) -> Refusal:
+    listed = "; ".join(f"{one.field}: {one.message}" if one.field else one.message for one in causes)
+    return invalid(f"the {what} is invalid: {listed}", *causes)
+
+
+def _boost_faults(wanted: BoostJob) -> list[Cause]:
+    required = {"reason": wanted.reason, "approvedBy": wanted.approved_by}
+    return [
+        *priority_faults("newPriority", wanted.new_priority),
+        *duration_faults("duration", wanted.duration),
+        *(field_fault(name, "is required") for name, text in required.items() if not text.strip()),
+        *_words_faults(**required),
+    ]
+
+
+def _words_faults(**texts: str) -> list[Cause]:
+    return [
+        field_fault(name, f"must have at most {WORDS_CHARS_MAX} characters")
+        for name, text in texts.items()
+        if len(text) > WORDS_CHARS_MAX
+    ]
+
+
+def _grace_faults(seconds: int) -> list[Cause]:
+    if 0 <= seconds < GRACE_SECONDS_MAX:
+        return []
+    return [field_fault("gracePeriodSeconds", "must be a number of seconds, not negative")]

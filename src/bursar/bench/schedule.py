@@ -1,0 +1,284 @@
+"""`bursar bench schedule`: how fast the scheduler decides, and how fast what it decides is durably bound.
+
+Deciding is measured on a world in memory, against a plain loop over all nodes as baseline. Binding is measured on a
+real PostgreSQL: a submitted backlog until all of it is bound. Latency is that of one submission at a time on an idle
+cluster, from the call until its placement can be read by another connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import statistics
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from bursar.bench.server import running_database
+from bursar.core.allocation import Gang
+from bursar.core.ask import Ask, Company, Operator, Requirement, Shape, Spread, Where
+from bursar.core.charge import Charge
+from bursar.core.cycle import Policy, decide
+from bursar.core.node import NodeRoom, Shortage, device_list, fit
+from bursar.core.object import Origin
+from bursar.core.refusal import Refusal
+from bursar.core.selector import Op, Selector, Term
+from bursar.core.world import World
+from bursar.loops.schedule import Scheduler
+from bursar.ops import object as object_ops
+from bursar.ops.dispatch import create_command
+from bursar.ops.feed import Feed
+from bursar.ops.leader import stand
+from bursar.ops.office import Office
+from bursar.sim.local import register
+from bursar.store.database import Database
+from bursar.wire.kinds import BY_NAME
+
+MIXES = ("basic", "affinity", "spread", "gang", "preempt")
+GIB = 1 << 30
+GANG_SIZE = 8
+TENANTS = 8
+NODE = {"cpu": 96_000, "memory": 768 * GIB, "nvidia.com/gpu": 8000, "pods": 110_000}
+NOW = 1_700_000_000.0
+SAMPLE = 20  # decisions of the baseline, which is slow
+BENCH = Origin("system:bench", "create")
+
+Log = Callable[[str], None]
+
+
+async def run(*, nodes: int, allocations: int, mix: str, singles: int, growth: bool, log: Log) -> dict[str, Any]:
+    figures: dict[str, Any] = {"bench": "schedule", "nodes": nodes, "allocations": allocations, "mix": mix}
+    figures |= measure_decisions(nodes, allocations, mix)
+    log(
+        f"decide   {figures['decide_per_s']:9.0f}/s  {mix}, {nodes} nodes;"
+        f" a loop over the nodes {figures['loop_per_s']:.0f}/s"
+    )
+    if growth:
+        figures["growth"] = []
+        for size in (1000, 5000, 20_000):
+            grown = measure_decisions(size, min(allocations, 4 * size), mix)
+            figures["growth"].append({"nodes": size, "decide_per_s": grown["decide_per_s"]})
+            log(f"decide   {grown['decide_per_s']:9.0f}/s  {mix}, {size} nodes")
+    if mix != "preempt":
+        async with _scheduled(nodes) as office:
+            figures |= await _bind_backlog(office, allocations, mix)
+            log(f"bound    {figures['bound_per_s']:9.0f}/s  {allocations} submitted before, until durably bound")
+        async with _scheduled(nodes) as office:
+            figures |= await _bind_singles(office, singles)
+            log(f"single   {figures['p50_ms']:9.1f} ms p50, {figures['p99_ms']:.1f} ms p99, submitted until bound")
+    return figures
+
+
+# Deciding.
+
+
+def measure_decisions(nodes: int, allocations: int, mix: str) -> dict[str, Any]:
+    world = _world(nodes, mix)
+    asks = list(_asks(allocations, mix))
+    for ask in asks:
+        world.wait(ask)
+    policy = Policy(min_runtime_seconds=60.0)
+    gc.collect()
+    started, decided = time.perf_counter(), 0
+    more = True
+    while more:
+        plan = decide(world, policy, NOW)
+        decided += sum(len(one.members) for one in plan.bindings) + sum(len(one.asks) for one in plan.preemptions)
+        more = plan.more
+    seconds = time.perf_counter() - started
+    loop = _loop_over_nodes(nodes, asks)
+    return {
+        "decided": decided,
+        "decide_per_s": round(decided / seconds),
+        "loop_per_s": round(loop, 1),
+        "decide_vs_loop": round(decided / seconds / loop, 1),
+    }
+
+
+def _world(nodes: int, mix: str) -> World:
+    world = World()
+    for index in range(nodes):
+        labels = {
+            "kubernetes.io/hostname": f"node-{index:05}",
+            "rack": f"rack-{index // 32}",
+            "topology.kubernetes.io/zone": f"zone-{index % 5}",
+            "gpu-type": ("a100", "h100")[index % 2],
+        }
+        world.put_node(f"node-{index:05}", NODE, labels=labels)
+    if mix == "preempt":
+        _fill(world, nodes)
+    return world
+
+
+def _fill(world: World, nodes: int) -> None:
+    """Every device taken by work of low priority that has run for a while."""
+    shape = Shape((("cpu", 8000), ("memory", 64 * GIB), ("nvidia.com/gpu", 1000)))
+    for index in range(8 * nodes):
+        world.wait(Ask(f"low-{index}", "low", f"low-{index}", "low", shape, NOW - 7200.0, priority=0))
+    more = True
+    while more:
+        more = decide(world, Policy(placements_max=100_000), NOW - 3600.0).more
+
+
+def _asks(count: int, mix: str) -> Iterator[Ask]:
+    shapes = [replace(shape, where=_where(mix)) for shape in _shapes()]
+    labels = {"app": "bench"}
+    for index in range(count):
+        shape = shapes[index % len(shapes)]
+        gang = None
+        if mix == "gang":
+            shape = shapes[index // GANG_SIZE % len(shapes)]
+            gang = Gang(f"gang-{index // GANG_SIZE}", GANG_SIZE)
+        yield Ask(
+            f"ask-{index:06}", f"team-{index % TENANTS}" if gang is None else "team-0", f"ask-{index:06}",
+            f"team-{index % TENANTS}" if gang is None else "team-0", shape, NOW - 60.0 + index * 1e-4,
+            priority=1000, gang=gang, labels=labels if mix == "spread" else {}, charge=_CHARGE,
+        )  # fmt: skip
+
+
+_CHARGE = Charge()
+
+
+def _shapes() -> list[Shape]:
+    if_gpus = ((1, 4, 16), (1, 8, 32), (1, 8, 64), (2, 16, 64))
+    return [
+        Shape((("cpu", cpu * 1000), ("memory", memory * GIB), ("nvidia.com/gpu", gpus * 1000)))
+        for gpus, cpu, memory in if_gpus
+    ]
+
+
+def _where(mix: str) -> Where:
+    if mix == "affinity":
+        either = (Requirement("gpu-type", Operator.IN, ("a100", "h100")), Requirement("rack", Operator.EXISTS))
+        rather = (Requirement("topology.kubernetes.io/zone", Operator.IN, ("zone-1", "zone-2")),)
+        return Where(node_labels=(("gpu-type", "a100"),), required=(either,), preferred=((50, rather),))
+    if mix == "spread":
+        app = Selector((Term("app", Op.IN, ("bench",)),))
+        return Where(spreads=(Spread("topology.kubernetes.io/zone", 1, True, app),), rather_apart=((1, _BESIDE),))
+    return Where()
+
+
+_BESIDE = Company("kubernetes.io/hostname", Selector((Term("app", Op.IN, ("other",)),)))
+
+
+def _loop_over_nodes(nodes: int, asks: list[Ask]) -> float:
+    """The baseline: for each decision, ask every node in turn whether it fits, and take the fullest."""
+    rooms = [NodeRoom(f"node-{index:05}", 1, True, NODE, {}, device_list(NODE, {})) for index in range(nodes)]
+    started = time.perf_counter()
+    for ask in asks[:SAMPLE]:
+        requests = dict(ask.shape.requests)
+        best = min(
+            (room for room in rooms if not isinstance(fit(room, requests, exclusive=False), Shortage)),
+            key=lambda room: room.allocatable["cpu"] - room.allocated.get("cpu", 0),
+        )
+        assert best is not None
+    return SAMPLE / (time.perf_counter() - started)
+
+
+# Binding.
+
+
+@asynccontextmanager
+async def _scheduled(nodes: int) -> AsyncIterator[Office]:
+    """An office on a database of its own, with nodes and namespaces."""
+    async with running_database() as url:
+        database = await Database.open(url)
+        office = await Office.open(database)
+        try:
+            await register(office, nodes)
+            for index in range(TENANTS):
+                await _create(office, "Tenant", {"metadata": {"name": f"team-{index}"}, "spec": {}})
+                labels = {"bursar.io/tenant": f"team-{index}"}
+                await _create(office, "Namespace", {"metadata": {"name": f"team-{index}", "labels": labels}})
+            yield office
+        finally:
+            await office.close()
+            await database.close()
+
+
+async def _create(office: Office, kind: str, document: dict[str, Any]) -> None:
+    one = msgspec.convert(document, BY_NAME[kind].type)
+    reply = await object_ops.submit(office, create_command(BY_NAME[kind], one, BENCH), tenant="bench")
+    if isinstance(reply, Refusal):
+        raise RuntimeError(f"cannot create {kind} {document['metadata']['name']}: {reply.message}")
+
+
+async def _bind_backlog(office: Office, allocations: int, mix: str) -> dict[str, Any]:
+    documents = [_document(index, mix) for index in range(allocations)]
+    for first in range(0, allocations, 1024):
+        await asyncio.gather(*(_create(office, "Allocation", one) for one in documents[first : first + 1024]))
+    scheduler = await _elected(office)
+    gc.collect()
+    started = time.perf_counter()
+    running = asyncio.create_task(scheduler.run())
+    await scheduler.loaded.wait()
+    loaded = time.perf_counter()
+    await scheduler.idle.wait()
+    seconds = time.perf_counter() - loaded
+    async with office.database.reader() as db:
+        bound = await db.fetchval("SELECT count(*) FROM placement")
+    await _stop(running)
+    return {"bound": bound, "bound_per_s": round(bound / seconds), "load_s": round(loaded - started, 2)}
+
+
+async def _bind_singles(office: Office, count: int) -> dict[str, Any]:
+    """One at a time: submitted by one process, decided and bound here, and seen by who follows the feed."""
+    scheduler = await _elected(office)
+    running = asyncio.create_task(scheduler.run())
+    await scheduler.loaded.wait()
+    feed = Feed(office.database)
+    office.on_commit.append(feed.nudge)
+    follower = await feed.follow("Allocation")
+    waits = []
+    for index in range(count):
+        started = time.perf_counter()
+        await _create(office, "Allocation", _document(index, "basic"))
+        bound = False
+        while not bound:
+            bound = any(fed.fields["status.phase"] == "Scheduled" for fed in await follower.wait(5.0))
+        waits.append(1000 * (time.perf_counter() - started))
+    await feed.close()
+    await _stop(running)
+    ordered = sorted(waits)
+    return {
+        "singles": count,
+        "p50_ms": round(statistics.median(ordered), 2),
+        "p99_ms": round(ordered[min(count - 1, int(count * 0.99))], 2),
+    }
+
+
+async def _elected(office: Office) -> Scheduler:
+    fence = await stand(office.database, "bench", 3600.0)
+    assert fence is not None
+    return Scheduler(office, fence.number)
+
+
+async def _stop(running: asyncio.Task[None]) -> None:
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+def _document(index: int, mix: str) -> dict[str, Any]:
+    gpus, cpu, memory = ((1, 4, 16), (1, 8, 32), (1, 8, 64), (2, 16, 64))[index % 4]
+    scheduling: dict[str, Any] = {}
+    team, labels = index % TENANTS, {}
+    if mix == "affinity":
+        scheduling = {"nodeSelector": {"gpu-type": "nvidia-a100"}}
+    elif mix == "spread":
+        labels = {"app": "bench"}
+        spread = {"maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone", "labelSelector": {"matchLabels": labels}}
+        scheduling = {"topologySpreadConstraints": [spread]}
+    elif mix == "gang":
+        team = index // GANG_SIZE % TENANTS
+        scheduling = {"gangScheduling": {"groupId": f"gang-{index // GANG_SIZE}", "minMembers": GANG_SIZE}}
+    return {
+        "metadata": {"name": f"job-{index:06}", "namespace": f"team-{team}", "labels": labels},
+        "spec": {
+            "resources": {"requests": {"cpu": str(cpu), "memory": f"{memory}Gi", "nvidia.com/gpu": str(gpus)}},
+            **({"scheduling": scheduling} if scheduling else {}),
+        },
+    }

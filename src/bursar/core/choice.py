@@ -1,0 +1,294 @@
+"""Where a unit goes: all of its slots, or none.
+
+A unit is what is placed together: one allocation, one that asks for several nodes, or a gang. Its slots are tried one
+after another on the world itself and taken back again. Slots that are alike and keep no company are placed exactly by
+taking the best node each time; where shapes differ or company matters, a bounded search looks for what the first try
+did not find.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bursar.core import company
+from bursar.core.ask import Ask
+from bursar.core.fleet import NOWHERE, Bools, Columns, Fleet, Ints, Need
+from bursar.core.hold import Holds
+from bursar.core.node import is_device
+from bursar.core.packing import choose_devices
+from bursar.core.running import NEVER, Spot
+from bursar.core.tally import Kin, kin_of
+from bursar.core.terrain import Floats
+from bursar.core.view import NO
+from bursar.core.world import World
+
+# The labels by which nodes are close together, the closest first.
+LEVELS = ("rack", "topology.kubernetes.io/rack", "topology.kubernetes.io/zone")
+DOMAINS_TRIED = 3
+SEARCH_SLOTS_MAX = 16
+SEARCH_STEPS_MAX = 3000
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One node's worth of an allocation."""
+
+    ask: Ask
+    need: Need
+    kin: Kin
+    ends_at: float
+
+
+Choice = list[tuple[Ask, tuple[Spot, ...]]]
+
+
+class Chooser:
+    """Finds room in a world, beside what is held for others."""
+
+    def __init__(self, world: World, holds: Holds, now: float) -> None:
+        self._world = world
+        self._holds = holds
+        self._now = now
+        self._steps = 0
+
+    def choose(self, asks: Sequence[Ask], only: Bools | None = None) -> Choice | None:
+        """Spots for all slots of these, or none. The world is left as it was."""
+        if len(asks) == 1 and asks[0].shape.nodes == 1:
+            spot = self._spot(self.slot(asks[0]), (), only)
+            return [(asks[0], (spot,))] if spot is not None else None
+        slots = self.slots(asks)
+        for mask in self._regions(slots, only):
+            found = self._all(slots, mask)
+            if found is not None:
+                return found
+        return None
+
+    def slot(self, ask: Ask) -> Slot:
+        ends_at = self._now + ask.ttl_seconds if ask.ttl_seconds else NEVER
+        return Slot(ask, self._world.fleet.need(ask.shape), kin_of(ask), ends_at)
+
+    def slots(self, asks: Sequence[Ask]) -> list[Slot]:
+        """The largest first: what is hard to place is placed while there is most room."""
+        ordered = sorted(asks, key=lambda ask: (*_lightness(ask), ask.submitted_at, ask.uid))
+        return [slot for ask in ordered for slot in [self.slot(ask)] * ask.shape.nodes]
+
+    def scores(self, slot: Slot) -> Floats:
+        """How good each node is for a slot; minus infinity where it may not or cannot go. Not to be written to."""
+        world, ask = self._world, slot.ask
+        view = world.views.of(ask.shape)
+        score = view.score
+        held = self._holds.mask(slot.need, slot.ends_at)
+        if held is not None:
+            score = np.where(held, score, NO)
+        if company.is_free(ask, world.tallies):
+            return score
+        for _, mask in company.masks(ask, slot.kin, view.terrain, world.fleet, world.tallies):
+            score = np.where(mask, score, NO)
+        bonus = company.wishes(ask, view.terrain, world.fleet, world.tallies)
+        return score if bonus is None else score + bonus
+
+    def free_row(self, slot: Slot, avoid: Sequence[int]) -> int | None:
+        """The best node that has room as it is."""
+        score = self._restricted(slot, avoid, None)
+        row = int(score.argmax())
+        return row if score[row] > NO else None
+
+    def right_rows(self, slot: Slot) -> Bools:
+        """The nodes that are the right ones by labels and taints."""
+        return self._world.terrains.of(slot.ask.shape.where).allowed
+
+    def welcome(self, slot: Slot, row: int) -> bool:
+        """Whether the company on a node is right, and nobody for whom it is kept would be delayed."""
+        world = self._world
+        if not self._holds.allows(row, slot.need, slot.ends_at):
+            return False
+        if company.is_free(slot.ask, world.tallies):
+            return True
+        terrain = world.terrains.of(slot.ask.shape.where)
+        return all(mask[row] for _, mask in company.masks(slot.ask, slot.kin, terrain, world.fleet, world.tallies))
+
+    # One slot.
+
+    def _spot(self, slot: Slot, avoid: Sequence[int], only: Bools | None) -> Spot | None:
+        score = self._restricted(slot, avoid, only)
+        row = int(score.argmax())
+        return self.at(slot, row) if score[row] > NO else None
+
+    def _restricted(self, slot: Slot, avoid: Sequence[int], only: Bools | None) -> Floats:
+        score = self.scores(slot)
+        if only is not None:
+            score = np.where(only, score, NO)
+        if avoid:
+            score = score.copy()
+            score[list(avoid)] = NO
+        return score[: max(1, self._world.fleet.size)]
+
+    def at(self, slot: Slot, row: int) -> Spot:
+        fleet = self._world.fleet
+        devices = self._holds.devices(row, slot.need, slot.ends_at)
+        if devices is None and not slot.need.exclusive and (slot.need.whole or slot.need.shared):
+            chosen = choose_devices(fleet, fleet.now, row, slot.ask.shape, self._world.habits)
+            devices = tuple((column, tuple(indices)) for column, indices in chosen)
+        return Spot(row, devices or ())
+
+    # All slots.
+
+    def _all(self, slots: Sequence[Slot], only: Bools | None) -> Choice | None:
+        taken: list[tuple[Slot, Spot]] = []
+        try:
+            for slot in slots:
+                spot = self._spot(slot, _rows_of(slot, taken), only)
+                if spot is None:
+                    break
+                self.take(slot, spot)
+                taken.append((slot, spot))
+            if len(taken) == len(slots):
+                return _gather(taken)
+        finally:
+            self._undo(taken)
+        if len(slots) > SEARCH_SLOTS_MAX or (_alike(slots) and self._alone(slots)):
+            return None
+        self._steps = 0
+        return self._search(slots, only)
+
+    def _search(self, slots: Sequence[Slot], only: Bools | None) -> Choice | None:
+        """Try other nodes for earlier slots, and other devices, until all have room or patience ends."""
+        taken: list[tuple[Slot, Spot]] = []
+        alone = self._alone(slots)
+
+        def extend() -> bool:
+            if len(taken) == len(slots):
+                return True
+            slot = slots[len(taken)]
+            for spot in self._options(slot, taken, only, alone):
+                self._steps += 1
+                if self._steps > SEARCH_STEPS_MAX:
+                    return False
+                self.take(slot, spot)
+                taken.append((slot, spot))
+                if extend():
+                    return True
+                taken.pop()
+                self.give_back(slot, spot)
+            return False
+
+        found = extend()
+        choice = _gather(taken) if found else None
+        self._undo(taken)
+        return choice
+
+    def _options(
+        self, slot: Slot, taken: Sequence[tuple[Slot, Spot]], only: Bools | None, alone: bool
+    ) -> Iterator[Spot]:
+        score = self._restricted(slot, _rows_of(slot, taken), only).copy()
+        if alone and taken and taken[-1][0].ask.shape == slot.ask.shape:
+            # Slots that are alike may be given their nodes in any order: one order is enough.
+            score[: taken[-1][1].row] = NO
+        for row in np.argsort(-score, kind="stable"):
+            if score[row] == NO:
+                return
+            best = self.at(slot, int(row))
+            yield best
+            yield from self._other_devices(slot, best)
+
+    def _other_devices(self, slot: Slot, best: Spot) -> Iterator[Spot]:
+        """A share may lie on any device with enough left; devices with the same part left are alike."""
+        if len(slot.need.shared) != 1 or slot.need.whole or best.row in self._holds.starts:
+            return
+        column, part = slot.need.shared[0]
+        free = self._world.fleet.now.devices[column][best.row]
+        tried = {int(free[best.devices[0][1][0]])}
+        for index, left in enumerate(free.tolist()):
+            if left >= part and left not in tried:
+                tried.add(left)
+                yield Spot(best.row, ((column, (index,)),))
+
+    def take(self, slot: Slot, spot: Spot) -> None:
+        self._world.fleet.now.take(spot.row, slot.need, spot.devices)
+        self._world.tallies.come(slot.ask, slot.kin, spot.row)
+        self._holds.take(spot, slot.need, slot.ends_at)
+
+    def give_back(self, slot: Slot, spot: Spot) -> None:
+        self._holds.take(spot, slot.need, slot.ends_at, -1)
+        self._world.tallies.come(slot.ask, slot.kin, spot.row, -1)
+        self._world.fleet.now.give_back(spot.row, slot.need, spot.devices)
+
+    def _undo(self, taken: Sequence[tuple[Slot, Spot]]) -> None:
+        for slot, spot in reversed(taken):
+            self.give_back(slot, spot)
+
+    def _alone(self, slots: Sequence[Slot]) -> bool:
+        return all(company.is_free(slot.ask, self._world.tallies) for slot in slots)
+
+    # Close together.
+
+    def _regions(self, slots: Sequence[Slot], only: Bools | None) -> Iterator[Bools | None]:
+        """Where to try: in one rack, in one zone, anywhere. Of those with enough room, the tightest come first."""
+        if _alike(slots) and self._alone(slots):
+            shape, need = slots[0].ask.shape, slots[0].need
+            counts = room_for(self._world.fleet, self._world.fleet.now, need)
+            counts = np.where(self._world.views.terrains.of(shape.where).allowed, counts, 0)
+            counts = np.minimum(counts, 1) if shape.nodes > 1 else counts
+            if only is not None:
+                counts = np.where(only, counts, 0)
+            if counts.sum() < len(slots):
+                return
+            for key in LEVELS:
+                yield from self._tightest(key, counts, len(slots), only)
+        yield only
+
+    def _tightest(self, key: str, counts: Ints, wanted: int, only: Bools | None) -> Iterator[Bools]:
+        column = self._world.fleet.label(key)
+        if not column.values:
+            return
+        known = column.codes != NOWHERE
+        sums = np.bincount(column.codes[known], weights=counts[known], minlength=len(column.values))
+        enough = np.flatnonzero(sums >= wanted)
+        for domain in enough[np.argsort(sums[enough], kind="stable")][:DOMAINS_TRIED]:
+            inside: Bools = column.codes == domain
+            yield inside if only is None else inside & only
+
+
+def room_for(fleet: Fleet, columns: Columns, need: Need) -> Ints:
+    """How many of these fit on each node, if nothing else comes."""
+    fits = columns.fits(need, fleet.allocatable)
+    if need.exclusive:
+        return fits.astype(np.int64)
+    room = np.full(fits.shape, np.iinfo(np.int64).max)
+    for column, amount in need.plain:
+        if amount:
+            room = np.minimum(room, columns.free[column] // amount)
+    for column, count in need.whole:
+        room = np.minimum(room, columns.whole[column] // count)
+    for column, part in need.shared:
+        room = np.minimum(room, (np.maximum(columns.devices[column], 0) // part).sum(axis=1))
+    return np.where(fits, np.minimum(room, 1 << 40), 0)
+
+
+def _lightness(ask: Ask) -> tuple[int, ...]:
+    """How easy something is to place: whole nodes come first, then many devices, then much of the rest."""
+    devices = sum(amount for name, amount in ask.shape.requests if is_device(name))
+    return (0 if ask.shape.exclusive else 1, -devices, -sum(amount for _, amount in ask.shape.requests))
+
+
+def _alike(slots: Sequence[Slot]) -> bool:
+    return all(slot.ask.shape == slots[0].ask.shape for slot in slots)
+
+
+def _rows_of(slot: Slot, taken: Sequence[tuple[Slot, Spot]]) -> list[int]:
+    """The nodes that other slots of the same allocation have: it asked for different ones."""
+    if slot.ask.shape.nodes == 1:
+        return []
+    return [spot.row for other, spot in taken if other.ask.uid == slot.ask.uid]
+
+
+def _gather(taken: Sequence[tuple[Slot, Spot]]) -> Choice:
+    spots: dict[str, list[Spot]] = {}
+    asks: dict[str, Ask] = {}
+    for slot, spot in taken:
+        spots.setdefault(slot.ask.uid, []).append(spot)
+        asks[slot.ask.uid] = slot.ask
+    return [(asks[uid], tuple(found)) for uid, found in spots.items()]

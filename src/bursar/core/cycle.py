@@ -1,0 +1,422 @@
+"""One cycle of the scheduler: who is placed where, who must make room, and why the others wait.
+
+    1. Promises are kept: those for whom room is being made come first, and it stays theirs while they wait.
+    2. What waits is lined up: fairness between tenants, score within them.
+    3. Each in turn is placed, or blocked. Placing raises its tenant's share at once.
+    4. The first that is blocked gets a reservation; others may only jump ahead if they cannot delay it.
+    5. Who may, and is blocked, clears room: victims get a notice, and the room is nominated.
+
+`decide` reads nothing but the world, the policy and the time, so the same world gives the same plan. The plan enters
+the world while it is made; `World.unassume` takes out what could not be committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from bursar.core import company
+from bursar.core.allocation import GangKey
+from bursar.core.ask import Ask
+from bursar.core.choice import LEVELS, Choice, Chooser, room_for
+from bursar.core.fleet import NOWHERE
+from bursar.core.hold import Holds
+from bursar.core.node import WHOLE
+from bursar.core.order import (
+    DEFAULT_PROFILE,
+    PROFILES,
+    UNKNOWN,
+    Factors,
+    Line,
+    Profile,
+    backlog_factor,
+    checkpoint_factor,
+    conformance_factor,
+    priority_factor,
+    score,
+    topology_factor,
+    waiting_factor,
+)
+from bursar.core.preemption import Preemption, Victim
+from bursar.core.quota import Exceeded
+from bursar.core.reason import Reason, Why
+from bursar.core.running import Spot
+from bursar.core.share import Shares
+from bursar.core.timeline import earliest
+from bursar.core.why import explain
+from bursar.core.world import Band, Blocked, Group, GroupKey, Nomination, Reservation, World
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    min_runtime_seconds: float = 300.0
+    grace_seconds: float = 30.0
+    nomination_seconds: float = 60.0  # how long cleared room is kept after the last victim should have gone
+    quota_backoff_seconds: float = 30.0
+    preemption_retry_seconds: float = 5.0  # victims come of age without anything else changing
+    reservation_seconds: float = 1.0  # how long a reservation stands before it is looked for anew
+    placements_max: int = 1000
+    backfill: bool = True
+    preemption: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """Allocations that are placed together or not at all, each with its spots."""
+
+    members: tuple[tuple[Ask, tuple[Spot, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Preempting:
+    """Victims that are told to stop by `deadline`, and the room that is kept for those who asked."""
+
+    asks: tuple[Ask, ...]
+    nominations: tuple[Nomination, ...]
+    victims: tuple[Victim, ...]
+    deadline: float
+    priority: int
+
+
+UnitKey = GroupKey | GangKey
+
+
+@dataclass(slots=True)
+class Plan:
+    bindings: list[Binding] = field(default_factory=list)
+    preemptions: list[Preempting] = field(default_factory=list)
+    reasons: dict[UnitKey, Reason] = field(default_factory=dict)
+    failed: list[tuple[Ask, Reason]] = field(default_factory=list)  # gangs that were not complete in time
+    tried: int = 0
+    more: bool = False  # there is more to decide than one plan holds
+
+
+@dataclass(slots=True)
+class Unit:
+    """What is placed together."""
+
+    key: UnitKey
+    asks: tuple[Ask, ...]
+    group: Group | None = None  # where the next one like it waits
+
+    @property
+    def tenant(self) -> str:
+        return self.asks[0].tenant
+
+    @property
+    def nodes(self) -> int:
+        return sum(ask.shape.nodes for ask in self.asks)
+
+
+def decide(world: World, policy: Policy, now: float) -> Plan:
+    return Cycle(world, policy, now).run()
+
+
+class Cycle:
+    def __init__(self, world: World, policy: Policy, now: float) -> None:
+        self.world = world
+        self.policy = policy
+        self.now = now
+        self.plan = Plan()
+        self.holds = Holds(world.fleet, world.placed, world.running)
+        self.chooser = Chooser(world, self.holds, now)
+        wanting = {group.key.tenant for group in world.groups.values()}
+        self.shares = Shares(world.tenants, world.capacity, world.used, wanting)
+        self.line: Line[Unit] = Line(self.shares)
+        self.preemption = Preemption(world, self.shares, self.chooser, self.holds, now, policy.min_runtime_seconds)
+        self.reserved = False
+        self.placements = 0
+        self._alike = _largest_uniform_group(world)
+        self._depths: dict[str, int] = {}
+
+    def run(self) -> Plan:
+        self.world.views.trim()
+        self._keep_promises()
+        self._line_up()
+        while (unit := self.line.pop()) is not None:
+            if self.placements >= self.policy.placements_max:
+                self.plan.more = True
+                break
+            self.plan.tried += 1
+            self._try(unit)
+        if not self.reserved and not self.plan.more:
+            self.world.reserved_for = self.world.reservation = None
+        return self.plan
+
+    # 1. Promises.
+
+    def _keep_promises(self) -> None:
+        for unit in self.nominated():
+            mask = self._mask(row for ask in unit.asks for row in self.nominated_rows(ask))
+            choice = self.chooser.choose(unit.asks, mask)
+            if choice is not None and not self.exceeded(choice):
+                self._place(choice)
+            elif any(self.world.nominated[ask.uid].until < self.now for ask in unit.asks):
+                for ask in unit.asks:
+                    self.world.renounce(ask.uid)
+            else:
+                slots = [(ask, row) for ask in unit.asks for row in self.nominated_rows(ask)]
+                self.holds.add(slots, self.cleared_at(slots))
+                self.plan.reasons[unit.key] = Reason(Why.MAKING_ROOM, until=self.cleared_at(slots))
+
+    def nominated(self) -> list[Unit]:
+        """Those for whom room is being made, the longest waiting first; a gang is one."""
+        units: dict[str | GangKey, list[Ask]] = {}
+        for uid in self.world.nominated:
+            ask = self.world.waiting[uid].members[uid]
+            key = (ask.namespace, ask.gang.group_id) if ask.gang is not None else uid
+            units.setdefault(key, []).append(ask)
+        found = [
+            Unit(self._key(asks[0]), tuple(sorted(asks, key=lambda ask: (ask.submitted_at, ask.uid))))
+            for asks in units.values()
+        ]
+        return sorted(found, key=lambda unit: (unit.asks[0].submitted_at, unit.asks[0].uid))
+
+    def _key(self, ask: Ask) -> UnitKey:
+        return (ask.namespace, ask.gang.group_id) if ask.gang is not None else self.world.waiting[ask.uid].key
+
+    def nominated_rows(self, ask: Ask) -> list[int]:
+        row_of = self.world.fleet.row_of
+        return [row_of[name] for name in self.world.nominated[ask.uid].nodes if name in row_of]
+
+    def cleared_at(self, slots: Iterable[tuple[Ask, int]]) -> float:
+        """When the last of those who were told to stop there will have."""
+        ends = [
+            self.world.placed[uid].ends_at
+            for row in {row for _, row in slots}
+            for uid in self.world.running.on_row.get(row, ())
+            if self.world.placed[uid].ending
+        ]
+        return max([self.now, *ends])
+
+    def _mask(self, rows: Iterable[int]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        mask = np.zeros(self.world.fleet.now.placed.shape[0], np.bool_)
+        mask[list(rows)] = True
+        return mask
+
+    # 2. The line.
+
+    def count_depths(self) -> None:
+        """How many wait in each queue."""
+        for group in self.world.groups.values():
+            depth = self._depths.get(group.key.queue, 0)
+            self._depths[group.key.queue] = depth + len(group.members)
+
+    def _line_up(self) -> None:
+        self.count_depths()
+        for band in list(self.world.bands.values()):
+            self._line_up_band(band)
+        for group in list(self.world.groups.values()):
+            if not self._is_blocked(group.key) and (group.key.gang is None or self._has_begun(group.key.gang)):
+                self._push(group)
+
+    def _push(self, group: Group) -> None:
+        """The one of a group that waits longest; the next is pushed when it was placed."""
+        first = group.first(self.world.nominated)
+        if first is not None:
+            unit = Unit(group.key, (first,), group)
+            self.line.push(group.key.tenant, self._score(unit), first.uid, unit)
+
+    def _line_up_band(self, band: Band) -> None:
+        if band.placed or not band.waiting:
+            return
+        if not band.complete:
+            self._wait_for_members(band)
+            return
+        members = sorted(band.waiting.values(), key=lambda ask: (ask.submitted_at, ask.uid))[: band.min_members]
+        if not self._is_blocked(band.key) and not any(ask.uid in self.world.nominated for ask in members):
+            unit = Unit(band.key, tuple(members))
+            self.line.push(unit.tenant, self._score(unit), members[0].uid, unit)
+
+    def _wait_for_members(self, band: Band) -> None:
+        reason = gang_reason(band)
+        if band.timeout_seconds and band.since + band.timeout_seconds <= self.now:
+            self.plan.failed.extend((ask, reason) for ask in band.waiting.values())
+        else:
+            self.plan.reasons[band.key] = reason
+
+    def _has_begun(self, gang: GangKey) -> bool:
+        """Whether a gang has its room already: members that come later, or again, are placed one by one."""
+        return bool(self.world.bands[gang].placed)
+
+    def _is_blocked(self, key: UnitKey) -> bool:
+        """Whether nothing has changed that could help since it was tried last. What is reserved for is always tried."""
+        known = self.world.blocked.get(key)
+        if known is None or key == self.world.reserved_for or known.until <= self.now:
+            return False
+        if known.reason.why is Why.QUOTA_EXCEEDED:
+            return known.limits_changed == self.world.limits.changed
+        return known.freed == self.world.freed
+
+    def _score(self, unit: Unit) -> float:
+        return score(self.profile(unit), self.factors(unit), self.penalty(unit))
+
+    def profile(self, unit: Unit) -> Profile:
+        return PROFILES.get(self.world.profiles.get(unit.asks[0].queue, ""), PROFILES[DEFAULT_PROFILE])
+
+    def penalty(self, unit: Unit) -> float:
+        share = self.world.tenants.get(unit.tenant)
+        return share.penalty if share is not None else 1.0
+
+    def factors(self, unit: Unit) -> Factors[float]:
+        ask = unit.asks[0]
+        return Factors(
+            priority=priority_factor(self.world.priority(ask, self.now)),
+            waiting=waiting_factor(self.now - ask.submitted_at),
+            deficit=self.shares.deficit(ask.tenant),
+            topology=self._topology(unit),
+            data=UNKNOWN,
+            backlog=backlog_factor(self._depths.get(ask.queue, 0)),
+            energy=UNKNOWN,
+            checkpoint=checkpoint_factor(ask.checkpoint_seconds, ask.ttl_seconds),
+            conformance=conformance_factor(unit.nodes, self._alike),
+        )
+
+    def _topology(self, unit: Unit) -> float:
+        """How much of the unit the best rack could take; one node is always together with itself."""
+        if unit.nodes == 1:
+            return 1.0
+        column = self.world.fleet.label(LEVELS[0])
+        known = column.codes != NOWHERE
+        if not known.any():
+            return topology_factor(unit.nodes, None)
+        counts = room_for(self.world.fleet, self.world.fleet.now, self.world.fleet.need(unit.asks[0].shape))
+        return topology_factor(unit.nodes, int(np.bincount(column.codes[known], weights=counts[known]).max()))
+
+    # 3. Placing.
+
+    def _try(self, unit: Unit) -> None:
+        if exceeded := self.exceeded([(ask, ()) for ask in unit.asks]):
+            self._block(unit, quota_reason(exceeded))
+            return
+        choice = self.chooser.choose(unit.asks)
+        if choice is None:
+            self._blocked(unit)
+            return
+        if exceeded := self.exceeded(choice):
+            self._block(unit, quota_reason(exceeded))
+            return
+        self._place(choice)
+        self.world.blocked.pop(unit.key, None)
+        if unit.group is not None and unit.group.members:
+            self._push(unit.group)
+
+    def _place(self, choice: Choice) -> None:
+        self.plan.bindings.append(Binding(tuple(choice)))
+        self.placements += len(choice)
+        for ask, spots in choice:
+            self.world.assume(ask, spots, self.now)
+            self.shares.add(ask.tenant, self.world.amounts(ask, [spot.row for spot in spots]))
+            if self.holds.starts:
+                slot = self.chooser.slot(ask)
+                for spot in spots:
+                    self.holds.take(spot, slot.need, slot.ends_at)
+
+    def exceeded(self, members: Sequence[tuple[Ask, tuple[Spot, ...]]]) -> list[Exceeded]:
+        """The limits without room for these together; before it is known where they go, nodes count as little as
+        they can."""
+        limits, fleet = self.world.limits, self.world.fleet
+        if not limits.cells:
+            return []
+        return limits.exceeded(
+            [
+                (
+                    ask,
+                    sum(fleet.node_part(spot.row, ask.shape) for spot in spots)
+                    or (WHOLE * ask.shape.nodes if ask.shape.exclusive else 0),
+                )
+                for ask, spots in members
+            ]
+        )
+
+    # 4. and 5. Blocked.
+
+    def _blocked(self, unit: Unit) -> None:
+        reason = explain(self.world, self.chooser, self.chooser.slots(unit.asks)[0], unit.nodes)
+        worth_waiting = reason.why in (Why.NO_CAPACITY, Why.HELD, Why.ANTI_AFFINITY, Why.SPREAD)
+        if worth_waiting and self.policy.preemption and unit.asks[0].preempts and self._clear(unit):
+            return
+        if worth_waiting and self.policy.backfill and not self.reserved:
+            self._reserve(unit)
+        self._block(unit, reason)
+
+    def _block(self, unit: Unit, reason: Reason) -> None:
+        """Remember it, so that it is not tried again before something changed that could help."""
+        self.plan.reasons[unit.key] = reason
+        until = self.now + self.policy.quota_backoff_seconds
+        if reason.why is Why.HELD or not all(company.is_free(ask, self.world.tallies) for ask in unit.asks):
+            until = self.now
+        elif reason.why is Why.NO_CAPACITY and self.policy.preemption and unit.asks[0].preempts:
+            until = self.now + self.policy.preemption_retry_seconds
+        self.world.blocked[unit.key] = Blocked(reason, self.world.freed, self.world.limits.changed, until)
+
+    def _reserve(self, unit: Unit) -> None:
+        found = self._standing_reservation(unit) or earliest(self.world, unit.asks, self.holds, self.now)
+        if found is None:
+            return
+        self.reserved = True
+        if found is not self.world.reservation:
+            self.world.reserved_for, self.world.reservation = unit.key, found
+            self.world.reserved_at = self.now
+        self.holds.add(found.slots, found.start)
+
+    def _standing_reservation(self, unit: Unit) -> Reservation | None:
+        """The one that was found before, while it can still be right."""
+        found = self.world.reservation
+        if found is None or self.world.reserved_for != unit.key or found.start <= self.now:
+            return None
+        if {ask.uid for ask, _ in found.slots} != {ask.uid for ask in unit.asks}:
+            return None
+        fresh = self.now - self.world.reserved_at < self.policy.reservation_seconds
+        known = self.world.blocked.get(unit.key)
+        return found if fresh or (known is not None and known.freed == self.world.freed) else None
+
+    def _clear(self, unit: Unit) -> bool:
+        priority = self.world.priority(unit.asks[0], self.now)
+        clearing = self.preemption.clear(unit.asks, priority)
+        if clearing is None:
+            return False
+        deadline = self.now + self.policy.grace_seconds
+        self.preemption.evict(clearing, deadline)
+        names = self.world.fleet.names
+        nominations = tuple(
+            Nomination(
+                tuple(names[row] for one, row in clearing.slots if one.uid == ask.uid),
+                deadline + self.policy.nomination_seconds,
+            )
+            for ask in unit.asks
+        )
+        for ask, nomination in zip(unit.asks, nominations, strict=True):
+            self.world.nominated[ask.uid] = nomination
+            self.shares.add(ask.tenant, self.world.amounts(ask, [row for one, row in clearing.slots if one is ask]))
+        self.plan.preemptions.append(Preempting(unit.asks, nominations, clearing.victims, deadline, priority))
+        self.plan.reasons[unit.key] = Reason(Why.MAKING_ROOM, until=deadline)
+        self.placements += 1
+        if unit.group is not None:
+            self._push(unit.group)
+        return True
+
+
+def gang_reason(band: Band) -> Reason:
+    """That members are missing; `until` is when it is given up, where it ever is."""
+    until = band.since + band.timeout_seconds if band.timeout_seconds else 0.0
+    return Reason(Why.GANG_INCOMPLETE, members=len(band.waiting), members_min=band.min_members, until=until)
+
+
+def quota_reason(exceeded: Sequence[Exceeded]) -> Reason:
+    return Reason(
+        Why.QUOTA_EXCEEDED,
+        limits=tuple((one.scope, one.dimension, one.limit, one.used, one.requested) for one in exceeded),
+    )
+
+
+def _largest_uniform_group(world: World) -> int:
+    """The number of nodes that are alike in what they offer, of the kind of which there are most."""
+    known = world.uniform
+    if known[0] != world.fleet.described:
+        rows = list(world.fleet.row_of.values())
+        counts = np.unique(world.fleet.allocatable[:, rows], axis=1, return_counts=True)[1] if rows else [0]
+        known = world.uniform = (world.fleet.described, int(max(counts)))
+    return known[1]

@@ -1,0 +1,293 @@
+"""Who has to go so that somebody more urgent can run: the smallest, cheapest set, found by trying and undoing.
+
+Victims have strictly lower priority, or are another tenant's burst work while the asker stays within its own target.
+Work that would itself be burst never evicts another tenant's work that is not: otherwise two could evict each other for
+ever. Nothing is evicted within its minimum runtime. A gang goes as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from bursar.core.ask import Ask, Shape
+from bursar.core.choice import Chooser, Slot
+from bursar.core.eviction import Rule
+from bursar.core.hold import Holds
+from bursar.core.running import NEVER, Placed
+from bursar.core.share import Shares, burst_marks
+from bursar.core.tally import kin_of
+from bursar.core.world import World
+
+ROWS_TRIED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    uid: str
+    rule: Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Clearing:
+    """Room that can be made: who goes, and where the asker's slots will be."""
+
+    victims: tuple[Victim, ...]
+    slots: tuple[tuple[Ask, int], ...]
+    cost: float
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Who asks for room: for what, how urgently, and whether it would then hold more than its target."""
+
+    tenant: str
+    priority: int
+    burst: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The cheapest victims on one row; none where nothing helps."""
+
+    victims: tuple[Victim, ...]
+    worst: int  # the highest priority among them
+    cost: float
+
+
+@dataclass(slots=True)
+class Preemption:
+    world: World
+    shares: Shares
+    chooser: Chooser
+    holds: Holds
+    now: float
+    min_runtime_seconds: float
+    _burst: frozenset[str] | None = None
+    _tried: dict[tuple[Shape, Asker], dict[int, _Found | None]] = field(default_factory=dict)
+    _seen: int = 0
+
+    def clear(self, asks: Sequence[Ask], priority: int) -> Clearing | None:
+        """Whom to evict so that all of these have room; the world is left as it was."""
+        amounts = [pair for ask in asks for pair in self.world.amounts(ask, [0] * ask.shape.nodes)]
+        asker = Asker(asks[0].tenant, priority, not self.shares.within_target_after(asks[0].tenant, amounts))
+        victims: dict[str, Victim] = {}
+        slots: list[tuple[Ask, int]] = []
+        undo: list[Callable[[], None]] = []
+        cost = 0.0
+        try:
+            for slot in self.chooser.slots(asks):
+                found = self._slot(slot, asker, [row for ask, row in slots if ask.uid == slot.ask.uid])
+                if found is None:
+                    return None
+                row, on_row = found
+                for victim in on_row.victims:
+                    victims[victim.uid] = victim
+                    self._lift(self.world.placed[victim.uid], undo)
+                self._settle(slot, row, undo)
+                slots.append((slot.ask, row))
+                cost += on_row.cost
+        finally:
+            while undo:
+                undo.pop()()
+        if not victims:
+            return None
+        return Clearing(tuple(sorted(victims.values(), key=lambda one: one.uid)), tuple(slots), cost)
+
+    def evict(self, clearing: Clearing, by: float) -> None:
+        """Tell the victims to stop by then, and keep the room for whom it is cleared."""
+        for victim in clearing.victims:
+            one = self.world.placed[victim.uid]
+            for spot in one.spots:
+                self.holds.take(spot, one.need, one.ends_at, -1)
+                self.world.fleet.now.touched.append(spot.row)
+            self.world.end_soon(victim.uid, by)
+        self.holds.add(clearing.slots, by)
+
+    def is_burst(self, uid: str) -> bool:
+        return uid in self._burst_marks()
+
+    def _burst_marks(self) -> frozenset[str]:
+        """What runs beyond its tenant's target; looked for only where somebody holds more than that."""
+        if self._burst is None:
+            by_tenant: dict[str, list[tuple[float, str, list[tuple[str, int]]]]] = {}
+            over = {tenant for tenant in self.world.used if self._is_over(tenant)}
+            for one in self.world.placed.values() if over else ():
+                if one.ask.tenant in over:
+                    amounts = self.world.amounts(one.ask, [spot.row for spot in one.spots])
+                    by_tenant.setdefault(one.ask.tenant, []).append((one.since, one.ask.uid, amounts))
+            self._burst = burst_marks(self.shares, by_tenant)
+        return self._burst
+
+    def _is_over(self, tenant: str) -> bool:
+        return any(seat.actual > seat.target for seat in self.shares.seat(tenant).path)
+
+    def rule(self, one: Placed, asker: Asker) -> Rule | None:
+        """Under which rule this may be evicted for the asker; none when it may not."""
+        if one.ending or one.since + self.min_runtime_seconds > self.now:
+            return None
+        lower = self.world.priority(one.ask, self.now) < asker.priority
+        if one.ask.tenant == asker.tenant:
+            return Rule.LOWER_PRIORITY if lower else None
+        if asker.burst:
+            return Rule.LOWER_PRIORITY if lower and self.is_burst(one.ask.uid) else None
+        if lower:
+            return Rule.LOWER_PRIORITY
+        return Rule.BURST if self.is_burst(one.ask.uid) else None
+
+    def price(self, one: Placed) -> float:
+        """What evicting it costs: the work that is lost, more when it is nearly done, half for burst."""
+        ran = max(0.0, self.now - one.since)
+        lost = min(ran, one.ask.checkpoint_seconds) if one.ask.checkpoint_seconds else ran
+        done = ran / (one.ends_at - one.since) if NEVER > one.ends_at > one.since else 0.0
+        size = sum(self.world.fleet.node_part(spot.row, one.ask.shape) for spot in one.spots)
+        return (1.0 + lost) * size * (1.0 + min(1.0, done)) * (0.5 if self.is_burst(one.ask.uid) else 1.0)
+
+    # One slot.
+
+    def _slot(self, slot: Slot, asker: Asker, avoid: Sequence[int]) -> tuple[int, _Found] | None:
+        free = self.chooser.free_row(slot, avoid)
+        if free is not None:
+            return free, _Found((), 0, 0.0)
+        tried = self._known(slot.ask.shape, asker)
+        best: tuple[int, _Found] | None = None
+        for row in self._promising(slot, asker, avoid):
+            if row not in tried:
+                tried[row] = self._on_row(slot, row, asker)
+            found = tried[row]
+            if found is not None and (best is None or _rank(found, row) < _rank(best[1], best[0])):
+                best = row, found
+        return best
+
+    def _known(self, shape: Shape, asker: Asker) -> dict[int, _Found | None]:
+        """What was found on rows that have not changed since."""
+        touched = self.world.fleet.now.touched
+        for row in set(touched[self._seen :]):
+            for found in self._tried.values():
+                found.pop(row, None)
+        self._seen = len(touched)
+        return self._tried.setdefault((shape, asker), {})
+
+    def _promising(self, slot: Slot, asker: Asker, avoid: Sequence[int]) -> list[int]:
+        """The rows that would have room without everybody who might go; where the least urgent run, first."""
+        running, fleet = self.world.running, self.world.fleet
+        may_go = (running.row >= 0) & running.free_to_stop & (running.since + self.min_runtime_seconds <= self.now)
+        if asker.burst or not self._burst_marks():
+            may_go &= running.priority < asker.priority
+        lines = np.flatnonzero(may_go)
+        if not lines.size:
+            return []
+        rows, size = running.row[lines], fleet.now.placed.shape[0]
+        counts = np.bincount(rows, minlength=size)
+        room = self.chooser.right_rows(slot) & fleet.now.open & (counts > 0)
+        need = slot.need
+        if need.exclusive:
+            room &= fleet.now.placed <= counts
+        else:
+            whole = np.bincount(rows[running.exclusive[lines]], minlength=size) > 0
+            for column, amount in need.plain:
+                freed = np.bincount(rows, weights=running.amounts[column, lines], minlength=size)
+                room &= (fleet.now.free[column] + freed >= amount) & (~fleet.now.exclusive | whole)
+        room[list(avoid)] = False
+        candidates = np.flatnonzero(room)
+        if candidates.size > ROWS_TRIED:
+            urgency = np.bincount(rows, weights=running.priority[lines], minlength=size)[candidates]
+            age = np.bincount(rows, weights=self.now - running.since[lines], minlength=size)[candidates]
+            mean = np.maximum(counts[candidates], 1)
+            candidates = candidates[np.lexsort((candidates, age / mean, urgency / mean))][:ROWS_TRIED]
+        return [int(row) for row in candidates]
+
+    def _on_row(self, slot: Slot, row: int, asker: Asker) -> _Found | None:
+        """Evict the cheapest until there is room, then spare whoever need not go after all."""
+        prices = {}
+        for uid in sorted(self.world.running.on_row.get(row, ())):
+            party = self._party(self.world.placed[uid], asker)
+            if party is not None:
+                prices[uid] = (
+                    max(self.world.priority(one.ask, self.now) for one, _ in party),
+                    sum(map(self._cost, party)),
+                )
+        order = sorted(prices, key=lambda uid: (*prices[uid], uid))
+        gone: list[str] = []
+        undo: dict[str, list[Callable[[], None]]] = {}
+        try:
+            for uid in order:
+                self._lift(self.world.placed[uid], undo.setdefault(uid, []))
+                gone.append(uid)
+                if self._fits(slot, row):
+                    break
+            else:
+                return None
+            for uid in reversed(gone[:-1]):
+                while undo[uid]:
+                    undo[uid].pop()()
+                if self._fits(slot, row):
+                    gone.remove(uid)
+                else:
+                    self._lift(self.world.placed[uid], undo[uid])
+        finally:
+            for steps in undo.values():
+                while steps:
+                    steps.pop()()
+            # Everything is as it was: what is known of the row stays true.
+            self._seen = len(self.world.fleet.now.touched)
+        victims = {
+            one.ask.uid: Victim(one.ask.uid, rule)
+            for uid in gone
+            for one, rule in self._party(self.world.placed[uid], asker) or ()
+        }
+        return _Found(tuple(victims.values()), max(prices[uid][0] for uid in gone), sum(prices[uid][1] for uid in gone))
+
+    def _party(self, one: Placed, asker: Asker) -> list[tuple[Placed, Rule]] | None:
+        """Everybody who has to go with it: its gang. None when one of them may not."""
+        others: Iterable[str] = (one.ask.uid,)
+        if one.ask.gang is not None:
+            others = sorted(self.world.bands[one.ask.namespace, one.ask.gang.group_id].placed)
+        party = []
+        for uid in others:
+            each = self.world.placed[uid]
+            rule = self.rule(each, asker)
+            if rule is None:
+                return None
+            party.append((each, rule))
+        return party
+
+    def _cost(self, part: tuple[Placed, Rule]) -> float:
+        return self.price(part[0])
+
+    def _fits(self, slot: Slot, row: int) -> bool:
+        fleet = self.world.fleet
+        return fleet.now.fits_at(slot.need, fleet.allocatable, row) and self.chooser.welcome(slot, row)
+
+    # Trying.
+
+    def _lift(self, one: Placed, undo: list[Callable[[], None]]) -> None:
+        kin = kin_of(one.ask)
+        for spot in one.spots:
+            self.world.fleet.now.give_back(spot.row, one.need, spot.devices)
+            self.world.tallies.come(one.ask, kin, spot.row, -1)
+            self.holds.take(spot, one.need, one.ends_at, -1)
+
+        def back() -> None:
+            for spot in one.spots:
+                self.world.fleet.now.take(spot.row, one.need, spot.devices)
+                self.world.tallies.come(one.ask, kin, spot.row)
+                self.holds.take(spot, one.need, one.ends_at)
+
+        undo.append(back)
+
+    def _settle(self, slot: Slot, row: int, undo: list[Callable[[], None]]) -> None:
+        spot = self.chooser.at(slot, row)
+        self.chooser.take(slot, spot)
+
+        def back() -> None:
+            self.chooser.give_back(slot, spot)
+
+        undo.append(back)
+
+
+def _rank(found: _Found, row: int) -> tuple[int, float, int, int]:
+    """The least urgent victims first, then the least loss, then the fewest."""
+    return found.worst, found.cost, len(found.victims), row

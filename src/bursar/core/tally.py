@@ -1,0 +1,143 @@
+"""Who is where: how many of the selected allocations lie in each domain of a topology.
+
+Affinity, anti-affinity and spread all ask this. A tally is counted once, when it is first asked for, and kept up to
+date by what comes and goes; allocations with the same namespace and labels are of one kin, and are matched once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bursar.core.ask import Ask, Company
+from bursar.core.fleet import NOWHERE, Fleet, LabelColumn
+from bursar.core.selector import Op, Selector, Term, matches
+
+TALLIES_MAX = 4096
+
+Kin = tuple[str, tuple[tuple[str, str], ...]]  # (namespace, labels)
+Crowd = tuple[Selector, tuple[str, ...]]  # the allocations that a selector picks in some namespaces
+
+
+# A spread without a selector counts the gang, or the job. No label has such a name.
+GANG = ":gang"
+JOB = ":job"
+
+
+def kin_of(ask: Ask) -> Kin:
+    labels = tuple(sorted(ask.labels.items()))
+    if any(spread.selector is None for spread in ask.shape.where.spreads):
+        labels += tuple((key, value) for key, value in ((GANG, _gang(ask)), (JOB, ask.job)) if value)
+    return ask.namespace, labels
+
+
+def own_crowd(ask: Ask) -> Crowd | None:
+    """The gang, or the job, that this is a part of."""
+    key, value = (GANG, _gang(ask)) if ask.gang is not None else (JOB, ask.job)
+    return (Selector((Term(key, Op.IN, (value,)),)), (ask.namespace,)) if value else None
+
+
+def _gang(ask: Ask) -> str:
+    return ask.gang.group_id if ask.gang is not None else ""
+
+
+def crowd_of(company: Company, namespace: str) -> Crowd:
+    return company.selector, company.namespaces or (namespace,)
+
+
+def belongs(kin: Kin, crowd: Crowd) -> bool:
+    return kin[0] in crowd[1] and matches(crowd[0], dict(kin[1]))
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts by domain of one topology; good for as long as no node moves to another domain."""
+
+    topology_key: str
+    crowd: Crowd
+    counts: NDArray[np.int64]
+    changed: int
+
+
+@dataclass(slots=True)
+class Tallies:
+    fleet: Fleet
+    rows: dict[Kin, dict[int, int]] = field(default_factory=dict)  # where each kin is, and how many of it
+    # Whoever wants to be apart from some, by (topology, those), and where it is: they may not come near it either.
+    shunning: dict[tuple[str, Crowd], dict[int, int]] = field(default_factory=dict)
+    _tallies: dict[tuple[str, Crowd], Tally] = field(default_factory=dict)
+    _tallies_of: dict[Kin, list[Tally]] = field(default_factory=dict)
+
+    def copy(self, fleet: Fleet) -> Tallies:
+        """The same counts of the same nodes, to be counted on by themselves."""
+        return Tallies(
+            fleet,
+            {kin: dict(rows) for kin, rows in self.rows.items()},
+            {key: dict(rows) for key, rows in self.shunning.items()},
+            {
+                key: Tally(one.topology_key, one.crowd, one.counts.copy(), one.changed)
+                for key, one in self._tallies.items()
+            },
+        )
+
+    def counts(self, key: str, crowd: Crowd) -> NDArray[np.int64]:
+        """How many of the crowd lie in each domain of the topology."""
+        column = self.fleet.label(key)
+        tally = self._tallies.get((key, crowd))
+        if tally is None or tally.changed != column.changed:
+            if len(self._tallies) >= TALLIES_MAX:
+                self._tallies.clear()
+            tally = Tally(key, crowd, np.zeros(max(1, len(column.values)), np.int64), column.changed)
+            self._tallies[key, crowd] = tally
+            self._tallies_of.clear()
+            for kin, rows in self.rows.items():
+                if belongs(kin, crowd):
+                    _count(tally, column, rows)
+        return tally.counts
+
+    def come(self, ask: Ask, kin: Kin, row: int, sign: int = 1) -> None:
+        """An allocation came to a node, or left it."""
+        _add(self.rows.setdefault(kin, {}), row, sign)
+        if not self.rows[kin]:
+            del self.rows[kin]
+        for company in ask.shape.where.apart:
+            key = (company.topology_key, crowd_of(company, ask.namespace))
+            _add(self.shunning.setdefault(key, {}), row, sign)
+            if not self.shunning[key]:
+                del self.shunning[key]
+        if not self._tallies:
+            return
+        for tally in self._tallies_matching(kin):
+            column = self.fleet.label(tally.topology_key)
+            domain = column.codes[row]
+            if tally.changed == column.changed and domain != NOWHERE:
+                tally.counts[domain] += sign
+
+    def shunned(self, kin: Kin) -> list[tuple[str, Mapping[int, int]]]:
+        """The (topology, rows) from whose domains somebody who is there keeps this kin away."""
+        return [(key, rows) for (key, crowd), rows in self.shunning.items() if belongs(kin, crowd)]
+
+    def _tallies_matching(self, kin: Kin) -> list[Tally]:
+        known = self._tallies_of.get(kin)
+        if known is None:
+            known = [one for one in self._tallies.values() if belongs(kin, one.crowd)]
+            self._tallies_of[kin] = known
+        return known
+
+
+def _count(tally: Tally, column: LabelColumn, rows: Mapping[int, int]) -> None:
+    for row, count in rows.items():
+        domain = column.codes[row]
+        if domain != NOWHERE:
+            tally.counts[domain] += count
+
+
+def _add(rows: dict[int, int], row: int, sign: int) -> None:
+    count = rows.get(row, 0) + sign
+    if count:
+        rows[row] = count
+    else:
+        rows.pop(row, None)

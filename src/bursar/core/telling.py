@@ -1,0 +1,209 @@
+"""Why something waits, in plain words: what the reason is, with its numbers, and what would help.
+
+Quota is not capacity, and the words keep them apart: quota is what somebody may have, capacity is what there is.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from bursar.core.ask import Ask
+from bursar.core.quantity import format_amount
+from bursar.core.reason import Reason, Short, Why
+from bursar.core.wording import dimension_label
+
+CONSTRAINTS_TOLD_MAX: Final = 8
+SHORTAGES_TOLD_MAX: Final = 4
+
+# Constraints that have no name of their own.
+_CONSTRAINTS: Final = {
+    "not_ready_or_cordoned": "not ready or cordoned",
+    "labels": "node selector or affinity",
+    "taints": "taints that are not tolerated",
+    str(Why.AFFINITY): "pod affinity",
+    str(Why.ANTI_AFFINITY): "pod anti-affinity",
+    str(Why.SPREAD): "topology spread",
+}
+_NODES: Final = "nodes"
+_TOGETHER: Final = "together"  # how many nodes have room for one part, where all parts together find none
+
+
+def sentence(reason: Reason, ask: Ask | None = None) -> str:
+    """What keeps it waiting. Of an ask, the slots that must be placed together are told."""
+    match reason.why:
+        case Why.NO_NODES_ACTIVE:
+            return _no_nodes(reason)
+        case Why.GANG_INCOMPLETE:
+            return f"waiting for gang members: {reason.members} of {reason.members_min} are there"
+        case Why.QUOTA_EXCEEDED:
+            return _no_headroom(reason)
+        case Why.NO_MATCHING_NODES:
+            return f"none of {_count(reason.nodes, 'node')} is of the kind that is asked for{_kept_out(reason)}"
+        case Why.AFFINITY:
+            return f"no node with room is near those it must be near{_kept_out(reason, Why.AFFINITY)}"
+        case Why.ANTI_AFFINITY:
+            return f"every node with room is too near those it must be apart from{_kept_out(reason, Why.ANTI_AFFINITY)}"
+        case Why.SPREAD:
+            return f"every node with room is where too many of its kind are already{_kept_out(reason, Why.SPREAD)}"
+        case Why.NO_CAPACITY:
+            return _no_room(reason, ask)
+        case Why.HELD:
+            return "the room there is is kept for work that has waited longer, and this would delay it"
+        case Why.MAKING_ROOM:
+            return "room is being made: less urgent work was told to stop"
+        case Why.NOT_TRIED:
+            return "waiting for its turn: the scheduler has not come to it yet"
+
+
+def help(reason: Reason) -> str:  # noqa: A001 - the word for it
+    """What would let it run."""
+    match reason.why:
+        case Why.NO_NODES_ACTIVE:
+            return "Add a node, uncordon one, or bring one back that is not ready."
+        case Why.GANG_INCOMPLETE:
+            missing = reason.members_min - reason.members
+            return f"Submit {missing} more with the same groupId, or ask for a smaller minMembers."
+        case Why.QUOTA_EXCEEDED:
+            return _raise_quota(reason)
+        case Why.NO_MATCHING_NODES:
+            return f"Change {_which(reason)}, or label, untaint or add a node so that one matches."
+        case Why.AFFINITY:
+            return "Free room where those are that it must be near, or make the affinity a preference."
+        case Why.ANTI_AFFINITY:
+            return "Wait until one of those it must be apart from has ended, add a node, or make it a preference."
+        case Why.SPREAD:
+            return "Free room in the emptier domains, raise maxSkew, or use whenUnsatisfiable: ScheduleAnyway."
+        case Why.NO_CAPACITY:
+            return _more_room(reason)
+        case Why.HELD:
+            return "Set a ttl: what is known to end in time may go first."
+        case Why.MAKING_ROOM:
+            return "Wait: it starts when they have stopped."
+        case Why.NOT_TRIED:
+            return "Wait: it is looked at in the next cycle."
+
+
+def _no_nodes(reason: Reason) -> str:
+    if not reason.nodes:
+        return "there are no nodes"
+    return f"none of {_count(reason.nodes, 'node')} takes work: all are cordoned or not ready"
+
+
+# Quota.
+
+
+def _no_headroom(reason: Reason) -> str:
+    told = [
+        f"{_whose(scope)} has {_amount(dimension, bound)} of {_amount(dimension, hard)} {dimension} bound, "
+        f"{_amount(dimension, asked)} asked"
+        for scope, dimension, hard, bound, asked in reason.limits
+    ]
+    return "waiting for quota headroom" + (f": {'; '.join(told)}" if told else "")
+
+
+def _raise_quota(reason: Reason) -> str:
+    steps = [
+        f"raise {dimension_label(dimension)} of {_whose(scope)} by {_amount(dimension, bound + asked - hard)}"
+        for scope, dimension, hard, bound, asked in reason.limits
+    ]
+    wait = "Wait for work under the same limit to end"
+    return f"{wait}, or {' and '.join(steps)}." if steps else f"{wait}, or ask for a higher limit."
+
+
+def _whose(scope: str) -> str:
+    kind, _, name = scope.partition(":")
+    return f"{kind} {name}" if name else "the system"
+
+
+# Capacity.
+
+
+def _no_room(reason: Reason, ask: Ask | None) -> str:
+    matching = _matching(reason)
+    together = dict(reason.excluded).get(_TOGETHER)
+    if together is not None:
+        wanted = f" for all {ask.shape.nodes}" if ask is not None and ask.shape.nodes > 1 else " for all of them"
+        return f"there is no room{wanted} at once: {_count(together, 'node')} of {matching} could take one now"
+    if not reason.short:
+        what = f" {reason.resource}" if reason.resource else ""
+        return f"no node has enough{what} free"
+    everywhere = [one for one in reason.short if one.nodes >= matching or one.resource == _NODES]
+    if everywhere:
+        return "; ".join(_short(one, matching) for one in everywhere[:SHORTAGES_TOLD_MAX])
+    lacking = [f"{one.nodes} lack {_needed(one)}" for one in reason.short[:SHORTAGES_TOLD_MAX]]
+    return f"none of {_count(matching, 'matching node')} has all of it free: {', '.join(lacking)}"
+
+
+def _short(one: Short, matching: int) -> str:
+    if one.resource == _NODES:
+        return f"{_count(one.needs, 'whole node')} asked: {one.has} of {_count(matching, 'matching node')} are empty"
+    if not one.has:
+        return f"no node has {_needed(one)} free: none of {_count(matching, 'matching node')} has any"
+    if one.has >= one.needs:
+        return (
+            f"no node has {_needed(one)} free on devices that nothing else uses, of {_count(matching, 'matching node')}"
+        )
+    return f"no node has {_needed(one)} free: the most is {_amount(one.resource, one.has)}, on {_part(one, matching)}"
+
+
+def _needed(one: Short) -> str:
+    return f"{_amount(one.resource, one.needs)} {one.resource}"
+
+
+def _part(one: Short, matching: int) -> str:
+    return f"{max(1, one.most_nodes)} of {_count(matching, 'matching node')}"
+
+
+def _more_room(reason: Reason) -> str:
+    lacking = [one for one in reason.short if one.resource != _NODES and one.has < one.needs]
+    if not lacking:
+        return "Wait for something to end, add a node, or ask for less."
+    more = " and ".join(f"{_amount(one.resource, one.needs - one.has)} more {one.resource}" for one in lacking)
+    wait = f"Wait for {more} to come free on one node, or add a node"
+    if any(one.has <= 0 for one in lacking):
+        return f"{wait}."
+    fits = " and ".join(f"{_amount(one.resource, one.has)} {one.resource}" for one in lacking)
+    return f"{wait}; {fits} would fit now."
+
+
+def _matching(reason: Reason) -> int:
+    """The nodes that are of the right kind and take work, as far as the counts tell."""
+    return reason.matching or max([reason.nodes - sum(_left_out(reason)), *(one.nodes for one in reason.short), 0])
+
+
+def _left_out(reason: Reason) -> list[int]:
+    return [count for name, count in reason.excluded if name in ("not_ready_or_cordoned", "labels", "taints")]
+
+
+# Constraints.
+
+
+def _kept_out(reason: Reason, first: Why | None = None) -> str:
+    told = [(name, count) for name, count in reason.excluded if name != _TOGETHER and count]
+    if first is not None:
+        told = [pair for pair in told if pair[0] == str(first)]
+    if not told:
+        return ""
+    words = ", ".join(f"{constraint(name)} ({count})" for name, count in told[:CONSTRAINTS_TOLD_MAX])
+    return f"; kept out by {words}"
+
+
+def constraint(name: str) -> str:
+    """A constraint as it is told: most say themselves what they are."""
+    return _CONSTRAINTS.get(name, name)
+
+
+def _which(reason: Reason) -> str:
+    named = [constraint(name) for name, count in reason.excluded if count and name not in _CONSTRAINTS]
+    return ", ".join(named[:CONSTRAINTS_TOLD_MAX]) or "the node selector, affinity or tolerations"
+
+
+# Words.
+
+
+def _amount(resource: str, amount: int) -> str:
+    return format_amount(resource, amount)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -1,0 +1,113 @@
+"""How good every node is for a shape, kept up to date.
+
+A view is worked out once for all nodes, and from then on only for those whose room changed: placing one more of a shape
+that was placed before costs one look at one node. What is found for a node's state is remembered, because nodes come in
+thousands of the same kind and go through the same states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import numpy as np
+
+from bursar.core.ask import Shape
+from bursar.core.fleet import Fleet, Need, Rows
+from bursar.core.packing import Habits, rate, state_key
+from bursar.core.terrain import Floats, Terrain, Terrains
+
+NO = float("-inf")
+VIEWS_MAX = 2048
+MEMO_MAX = 20_000
+FEW = 48  # rows that are cheaper looked at one by one
+LOG_MAX = 1_000_000
+PREFERENCE_WEIGHT = 2.0  # what is preferred counts for more than how well things pack
+
+
+class View:
+    """The scores of all nodes for one shape; minus infinity where it may not, or does not fit."""
+
+    __slots__ = ("memo", "need", "score", "seen", "shape", "terrain", "version")
+
+    def __init__(self, shape: Shape, need: Need, terrain: Terrain) -> None:
+        self.shape = shape
+        self.need = need
+        self.terrain = terrain
+        self.score: Floats = np.empty(0)
+        self.seen = -1
+        self.version = -1
+        self.memo: dict[Hashable, float] = {}
+
+
+class Views:
+    def __init__(self, fleet: Fleet, habits: Habits, terrains: Terrains) -> None:
+        self._fleet = fleet
+        self._habits = habits
+        self.terrains = terrains
+        self._views: dict[Shape, View] = {}
+
+    def of(self, shape: Shape) -> View:
+        """The view of a shape, caught up with everything that was placed and freed since."""
+        view = self._views.get(shape)
+        fleet = self._fleet
+        if view is None:
+            if len(self._views) >= VIEWS_MAX:
+                self._views.clear()
+            view = self._views[shape] = View(shape, fleet.need(shape), self.terrains.of(shape.where))
+        touched = fleet.now.touched
+        if view.terrain.described != fleet.described or view.version != self._habits.version or view.seen < 0:
+            self._survey(view)
+        elif view.seen < len(touched):
+            self._catch_up(view, touched[view.seen :])
+        view.seen = len(touched)
+        return view
+
+    def trim(self) -> None:
+        """Forget the log of changes once it is long; those who have not read it start anew."""
+        log = self._fleet.now.touched
+        if len(log) > LOG_MAX:
+            for view in self._views.values():
+                view.seen = 0 if view.seen == len(log) else -1
+            log.clear()
+
+    def _survey(self, view: View) -> None:
+        fleet = self._fleet
+        view.need = fleet.need(view.shape)
+        view.terrain = self.terrains.of(view.shape.where)
+        view.version = self._habits.version
+        view.memo = {}
+        view.score = np.full(fleet.now.placed.shape[0], NO)
+        fitting = fleet.now.fits(view.need, fleet.allocatable) & view.terrain.allowed
+        self._rate(view, np.flatnonzero(fitting))
+
+    def _catch_up(self, view: View, touched: list[int]) -> None:
+        rows = set(touched)
+        if len(rows) > FEW:
+            some = np.fromiter(rows, np.intp, len(rows))
+            view.score[some] = NO
+            fitting = self._fleet.now.fits(view.need, self._fleet.allocatable, some) & view.terrain.allowed[some]
+            self._rate(view, some[fitting])
+            return
+        for row in rows:
+            view.score[row] = self._rate_one(view, row)
+
+    def _rate(self, view: View, rows: Rows) -> None:
+        if rows.size:
+            view.score[rows] = rate(self._fleet, self._fleet.now, view.shape, rows, self._habits)
+            if view.terrain.preference is not None:
+                view.score[rows] += PREFERENCE_WEIGHT * view.terrain.preference[rows]
+
+    def _rate_one(self, view: View, row: int) -> float:
+        fleet = self._fleet
+        if not view.terrain.allowed[row] or not fleet.now.fits_at(view.need, fleet.allocatable, row):
+            return NO
+        key = state_key(fleet, fleet.now, row)
+        known = view.memo.get(key)
+        if known is None:
+            if len(view.memo) >= MEMO_MAX:
+                view.memo.clear()
+            known = float(rate(fleet, fleet.now, view.shape, np.array([row]), self._habits)[0])
+            view.memo[key] = known
+        if view.terrain.preference is not None:
+            return known + PREFERENCE_WEIGHT * float(view.terrain.preference[row])
+        return known

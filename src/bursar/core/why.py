@@ -1,0 +1,85 @@
+"""Finding out why something cannot be placed, with the numbers that explain it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bursar.core import company
+from bursar.core.choice import Chooser, Slot
+from bursar.core.fleet import Bools
+from bursar.core.reason import Reason, Short, Why
+from bursar.core.world import World
+
+
+def explain(world: World, chooser: Chooser, slot: Slot, slots: int = 1) -> Reason:
+    """The dominant reason why the slots of a unit, alike or led by this one, have no room now."""
+    fleet = world.fleet
+    there = np.zeros(fleet.now.placed.shape[0], np.bool_)
+    there[list(fleet.row_of.values())] = True
+    nodes = len(fleet)
+    if not (there & fleet.now.open).any():
+        return Reason(Why.NO_NODES_ACTIVE, nodes=nodes)
+    terrain = world.terrains.of(slot.ask.shape.where)
+    excluded = _excluded(world, slot, there)
+    right = terrain.allowed & fleet.now.open
+    if not right.any():
+        return Reason(Why.NO_MATCHING_NODES, nodes=nodes, excluded=excluded)
+    short, matching = shortages(world, slot, right), int(np.count_nonzero(right))
+    fitting = right & fleet.now.fits(slot.need, fleet.allocatable)
+    if not fitting.any():
+        resource = short[0].resource if short else ""
+        return Reason(Why.NO_CAPACITY, resource, nodes, excluded, short, matching=matching)
+    for why, mask in company.masks(slot.ask, slot.kin, terrain, fleet, world.tallies):
+        kept_out = int(np.count_nonzero(fitting & ~mask))
+        fitting &= mask
+        if not fitting.any():
+            kept = (*excluded, (str(why), kept_out))
+            return Reason(why, nodes=nodes, excluded=kept, short=short, matching=matching)
+    if slots == 1 and not (chooser.scores(slot)[: fleet.size] > float("-inf")).any():
+        return Reason(Why.HELD, nodes=nodes, excluded=excluded, short=short, matching=matching)
+    # Each has room, but not all of them together.
+    resource = short[0].resource if short else next((name for name, _ in slot.ask.shape.requests), "nodes")
+    together = (("together", int(np.count_nonzero(fitting))),)
+    return Reason(Why.NO_CAPACITY, resource, nodes, (*excluded, *together), short, matching=matching)
+
+
+def _excluded(world: World, slot: Slot, there: Bools) -> tuple[tuple[str, int], ...]:
+    """How many nodes each constraint on their labels, taints and state keeps out."""
+    terrain = world.terrains.of(slot.ask.shape.where)
+    counts = (
+        ("not_ready_or_cordoned", there & ~world.fleet.now.open),
+        ("labels", there & ~terrain.selected),
+        ("taints", there & ~terrain.tolerated),
+    )
+    return tuple((name, int(np.count_nonzero(mask))) for name, mask in counts if mask.any())
+
+
+def shortages(world: World, slot: Slot, right: Bools) -> tuple[Short, ...]:
+    """The resources that are short on some of the right nodes; that which is short on most of them first."""
+    fleet, now = world.fleet, world.fleet.now
+    found = [
+        Short(name, amount, 0, int(right.sum()))
+        for name, amount in slot.ask.shape.requests
+        if name in slot.need.unknown
+    ]
+    if slot.need.exclusive:
+        taken = right & ((now.placed > 0) | now.exclusive)
+        if taken.any():
+            found.append(Short("nodes", slot.ask.shape.nodes, int(np.count_nonzero(right & ~taken)), int(taken.sum())))
+    wholes, shares = dict(slot.need.whole), dict(slot.need.shared)
+    for name, amount in slot.ask.shape.requests:
+        if name not in fleet.column_of:
+            continue
+        column, device = fleet.column_of[name], fleet.device_column_of.get(name)
+        free = fleet.allocatable[column] if slot.need.exclusive else np.where(now.exclusive, 0, now.free[column])
+        lacking = free < amount
+        if device in wholes and not slot.need.exclusive:
+            lacking |= now.whole[device] < wholes[device]
+        if device in shares and not slot.need.exclusive:
+            lacking |= now.widest[device] < shares[device]
+        lacking &= right
+        if lacking.any():
+            most = int(free[right].max())
+            at_most = int(np.count_nonzero(free[right] == most))
+            found.append(Short(name, amount, max(0, most), int(np.count_nonzero(lacking)), at_most))
+    return tuple(sorted(found, key=lambda one: (-one.nodes, one.resource)))

@@ -1,0 +1,421 @@
+"""The world as the scheduler sees it: the nodes, what is placed on them, and what waits.
+
+It is loaded once and from then on told what changed. A plan enters it while it is decided, so that the next decision
+sees the last one; what could not be committed is taken out again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heappush
+
+from bursar.core.allocation import GangKey
+from bursar.core.ask import Ask, Shape, Taint
+from bursar.core.charge import Amounts, Charge
+from bursar.core.fleet import Fleet
+from bursar.core.limits import Limits
+from bursar.core.packing import Habits
+from bursar.core.reason import Reason
+from bursar.core.running import NEVER, Placed, Running, Spot
+from bursar.core.share import ShareOf
+from bursar.core.tally import Kin, Tallies, kin_of
+from bursar.core.terrain import Terrains
+from bursar.core.view import Views
+
+
+@dataclass(frozen=True, slots=True)
+class GroupKey:
+    """What makes two waiting allocations alike for every decision."""
+
+    tenant: str
+    kin: Kin
+    queue: str
+    priority: int
+    preempts: bool
+    ttl_seconds: int
+    checkpoint_seconds: int
+    shape: Shape
+    job: str
+    gang: GangKey | None = None
+
+
+@dataclass(slots=True)
+class Group:
+    """Waiting allocations that are alike: when the first cannot be placed, neither can the others."""
+
+    key: GroupKey
+    charge: Charge
+    members: dict[str, Ask] = field(default_factory=dict)
+    order: list[tuple[float, str]] = field(default_factory=list)  # a heap of (submitted_at, uid)
+
+    def copy(self) -> Group:
+        return Group(self.key, self.charge, dict(self.members), list(self.order))
+
+    def add(self, ask: Ask) -> None:
+        self.members[ask.uid] = ask
+        heappush(self.order, (ask.submitted_at, ask.uid))
+
+    def first(self, nominated: Container[str] = ()) -> Ask | None:
+        """The one that waits longest, without those for whom room is being made."""
+        while self.order and (self.order[0][1] not in self.members or self.order[0][1] in nominated):
+            heappop(self.order)
+        return self.members[self.order[0][1]] if self.order else None
+
+    def remove(self, uid: str) -> None:
+        del self.members[uid]
+        if len(self.order) > 2 * len(self.members) + 16:
+            self.order = [entry for entry in self.order if entry[1] in self.members]
+            heapify(self.order)
+
+
+@dataclass(slots=True)
+class Band:
+    """A gang: its members that wait, and those that have room."""
+
+    key: GangKey
+    min_members: int
+    timeout_seconds: int
+    waiting: dict[str, Ask] = field(default_factory=dict)
+    placed: set[str] = field(default_factory=set)
+
+    @property
+    def complete(self) -> bool:
+        return len(self.waiting) + len(self.placed) >= self.min_members
+
+    @property
+    def since(self) -> float:
+        return min((ask.submitted_at for ask in self.waiting.values()), default=NEVER)
+
+
+@dataclass(frozen=True, slots=True)
+class Nomination:
+    """Room that is being cleared for somebody: on these nodes, and until when they are kept for it."""
+
+    nodes: tuple[str, ...]
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Boost:
+    priority: int
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """What was found when something could not be placed, and what must change before it is worth trying again."""
+
+    reason: Reason
+    freed: int
+    limits_changed: int
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Room that will be there: (allocation, row) of each slot, from `start` on."""
+
+    start: float
+    slots: tuple[tuple[Ask, int], ...]
+
+
+@dataclass(slots=True)
+class World:
+    fleet: Fleet = field(default_factory=Fleet)
+    running: Running = field(default_factory=Running)
+    placed: dict[str, Placed] = field(default_factory=dict)
+    waiting: dict[str, Group] = field(default_factory=dict)  # by uid
+    groups: dict[GroupKey, Group] = field(default_factory=dict)
+    bands: dict[GangKey, Band] = field(default_factory=dict)
+    nominated: dict[str, Nomination] = field(default_factory=dict)  # by uid
+    tenants: dict[str, ShareOf] = field(default_factory=dict)
+    profiles: dict[str, str] = field(default_factory=dict)  # queue → profile
+    boosts: dict[tuple[str, str], Boost] = field(default_factory=dict)  # by (namespace, job)
+    limits: Limits = field(default_factory=Limits)
+    habits: Habits = field(default_factory=Habits)
+    used: dict[str, dict[str, int]] = field(default_factory=dict)  # by tenant, of its own
+    capacity: dict[str, int] = field(default_factory=dict)
+    # What earlier cycles found out, by the key of the group or the gang.
+    blocked: dict[GroupKey | GangKey, Blocked] = field(default_factory=dict)
+    reserved_for: GroupKey | GangKey | None = None
+    reservation: Reservation | None = None
+    reserved_at: float = 0.0
+    uniform: tuple[int, int] = (-1, 0)  # (version of the fleet, nodes that are alike)
+    freed: int = 0  # rises whenever room came back, or a node changed
+    tallies: Tallies = field(init=False)
+    terrains: Terrains = field(init=False)
+    views: Views = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tallies = Tallies(self.fleet)
+        self.terrains = Terrains(self.fleet)
+        self.views = Views(self.fleet, self.habits, self.terrains)
+
+    def copy(self) -> World:
+        """A world to try things out in, for as long as this one stands still: what describes the nodes is shared.
+
+        Nodes must not be changed in it. Allocations may come and be placed, and be told to stop.
+        """
+        twins = {id(group): group.copy() for group in self.groups.values()}
+        twin = World(
+            fleet=replace(self.fleet, now=self.fleet.now.copy()),
+            running=self.running.copy(),
+            placed=dict(self.placed),
+            waiting={uid: twins[id(group)] for uid, group in self.waiting.items()},
+            groups={group.key: group for group in twins.values()},
+            bands={
+                key: replace(one, waiting=dict(one.waiting), placed=set(one.placed)) for key, one in self.bands.items()
+            },
+            nominated=dict(self.nominated),
+            tenants=self.tenants,
+            profiles=self.profiles,
+            boosts=dict(self.boosts),
+            limits=self.limits.copy(),
+            habits=self.habits,
+            used={tenant: dict(amounts) for tenant, amounts in self.used.items()},
+            capacity=self.capacity,
+            blocked=dict(self.blocked),
+            reserved_for=self.reserved_for,
+            reservation=self.reservation,
+            reserved_at=self.reserved_at,
+            uniform=self.uniform,
+            freed=self.freed,
+        )
+        twin.tallies = self.tallies.copy(twin.fleet)
+        return twin
+
+    def pretend(self, ask: Ask) -> None:
+        """An allocation waits in a copy of the world: nothing is learnt from it, for it may never come."""
+        self._start_waiting(ask)
+
+    # Nodes.
+
+    def put_node(
+        self,
+        name: str,
+        allocatable: Amounts,
+        *,
+        labels: Mapping[str, str],
+        taints: tuple[Taint, ...] = (),
+        generation: int = 1,
+        ready: bool = True,
+        cordoned: bool = False,
+    ) -> None:
+        """A node came, or offers something else than before; what runs there goes on."""
+        there = self._on(name)
+        for one in there:
+            self._count_exclusive(one, -1)
+        self._count_capacity(name, -1)
+        row = self.fleet.put(
+            name,
+            allocatable,
+            labels=labels,
+            taints=taints,
+            generation=generation,
+            ready=ready,
+            cordoned=cordoned,
+        )
+        self._count_capacity(name, 1)
+        for one in there:
+            self._count_exclusive(one, 1)
+            for spot in one.spots:
+                if spot.row == row:
+                    self.fleet.now.take(row, one.need, spot.devices)
+        self.freed += 1
+
+    def remove_node(self, name: str) -> None:
+        """A node is gone, and with it its part in what ran there."""
+        row = self.fleet.row_of[name]
+        for one in self._on(name):
+            self._leave(one)
+            spots = tuple(spot for spot in one.spots if spot.row != row)
+            if spots:
+                one.spots = spots
+                self._enter(one)
+            else:
+                del self.placed[one.ask.uid]
+        self._count_capacity(name, -1)
+        self.fleet.remove(name)
+        self.freed += 1
+
+    # Allocations.
+
+    def wait(self, ask: Ask, nomination: Nomination | None = None) -> None:
+        """An allocation waits: it is new, or it was stopped and waits again."""
+        known = self.waiting.get(ask.uid)
+        if known is None:
+            if ask.uid in self.placed:
+                self.forget(ask.uid)
+            else:
+                self.habits.learn(ask.shape)
+        elif known.members[ask.uid] != ask:
+            self._stop_waiting(ask.uid)
+        if ask.uid not in self.waiting:
+            self._start_waiting(ask)
+        if nomination is not None:
+            self.nominated[ask.uid] = nomination
+
+    def renounce(self, uid: str) -> None:
+        """No room is being made for it any more: it waits like the others."""
+        self.nominated.pop(uid)
+        group = self.waiting[uid]
+        heappush(group.order, (group.members[uid].submitted_at, uid))
+
+    def place(
+        self, ask: Ask, spots: Iterable[Spot], *, since: float, ends_at: float = NEVER, ending: bool = False
+    ) -> None:
+        """An allocation has room on these nodes."""
+        spots = tuple(spots)
+        known = self.placed.get(ask.uid)
+        if (
+            known is not None
+            and known.ask == ask
+            and {spot.row for spot in known.spots} == {spot.row for spot in spots}
+        ):
+            known.since, known.ends_at, known.ending = since, ends_at, ending
+            self.running.restate(known)
+            return
+        self.forget(ask.uid)
+        one = Placed(ask, self.fleet.need(ask.shape), spots, since, ends_at, ending)
+        self.placed[ask.uid] = one
+        self._enter(one)
+        if ask.gang is not None:
+            self._band(ask).placed.add(ask.uid)
+
+    def assume(self, ask: Ask, spots: tuple[Spot, ...], now: float) -> None:
+        """What a plan places is placed, as far as all later decisions are concerned."""
+        self.place(ask, spots, since=now, ends_at=now + ask.ttl_seconds if ask.ttl_seconds else NEVER)
+
+    def unassume(self, ask: Ask) -> None:
+        """A plan that was not committed: it waits as before."""
+        self.forget(ask.uid)
+        self._start_waiting(ask)
+
+    def end_soon(self, uid: str, at: float) -> None:
+        """It was told to stop, and will have by then."""
+        # Replaced and not changed: copies of the world share what is placed.
+        known = self.placed[uid]
+        one = self.placed[uid] = replace(known, ending=True, ends_at=min(known.ends_at, at))
+        self.running.restate(one)
+
+    def forget(self, uid: str) -> None:
+        """An allocation is gone, from wherever it was."""
+        if uid in self.waiting:
+            self._stop_waiting(uid)
+        one = self.placed.pop(uid, None)
+        if one is not None:
+            self._leave(one)
+            self.freed += 1
+            if one.ask.gang is not None:
+                band = self._band(one.ask)
+                band.placed.discard(uid)
+                self._drop_if_empty(band)
+
+    def ask(self, uid: str) -> Ask | None:
+        """What an allocation asks for, whether it waits or has room."""
+        if uid in self.waiting:
+            return self.waiting[uid].members[uid]
+        return self.placed[uid].ask if uid in self.placed else None
+
+    def priority(self, ask: Ask, now: float) -> int:
+        """A boost replaces an allocation's own priority until it expires."""
+        boost = self.boosts.get((ask.namespace, ask.job)) if ask.job else None
+        return boost.priority if boost is not None and boost.until > now else ask.priority
+
+    def amounts(self, ask: Ask, rows: Sequence[int]) -> list[tuple[str, int]]:
+        """What it holds of the cluster on these nodes: whole nodes when it is exclusive."""
+        if not ask.shape.exclusive:
+            return [(name, amount * len(rows)) for name, amount in ask.shape.requests]
+        return [
+            (name, int(self.fleet.allocatable[column, list(rows)].sum()))
+            for name, column in self.fleet.column_of.items()
+            if name in self.capacity
+        ]
+
+    # Keeping the parts in step.
+
+    def _on(self, name: str) -> list[Placed]:
+        row = self.fleet.row_of.get(name)
+        uids = self.running.on_row.get(row, ()) if row is not None else ()
+        return [self.placed[uid] for uid in sorted(uids)]
+
+    def _enter(self, one: Placed) -> None:
+        kin = kin_of(one.ask)
+        for spot in one.spots:
+            self.fleet.now.take(spot.row, one.need, spot.devices)
+            self.tallies.come(one.ask, kin, spot.row)
+        self.running.add(one, self.fleet.now)
+        self._count_used(one, 1)
+        self._count_bound(one, 1)
+
+    def _leave(self, one: Placed) -> None:
+        kin = kin_of(one.ask)
+        self._count_bound(one, -1)
+        self._count_used(one, -1)
+        self.running.remove(one)
+        for spot in one.spots:
+            self.fleet.now.give_back(spot.row, one.need, spot.devices)
+            self.tallies.come(one.ask, kin, spot.row, -1)
+
+    def _count_bound(self, one: Placed, sign: int) -> None:
+        if self.limits.cells:
+            nodes = sum(self.fleet.node_part(spot.row, one.ask.shape) for spot in one.spots)
+            self.limits.bind(one.ask, nodes, sign)
+
+    def _count_used(self, one: Placed, sign: int) -> None:
+        used = self.used.setdefault(one.ask.tenant, {})
+        for name, amount in self.amounts(one.ask, [spot.row for spot in one.spots]):
+            used[name] = used.get(name, 0) + sign * amount
+
+    def _count_exclusive(self, one: Placed, sign: int) -> None:
+        """What exclusive work holds depends on what its node offers."""
+        if one.need.exclusive:
+            self._count_used(one, sign)
+
+    def _count_capacity(self, name: str, sign: int) -> None:
+        row = self.fleet.row_of.get(name)
+        if row is None:
+            return
+        for resource, column in self.fleet.column_of.items():
+            if resource != "pods" and (amount := int(self.fleet.allocatable[column, row])):
+                self.capacity[resource] = self.capacity.get(resource, 0) + sign * amount
+
+    def _start_waiting(self, ask: Ask) -> None:
+        key = GroupKey(
+            ask.tenant, kin_of(ask), ask.queue, ask.priority, ask.preempts, ask.ttl_seconds, ask.checkpoint_seconds,
+            ask.shape, ask.job, (ask.namespace, ask.gang.group_id) if ask.gang else None,
+        )  # fmt: skip
+        if ask.gang is not None:
+            self._band(ask).waiting[ask.uid] = ask
+        group = self.groups.get(key)
+        if group is None:
+            group = self.groups[key] = Group(key, ask.charge)
+        group.add(ask)
+        self.waiting[ask.uid] = group
+
+    def _stop_waiting(self, uid: str) -> None:
+        group = self.waiting.pop(uid)
+        ask = group.members[uid]
+        group.remove(uid)
+        self.nominated.pop(uid, None)
+        if not group.members:
+            self.groups.pop(group.key, None)
+            self.blocked.pop(group.key, None)
+        if ask.gang is not None:
+            band = self._band(ask)
+            band.waiting.pop(uid, None)
+            self._drop_if_empty(band)
+
+    def _band(self, ask: Ask) -> Band:
+        assert ask.gang is not None
+        key = (ask.namespace, ask.gang.group_id)
+        band = self.bands.get(key)
+        if band is None:
+            band = self.bands[key] = Band(key, ask.gang.min_members, ask.gang.timeout_seconds)
+        return band
+
+    def _drop_if_empty(self, band: Band) -> None:
+        if not band.waiting and not band.placed:
+            self.bands.pop(band.key, None)
+            self.blocked.pop(band.key, None)

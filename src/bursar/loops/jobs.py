@@ -1,0 +1,207 @@
+"""Jobs: whenever something has happened to a job or to its allocations, its next step is taken.
+
+Changes come from the feed, and time itself from the agenda. Any number of processes may run this: a step is committed
+by one of them. What this one knows can be lost at any moment; it begins with all jobs that are not settled, and looks
+at them again now and then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from itertools import islice
+
+import structlog
+
+from bursar.core.allocation import ENDED
+from bursar.core.object import Key
+from bursar.core.selector import Op, Selector, Term
+from bursar.ops.feed import FedChange, Feed, Follower, Lagging
+from bursar.ops.jobstep import Stepped, step
+from bursar.ops.lane import Overloaded
+from bursar.ops.office import Office, now
+from bursar.store import listing
+from bursar.store.database import AWAY
+from bursar.store.listing import Query
+from bursar.wire.job import JOB, JOB_LABEL
+
+log = structlog.get_logger()
+
+AT_ONCE = 64
+# A job that could make no more allocations tries again after this, or when its tenant has freed something.
+BLOCKED_SECONDS = 30.0
+TROUBLE_SECONDS = 2.0
+RESYNC_SECONDS = 300.0
+LISTEN_SECONDS = 60.0
+
+LOST: tuple[type[Exception], ...] = (Lagging, *AWAY)
+BUSY: tuple[type[Exception], ...] = (Overloaded, *AWAY)
+
+_UNSETTLED = Selector((Term("status.settled", Op.NOT_IN, ("true",)),))
+
+
+async def run_jobs(office: Office) -> None:
+    """For ever. A database that is away is waited for."""
+    while True:
+        try:
+            await _follow(office)
+        except* LOST as errors:
+            log.info("jobs begin anew", errors=repr(errors.exceptions))
+        except* Exception:
+            log.exception("jobs failed")
+        await asyncio.sleep(TROUBLE_SECONDS)
+
+
+async def _follow(office: Office) -> None:
+    """Step jobs as they change, until the feed is lost."""
+    feed, agenda = Feed(office.database), Agenda()
+    office.on_commit.append(feed.nudge)
+    try:
+        # Listening begins before anything is read, so that nothing falls between the two.
+        jobs, allocations = await feed.follow(JOB.name), await feed.follow("Allocation")
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(_listen(jobs, agenda))
+            tasks.create_task(_listen(allocations, agenda))
+            tasks.create_task(_resync(office, agenda))
+            tasks.create_task(_work(office, agenda))
+    finally:
+        office.on_commit.remove(feed.nudge)
+        await feed.close()
+
+
+# What is to be done.
+
+
+@dataclass(slots=True)
+class Agenda:
+    """Which jobs are to be looked at, at once or later; and which ones wait for room, by tenant."""
+
+    due: dict[Key, None] = field(default_factory=dict)
+    later: dict[Key, datetime] = field(default_factory=dict)
+    blocked: dict[str, set[Key]] = field(default_factory=dict)
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    looks: int = 0
+    freed_in: dict[str, int] = field(default_factory=dict)  # the look during which a tenant last freed something
+    _heap: list[tuple[datetime, Key]] = field(default_factory=list)
+
+    def call(self, keys: Iterable[Key]) -> None:
+        self.due.update(dict.fromkeys(keys))
+        self.wake.set()
+
+    def call_later(self, key: Key, at: datetime) -> None:
+        if self.later.get(key) != at:
+            self.later[key] = at
+            heapq.heappush(self._heap, (at, key))
+
+    def freed(self, tenant: str) -> None:
+        """Something of a tenant ended: those that wait for room may try."""
+        self.freed_in[tenant] = self.looks
+        if waiting := self.blocked.pop(tenant, None):
+            self.call(waiting)
+
+    def begin(self) -> int:
+        self.looks += 1
+        return self.looks
+
+    def note(self, key: Key, stepped: Stepped | None, at: datetime, look: int = 0) -> None:
+        """What came of a look at a job."""
+        self.later.pop(key, None)
+        if stepped is None:
+            return
+        looks = [stepped.look_at] if stepped.look_at is not None else []
+        if stepped.blocked and self.freed_in.get(stepped.tenant, -1) >= look > 0:
+            # There is room since it was refused.
+            self.call((key,))
+        elif stepped.blocked:
+            self.blocked.setdefault(stepped.tenant, set()).add(key)
+            looks.append(at + timedelta(seconds=BLOCKED_SECONDS))
+        if looks:
+            self.call_later(key, min(looks))
+
+    def take(self, at: datetime, count_max: int) -> list[Key]:
+        """Jobs whose time has come."""
+        while self._heap and self._heap[0][0] <= at:
+            when, key = heapq.heappop(self._heap)
+            if self.later.get(key) == when:
+                del self.later[key]
+                self.due[key] = None
+        taken = list(islice(self.due, count_max))
+        for key in taken:
+            del self.due[key]
+        return taken
+
+    def seconds_left(self, at: datetime) -> float:
+        """How long there is nothing to do, unless something happens."""
+        if self.due:
+            return 0.0
+        return max(0.0, (self._heap[0][0] - at).total_seconds()) if self._heap else LISTEN_SECONDS
+
+
+# Who fills the agenda.
+
+
+async def _listen(follower: Follower, agenda: Agenda) -> None:
+    while True:
+        for fed in await follower.wait(LISTEN_SECONDS):
+            hear(fed, agenda)
+
+
+def hear(fed: FedChange, agenda: Agenda) -> None:
+    """What a change means for jobs."""
+    change = fed.change
+    if change.key.kind == JOB.name:
+        if change.type != "DELETED" and fed.fields.get("status.settled") != "true":
+            agenda.call((change.key,))
+        return
+    gone = change.type == "DELETED" or fed.fields.get("status.phase") in ENDED
+    if gone:
+        agenda.freed(change.tenant)
+    moved = fed.before_fields is not None and fed.fields.get("status.phase") != fed.before_fields.get("status.phase")
+    if gone or moved:
+        names = {labels[JOB_LABEL] for labels in (fed.labels, fed.before_labels or {}) if JOB_LABEL in labels}
+        agenda.call(Key(JOB.name, change.key.namespace, name) for name in names)
+
+
+async def _resync(office: Office, agenda: Agenda) -> None:
+    """All jobs that are not settled: at first, and then now and then, should anything have been missed."""
+    while True:
+        agenda.call(await unsettled(office))
+        await asyncio.sleep(RESYNC_SECONDS)
+
+
+async def unsettled(office: Office) -> list[Key]:
+    keys: list[Key] = []
+    async with office.database.reader() as db:
+        async for page in listing.load_all(db, Query(JOB.name, fields=_UNSETTLED)):
+            keys += [Key(JOB.name, one.namespace, one.name) for one in page.items]
+    return keys
+
+
+# Who works it off.
+
+
+async def _work(office: Office, agenda: Agenda) -> None:
+    while True:
+        agenda.wake.clear()
+        if keys := agenda.take(now(), AT_ONCE):
+            await asyncio.gather(*(_look(office, agenda, key) for key in keys))
+            continue
+        with suppress(TimeoutError):
+            await asyncio.wait_for(agenda.wake.wait(), agenda.seconds_left(now()))
+
+
+async def _look(office: Office, agenda: Agenda, key: Key) -> None:
+    look = agenda.begin()
+    try:
+        agenda.note(key, await step(office, key), now(), look)
+    except BUSY as error:
+        log.info("a job waits", job=key.name, namespace=key.namespace, error=repr(error))
+        agenda.call_later(key, now() + timedelta(seconds=TROUBLE_SECONDS))
+    except Exception:
+        # One job that cannot be stepped must not keep the others waiting.
+        log.exception("a job could not be stepped", job=key.name, namespace=key.namespace)
+        agenda.call_later(key, now() + timedelta(seconds=BLOCKED_SECONDS))

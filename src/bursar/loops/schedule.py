@@ -1,0 +1,326 @@
+"""The scheduler's loop: catch up with what changed, decide, commit; and again as soon as anything changes.
+
+It is thin: what to do is decided in `bursar.core.cycle`, and whether it may stand is decided again, under locks, by the
+commands in `bursar.ops`. While a plan is being committed the next one is made; what comes back refused is taken out of
+the world and decided anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from time import time
+
+import structlog
+
+from bursar.core.allocation import Phase, Request
+from bursar.core.ask import Ask
+from bursar.core.cycle import Binding, Plan, Policy, Preempting, UnitKey, decide
+from bursar.core.eviction import Notice, Rule
+from bursar.core.eviction import Reason as Stopped
+from bursar.core.object import Key, Origin
+from bursar.core.placing import Target
+from bursar.core.reason import Reason, Why
+from bursar.core.refusal import Code, Refusal
+from bursar.core.running import Spot
+from bursar.core.telling import sentence
+from bursar.core.waits import Waits
+from bursar.core.world import Blocked, World
+from bursar.loops.world import Keeper, Lost
+from bursar.ops.allocation import Report, report
+from bursar.ops.bind import Bind, Member, Note, bind, note
+from bursar.ops.evict import Nominee, Preempt, Victim, preempt
+from bursar.ops.office import Office
+from bursar.store import usage as usage_store
+from bursar.store.change import CHANNEL
+from bursar.store.database import AWAY, Connection
+
+log = structlog.get_logger()
+
+SCHEDULER = Origin("system:scheduler", "bind")
+PREEMPTING = Origin("system:scheduler", "preempt")
+FAILING = Origin("system:scheduler", "fail")
+TICK_SECONDS = 1.0
+IDLE_SECONDS = 5.0
+HOURS_SECONDS = 60.0
+NOTES_MAX = 2000  # of one tick
+NOTE_AFTER_SECONDS = 1.0  # what is placed within a second needs no reason why it was not
+PLANS_IN_FLIGHT = 2
+
+
+@dataclass(slots=True)
+class Scheduler:
+    """One leader at work. `fence` is its term's number, which every commit carries."""
+
+    office: Office
+    fence: int
+    policy: Policy = field(default_factory=Policy)
+    clock: Callable[[], float] = time
+    waits: Waits = field(default_factory=Waits)
+    keeper: Keeper = field(init=False)
+    loaded: asyncio.Event = field(default_factory=asyncio.Event)
+    idle: asyncio.Event = field(default_factory=asyncio.Event)  # nothing waits, and nothing is being committed
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _commits: set[asyncio.Task[None]] = field(default_factory=set)
+    _noted_at: float = 0.0
+    _hours_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.keeper = Keeper(self.office)
+
+    @property
+    def world(self) -> World:
+        return self.keeper.world
+
+    def nudge(self) -> None:
+        """Something was committed: look now rather than when the database tells."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """For ever. A database that is away is waited for; a world that lost its place is loaded anew."""
+        self.office.on_commit.append(self.nudge)
+        try:
+            while True:
+                try:
+                    await self._follow()
+                except AWAY as error:
+                    log.info("the scheduler waits for the database", error=repr(error))
+                    await asyncio.sleep(0.2)
+                except Lost as error:
+                    log.warning("the scheduler loads its world anew", why=str(error))
+        finally:
+            self.office.on_commit.remove(self.nudge)
+            for task in self._commits:
+                task.cancel()
+            await asyncio.gather(*self._commits, return_exceptions=True)
+
+    async def _follow(self) -> None:
+        await self._finish_commits(0)
+        self.keeper = Keeper(self.office)
+        await self.keeper.load()
+        self.loaded.set()
+        db = await self.office.database.connect()
+        try:
+            await db.add_listener(CHANNEL, lambda *_: self._wake.set())
+            while True:
+                self._wake.clear()
+                await self.keeper.catch_up(db)
+                await self._tick(db)
+                if not await self._cycle():
+                    await self._rest()
+        finally:
+            with suppress(*AWAY):
+                await db.close()
+
+    async def _rest(self) -> None:
+        if not self.world.waiting and not self._commits:
+            self.idle.set()
+        seconds = TICK_SECONDS if self.world.waiting else IDLE_SECONDS
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._wake.wait(), seconds)
+
+    async def _cycle(self) -> bool:
+        """Decide and start to commit; whether there is more to decide at once."""
+        if not self.world.waiting:
+            return False
+        self.idle.clear()
+        plan = decide(self.world, self.policy, self.clock())
+        if plan.bindings or plan.preemptions or plan.failed:
+            self._commit(plan)
+        await self._finish_commits(PLANS_IN_FLIGHT if plan.more else PLANS_IN_FLIGHT + 1)
+        return plan.more
+
+    # Committing.
+
+    def _commit(self, plan: Plan) -> None:
+        uids = [ask.uid for binding in plan.bindings for ask, _ in binding.members]
+        uids += [ask.uid for one in plan.preemptions for ask in one.asks]
+        uids += [victim.uid for one in plan.preemptions for victim in one.victims]
+        self.keeper.committing.update(uids)
+        task = asyncio.create_task(self._save(plan, uids), name="commit")
+        self._commits.add(task)
+        task.add_done_callback(self._committed)
+
+    def _committed(self, task: asyncio.Task[None]) -> None:
+        self._commits.discard(task)
+        self._wake.set()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a plan could not be committed", error=repr(error), exc_info=error)
+
+    async def _finish_commits(self, at_most: int) -> None:
+        while len(self._commits) > at_most:
+            await asyncio.wait(self._commits, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _save(self, plan: Plan, uids: Sequence[str]) -> None:
+        try:
+            # Evictions first: whoever waits for them waits longest.
+            await asyncio.gather(
+                self._save_preemptions(plan.preemptions), self._save_bindings(plan.bindings), self._fail(plan.failed)
+            )
+        except BaseException:
+            # Nobody knows how much of it was committed.
+            self.keeper.committing.difference_update(uids)
+            self.keeper.lost = True
+            raise
+        self.keeper.settle(uids)
+
+    async def _save_bindings(self, bindings: Sequence[Binding]) -> None:
+        commands = [bind_command(self.world, binding, self.fence) for binding in bindings]
+        for binding, reply in zip(bindings, await bind(self.office, commands), strict=True):
+            if isinstance(reply, Refusal):
+                self._take_back(binding, reply)
+                continue
+            now = self.clock()
+            for (ask, _), written in zip(binding.members, reply, strict=True):
+                self.keeper.committed(ask.uid, written.revision)
+                self.keeper.noted.pop(ask.uid, None)
+                self.waits.bound(ask.queue, ask.submitted_at, now)
+
+    def _take_back(self, binding: Binding, refusal: Refusal) -> None:
+        """It waits again, and whatever proved wrong about the world is read before the next plan."""
+        log.info("a placement came back", code=str(refusal.code), message=refusal.message)
+        for ask, spots in binding.members:
+            if ask.uid in self.world.placed:
+                self.world.unassume(ask)
+            for spot in spots:
+                self.keeper.distrust_node(self.world.fleet.names[spot.row])
+        if refusal.code is Code.QUOTA_EXCEEDED:
+            self.keeper.distrust_limits()
+            self._back_off(binding, refusal)
+        elif refusal.code is not Code.STALE:
+            self._back_off(binding, refusal)
+
+    def _back_off(self, binding: Binding, refusal: Refusal) -> None:
+        why = Why.QUOTA_EXCEEDED if refusal.code is Code.QUOTA_EXCEEDED else Why.NO_CAPACITY
+        for ask, _ in binding.members:
+            key: UnitKey = (
+                (ask.namespace, ask.gang.group_id) if ask.gang is not None else self.world.waiting[ask.uid].key
+            )
+            until = self.clock() + self.policy.quota_backoff_seconds
+            # The limits are read anew before the next plan, which counts as one change.
+            self.world.blocked[key] = Blocked(Reason(why), self.world.freed, self.world.limits.changed + 1, until)
+
+    async def _save_preemptions(self, preemptions: Sequence[Preempting]) -> None:
+        commands = [preempt_command(self.world, one, self.fence, self.policy) for one in preemptions]
+        for one, reply in zip(preemptions, await preempt(self.office, commands), strict=True):
+            if isinstance(reply, Refusal):
+                log.info("a preemption came back", code=str(reply.code), message=reply.message)
+                self.keeper.lost = True
+            else:
+                for _ in one.victims:
+                    self.waits.preempted(self.clock())
+
+    async def _fail(self, failed: Sequence[tuple[Ask, Reason]]) -> None:
+        commands = [
+            Report(
+                key=allocation_key(ask), origin=FAILING, phase=Phase.FAILED, uid=ask.uid, fence=self.fence,
+                gang=ask.gang.group_id if ask.gang else "", reason="GangTimeout", message=sentence(reason, ask),
+            )
+            for ask, reason in failed
+        ]  # fmt: skip
+        for reply in await asyncio.gather(*(report(self.office, command) for command in commands)):
+            if isinstance(reply, Refusal):
+                log.info("a gang's member could not be failed", code=str(reply.code), message=reply.message)
+
+    # Now and then.
+
+    async def _tick(self, db: Connection) -> None:
+        if self.keeper.lost:
+            raise Lost("a commit ended otherwise than planned")
+        now = self.clock()
+        if now - self._hours_at >= HOURS_SECONDS:
+            self._hours_at = now
+            self.keeper.set_hours(await usage_store.load_hours(db, datetime.fromtimestamp(now, UTC)))
+        if now - self._noted_at >= TICK_SECONDS:
+            self._noted_at = now
+            await self._note(now)
+
+    async def _note(self, now: float) -> None:
+        """Store why things wait, where that is not what is stored."""
+        commands = [
+            Note(
+                key=allocation_key(ask), origin=Origin("system:scheduler", "note"), fence=self.fence, uid=ask.uid,
+                reason=reason.code, message=sentence(reason, ask),
+            )
+            for ask, reason in self._news(now)
+        ]  # fmt: skip
+        for command, reply in zip(commands, await note(self.office, commands), strict=True):
+            if not isinstance(reply, Refusal):
+                self.keeper.noted[command.uid] = command.reason
+
+    def _news(self, now: float) -> Iterable[tuple[Ask, Reason]]:
+        found: list[tuple[Ask, Reason]] = []
+        for uid, group in self.world.waiting.items():
+            key: UnitKey = group.key.gang if group.key.gang is not None else group.key
+            blocked = self.world.blocked.get(key)
+            if blocked is None or uid in self.keeper.committing or self.keeper.noted.get(uid) == blocked.reason.code:
+                continue
+            ask = group.members[uid]
+            if now - ask.submitted_at >= NOTE_AFTER_SECONDS:
+                found.append((ask, blocked.reason))
+                if len(found) >= NOTES_MAX:
+                    break
+        return found
+
+
+# Plans as commands.
+
+
+def allocation_key(ask: Ask) -> Key:
+    return Key("Allocation", ask.namespace, ask.name)
+
+
+def bind_command(world: World, binding: Binding, fence: int) -> Bind:
+    return Bind.unit([_member(world, ask, spots) for ask, spots in binding.members], SCHEDULER, fence)
+
+
+def _member(world: World, ask: Ask, spots: Iterable[Spot]) -> Member:
+    fleet = world.fleet
+    names = {column: name for name, column in fleet.device_column_of.items()}
+    targets = tuple(
+        Target(
+            fleet.names[spot.row],
+            fleet.generation[spot.row],
+            {names[column]: indices for column, indices in spot.devices} or None,
+        )
+        for spot in spots
+    )
+    request = Request(dict(ask.shape.requests), ask.shape.nodes, ask.shape.exclusive)
+    gang = ask.gang.group_id if ask.gang is not None else ""
+    return Member(allocation_key(ask), targets, request, gang, ask.uid)
+
+
+def preempt_command(world: World, one: Preempting, fence: int, policy: Policy) -> Preempt:
+    nominees = [
+        Nominee(allocation_key(ask), ask.uid, nomination.nodes, datetime.fromtimestamp(nomination.until, UTC))
+        for ask, nomination in zip(one.asks, one.nominations, strict=True)
+    ]
+    first, *others = nominees
+    by = f"{first.key.namespace}/{first.key.name}"
+    victims = tuple(
+        Victim(
+            allocation_key(world.placed[victim.uid].ask),
+            victim.uid,
+            Notice(Stopped.PREEMPTED, victim.rule, by, _told(victim.rule, by, one.priority), int(policy.grace_seconds)),
+        )
+        for victim in one.victims
+        if victim.uid in world.placed
+    )
+    return Preempt(
+        key=first.key, uid=first.uid, nominated=first.nodes, until=first.until, with_it=tuple(others),
+        victims=victims, origin=PREEMPTING, fence=fence,
+    )  # fmt: skip
+
+
+def _told(rule: Rule, by: str, priority: int) -> str:
+    if rule is Rule.BURST:
+        return f"Preempted by {by}, which is within its tenant's fair share; this ran beyond its own tenant's"
+    return f"Preempted by {by}, which has the higher priority {priority}"
+
+
+async def run_schedule(office: Office, fence: int, *, policy: Policy | None = None) -> None:
+    """Schedule for as long as we lead."""
+    await Scheduler(office, fence, policy or Policy()).run()

@@ -1,0 +1,361 @@
+"""Keeping the scheduler's world true: loaded once, and from then on told every change, in order.
+
+What the leader binds enters the world when it is decided; the same change comes back by the feed and is then passed by.
+Changes of what is being committed right now wait until it is known how that ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime
+from functools import lru_cache
+
+import msgspec
+import structlog
+
+from bursar.core.allocation import ENDED, Phase
+from bursar.core.ask import Ask
+from bursar.core.budget import penalty, used_fraction
+from bursar.core.node import NodeRoom
+from bursar.core.object import Key
+from bursar.core.running import NEVER, Spot
+from bursar.core.selector import parse_fields
+from bursar.core.share import ShareOf
+from bursar.core.world import Boost, Nomination, World
+from bursar.ops.office import Office
+from bursar.store import change as change_store
+from bursar.store import listing
+from bursar.store import node as node_store
+from bursar.store import quota as quota_store
+from bursar.store.change import Seen
+from bursar.store.database import Connection
+from bursar.store.listing import Query
+from bursar.wire.ask import (
+    NodeView,
+    PriorityClassView,
+    TenantShare,
+    ask_of,
+    node_of,
+    priority_class_of,
+    queue_profile_of,
+    tenant_share_of,
+)
+
+log = structlog.get_logger()
+
+READ_MAX = 2000
+TREE_KINDS = frozenset({"Namespace", "ResourceQuota", "Settings", "Tenant", "Tier"})
+
+_decode_map = msgspec.json.Decoder(dict[str, str]).decode
+
+
+class _NodePart(msgspec.Struct):
+    name: str
+    devices: dict[str, tuple[int, ...]] = {}
+    phase: str = ""
+
+
+class _Nominated(msgspec.Struct):
+    node: str
+    until: str
+
+
+class _Eviction(msgspec.Struct):
+    deadline: str = ""
+
+
+class _Status(msgspec.Struct, rename="camel"):
+    """As much of an allocation's status as decisions need."""
+
+    phase: str = "Pending"
+    reason: str = ""
+    nodes: list[_NodePart] = []
+    nominated: list[_Nominated] = []
+    scheduled_time: str = ""
+    start_time: str = ""
+    eviction: _Eviction | None = None
+
+
+class _Boost(msgspec.Struct):
+    priority: int
+    expires: str
+
+
+class _JobStatus(msgspec.Struct):
+    boost: _Boost | None = None
+
+
+_decode_status = msgspec.json.Decoder(_Status).decode
+_decode_job = msgspec.json.Decoder(_JobStatus).decode
+
+
+class Lost(Exception):
+    """Changes were dropped before they were read: the world must be loaded anew."""
+
+
+class Keeper:
+    """The world of one leader, and how far it has followed the feed."""
+
+    def __init__(self, office: Office) -> None:
+        self._office = office
+        self.world = World()
+        self.revision = 0
+        self.noted: dict[str, str] = {}  # the reason that is stored with each waiting allocation
+        self.committing: set[str] = set()  # uids whose fate is being decided by the database
+        self._deferred: list[Seen] = []
+        self._known: dict[str, int] = {}  # revisions of our own that have not come back by the feed yet
+        self._classes: dict[str, PriorityClassView] = {}
+        self._shares: dict[str, TenantShare] = {}
+        self._hours: Mapping[str, tuple[float, float]] = {}
+        self._views: dict[str, NodeView] = {}
+        self._rooms: dict[str, NodeRoom] = {}
+        self._stale_nodes: set[str] = set()
+        self._stale_limits = False
+        self.lost = False  # a commit ended otherwise than planned: the world is not to be trusted
+
+    # Loading.
+
+    async def load(self) -> None:
+        """Everything that matters, as of one revision."""
+        async with (
+            self._office.database.reader() as db,
+            db.transaction(isolation="repeatable_read", readonly=True),
+        ):
+            self.revision = (await change_store.load_position(db)).revision
+            for kind in ("PriorityClass", "Queue", "Tenant", "Job"):
+                for item in (await listing.load_page(db, Query(kind))).items:
+                    self._describe(Key(kind, item.namespace, item.name), item.doc, item.status)
+            nodes = await listing.load_page(db, Query("Node"))
+            self._views = {item.name: node_of(item.doc, item.status) for item in nodes.items}
+            for name, room in sorted((await node_store.load_all(db)).items()):
+                self._put_node(name, room)
+            await self._load_limits(db)
+            phases = f"status.phase!={',status.phase!='.join(sorted(ENDED))}"
+            live = parse_fields(phases, ("status.phase",))
+            for row in await listing.load_live(db, Query("Allocation", fields=live)):
+                self._apply_allocation(row)
+        self._stale_nodes.clear()
+
+    # Following.
+
+    async def catch_up(self, db: Connection) -> int:
+        """Apply what was committed since; how many changes there were."""
+        count = 0
+        while True:
+            changes = await change_store.load_seen(db, self.revision, READ_MAX)
+            if changes and changes[0].revision != self.revision + 1:
+                raise Lost(f"changes from {self.revision + 1} to {changes[0].revision - 1} are gone")
+            for change in changes:
+                self._apply(change)
+            if changes:
+                self.revision = changes[-1].revision
+                count += len(changes)
+            if len(changes) < READ_MAX:
+                break
+        await self._refresh(db)
+        return count
+
+    async def _refresh(self, db: Connection) -> None:
+        """Rooms and limits are not in the feed: what may have changed is read again."""
+        if self._stale_nodes:
+            names, self._stale_nodes = self._stale_nodes, set()
+            rooms = await node_store.load(db, names)
+            for name in sorted(names):
+                if name in rooms and name in self._views:
+                    self._put_node(name, rooms[name])
+                elif name in self.world.fleet.row_of:
+                    self._rooms.pop(name, None)
+                    self.world.remove_node(name)
+        if self._stale_limits and not self.committing:
+            self._stale_limits = False
+            await self._load_limits(db)
+
+    async def _load_limits(self, db: Connection) -> None:
+        tree = await self._office.trees.refresh(db)
+        self.world.limits.load(tree, await quota_store.load_limited(db))
+
+    def distrust_limits(self) -> None:
+        """The database counted otherwise than we did: its figures are read before the next plan."""
+        self._stale_limits = True
+
+    def distrust_node(self, name: str) -> None:
+        self._stale_nodes.add(name)
+        self._rooms.pop(name, None)
+
+    def set_hours(self, hours: Mapping[str, tuple[float, float]]) -> None:
+        """GPU-hours and node-hours used, by tenant."""
+        self._hours = hours
+        for name in self._shares:
+            self._put_share(name)
+
+    # Committing.
+
+    def committed(self, uid: str, revision: int) -> None:
+        """What entered the world when it was decided is now so."""
+        self._known[uid] = revision
+        self.settle([uid])
+
+    def settle(self, uids: Iterable[str]) -> None:
+        """It is known how a commit ended: changes that waited for that are applied."""
+        self.committing.difference_update(uids)
+        if self._deferred:
+            waiting, self._deferred = self._deferred, []
+            for change in waiting:
+                self._apply(change)
+
+    # Changes.
+
+    def _apply(self, change: Seen) -> None:
+        kind = change.key.kind
+        if kind == "Allocation":
+            if change.uid in self.committing:
+                self._deferred.append(change)
+            elif change.revision > self._known.get(change.uid, 0):
+                self._apply_allocation(change)
+            elif change.revision == self._known[change.uid]:
+                del self._known[change.uid]
+        elif kind == "Node":
+            self._apply_node(change)
+        else:
+            if kind in TREE_KINDS:
+                self._stale_limits = True
+            if change.type == "DELETED":
+                self._undescribe(change.key)
+            elif change.doc is not None:
+                self._describe(change.key, change.doc, change.status)
+
+    def _describe(self, key: Key, doc: bytes, status: bytes) -> None:
+        """A tenant's share, a queue's profile, a class's value, a job's boost."""
+        match key.kind:
+            case "PriorityClass":
+                self._classes[key.name] = priority_class_of(doc)
+            case "Queue":
+                self.world.profiles[key.name] = queue_profile_of(doc)
+            case "Tenant":
+                self._shares[key.name] = tenant_share_of(doc)
+                self._put_share(key.name)
+            case "Job":
+                boost = _decode_job(status).boost
+                if boost is not None:
+                    self.world.boosts[key.namespace, key.name] = Boost(boost.priority, epoch(boost.expires))
+                else:
+                    self.world.boosts.pop((key.namespace, key.name), None)
+
+    def _undescribe(self, key: Key) -> None:
+        match key.kind:
+            case "PriorityClass":
+                self._classes.pop(key.name, None)
+            case "Queue":
+                self.world.profiles.pop(key.name, None)
+            case "Tenant":
+                self._shares.pop(key.name, None)
+                self.world.tenants.pop(key.name, None)
+            case "Job":
+                self.world.boosts.pop((key.namespace, key.name), None)
+
+    def _put_share(self, name: str) -> None:
+        share = self._shares[name]
+        gpu_hours, node_hours = self._hours.get(name, (0.0, 0.0))
+        used = used_fraction(gpu_hours, share.gpu_hours_budget, node_hours, share.node_hours_budget)
+        self.world.tenants[name] = ShareOf(
+            name, share.parent, share.weight, share.fair_share_target, share.burst_allowance, penalty(used)
+        )
+
+    def _apply_node(self, change: Seen) -> None:
+        name = change.key.name
+        if change.type == "DELETED":
+            self._views.pop(name, None)
+        elif change.doc is not None:
+            self._views[name] = node_of(change.doc, change.status)
+        self._stale_nodes.add(name)
+
+    def _put_node(self, name: str, room: NodeRoom) -> None:
+        """Enter a node if anything about it is news; a heartbeat is none."""
+        view = self._views.get(name)
+        if view is None:
+            return
+        known, before = self._rooms.get(name), self.world.fleet.row_of.get(name)
+        described = (view.labels, view.taints, view.ready, view.unschedulable or not room.schedulable)
+        if known is not None and before is not None:
+            fleet = self.world.fleet
+            same = (
+                fleet.labels[before],
+                fleet.taints[before],
+                fleet.ready[before],
+                fleet.cordoned[before],
+            ) == described
+            if same and known.generation == room.generation and known.allocatable == room.allocatable:
+                return
+        self._rooms[name] = room
+        self.world.put_node(
+            name,
+            room.allocatable,
+            labels=view.labels,
+            taints=view.taints,
+            generation=room.generation,
+            ready=view.ready,
+            cordoned=view.unschedulable or not room.schedulable,
+        )
+
+    def _apply_allocation(self, change: Seen) -> None:
+        fields = _decode_map(change.fields)
+        phase = fields.get("status.phase", Phase.PENDING)
+        if change.type == "DELETED" or phase in ENDED:
+            self.world.forget(change.uid)
+            self.noted.pop(change.uid, None)
+            return
+        ask = self._ask(change)
+        if ask is None:
+            return
+        status = _decode_status(change.status)
+        if phase == Phase.PENDING:
+            self.noted[change.uid] = status.reason
+            self.world.wait(ask, _nomination(status))
+        else:
+            self.noted.pop(change.uid, None)
+            self._place(ask, status, ending=phase == Phase.TERMINATING)
+
+    def _ask(self, change: Seen) -> Ask | None:
+        """What it asks for: from its document when it is new, else as it is known, with the labels it has now."""
+        labels = _decode_map(change.labels)
+        if change.doc is not None:
+            return ask_of(change.doc, uid=change.uid, tenant=change.tenant, labels=labels, priorities=self._classes)
+        known = self.world.ask(change.uid)
+        if known is None:
+            log.warning("a change of an allocation that is not known", allocation=change.key.name, uid=change.uid)
+            raise Lost(f"{change.key.name} is not known")
+        if known.labels != labels or known.tenant != change.tenant:
+            known = replace(known, labels=labels, tenant=change.tenant)
+        return known
+
+    def _place(self, ask: Ask, status: _Status, *, ending: bool) -> None:
+        row_of, columns = self.world.fleet.row_of, self.world.fleet.device_column_of
+        parts = [part for part in status.nodes if part.name in row_of and part.phase not in ENDED]
+        spots = tuple(
+            Spot(
+                row_of[part.name],
+                ()
+                if ask.shape.exclusive
+                else tuple(
+                    (columns[name], indices) for name, indices in part.devices.items() if name in columns and indices
+                ),
+            )
+            for part in parts
+        )
+        since = epoch(status.start_time or status.scheduled_time) or ask.submitted_at
+        ends_at = since + ask.ttl_seconds if ask.ttl_seconds else NEVER
+        if ending and status.eviction is not None and status.eviction.deadline:
+            ends_at = min(ends_at, epoch(status.eviction.deadline))
+        self.world.place(ask, spots, since=since, ends_at=ends_at, ending=ending)
+
+
+def _nomination(status: _Status) -> Nomination | None:
+    if not status.nominated:
+        return None
+    return Nomination(tuple(one.node for one in status.nominated), max(epoch(one.until) for one in status.nominated))
+
+
+@lru_cache(4096)
+def epoch(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp() if text else 0.0

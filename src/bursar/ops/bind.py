@@ -1,0 +1,260 @@
+"""Committing what the scheduler decided: binding units to nodes, and noting why something waits.
+
+A unit is what is placed all together or not at all: one allocation, or the members of a gang. Everything is checked
+again under locks, room and quota together; a unit that is refused leaves no trace, and the rest of the plan stands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import ChainMap
+from collections.abc import Iterable, MutableMapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import Any
+
+from bursar.core.allocation import ENDED, GangKey, Phase, Request
+from bursar.core.charge import Charge
+from bursar.core.node import NodeRoom, Placement
+from bursar.core.object import Key, Origin, Write
+from bursar.core.placing import Placing, Target, bound_charge, place
+from bursar.core.quantity import format_amount
+from bursar.core.quota import Move
+from bursar.core.refusal import Cause, Code, Refusal
+from bursar.core.sheet import Sheet
+from bursar.core.wording import quota_refusal
+from bursar.ops.allocation import phase_of, set_condition, status_of, unchanged, with_status
+from bursar.ops.command import Command, Reply, Result
+from bursar.ops.lane import Lane, Overloaded
+from bursar.ops.object import not_found
+from bursar.ops.office import Office, timestamp
+
+# A plan is fed to its lane piece by piece: it must not push out what others ask of the same lane.
+FEED_MAX = 2048
+
+# What is said of something only while it waits.
+WAITING = ("reason", "message", "nominated", "queuePosition")
+
+# Plans repeat a few amounts for ever.
+_text = lru_cache(4096)(format_amount)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One allocation of a unit, and where it is to go. An empty uid stands for whichever has the name."""
+
+    key: Key
+    targets: tuple[Target, ...]
+    request: Request
+    gang: str = ""
+    uid: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bind(Command):
+    """Place a unit of pending allocations on nodes: all its members or none. The reply has one entry per member."""
+
+    members: tuple[Member, ...]
+
+    @classmethod
+    def unit(cls, members: Sequence[Member], origin: Origin, fence: int | None = None) -> Bind:
+        assert len({member.key for member in members}) == len(members) > 0, "a unit names each of its members once"
+        return cls(key=members[0].key, origin=origin, fence=fence, members=tuple(members))
+
+    @classmethod
+    def one(
+        cls,
+        *,
+        key: Key,
+        origin: Origin,
+        targets: tuple[Target, ...],
+        request: Request,
+        gang: str = "",
+        uid: str = "",
+        fence: int | None = None,
+    ) -> Bind:
+        """A unit of one."""
+        return cls(key=key, origin=origin, fence=fence, members=(Member(key, targets, request, gang, uid),))
+
+    def objects(self) -> Iterable[Key]:
+        return [member.key for member in self.members]
+
+    def nodes(self) -> Iterable[str]:
+        return [target.node for member in self.members for target in member.targets]
+
+    def gangs(self) -> dict[GangKey, int]:
+        return {(member.key.namespace, member.gang): 0 for member in self.members if member.gang}
+
+    def charges(self, sheet: Sheet) -> Iterable[tuple[str, Charge]]:
+        for member in self.members:
+            if before := sheet.objects.get(member.key):
+                yield member.key.namespace, bound_charge(before.charge, 0)
+
+    def decide(self, sheet: Sheet) -> Result:
+        for member in self.members:
+            if refusal := _waits_no_more(sheet, member):
+                return self._told_of(member, refusal)
+        for gang in self.gangs():
+            if refusal := self._torn(sheet, gang):
+                return refusal
+        placings = self._place(sheet)
+        if isinstance(placings, Refusal):
+            return placings
+        moves = [
+            Move(member.key.namespace, sheet.objects[member.key].charge, placing.charge)
+            for member, placing in zip(self.members, placings, strict=True)
+        ]
+        if exceeded := sheet.counters.move(moves):
+            return quota_refusal("allocation", exceeded)
+        return tuple(map(partial(_save, sheet, self.origin), self.members, placings))
+
+    def _torn(self, sheet: Sheet, gang: GangKey) -> Refusal | None:
+        """A gang runs with `minMembers` or not at all. Those that run already count; of one that has lost members,
+        all that are left must run."""
+        row = sheet.gangs.get(gang)
+        if row is None:
+            return None
+        together = sum(1 for member in self.members if (member.key.namespace, member.gang) == gang)
+        needed = min(row.min_members, row.members)
+        if together < needed:
+            placed = {Phase.PENDING, *ENDED}
+            together += sum(1 for one in sheet.members(*gang) if phase_of(one) not in placed)
+        if together < needed:
+            return Refusal(Code.STALE, f"the plan places {together} of the {needed} members of gang {gang[1]}")
+        return None
+
+    def _place(self, sheet: Sheet) -> list[Placing] | Refusal:
+        """One member after another, each on the room that those before it left."""
+        if len(self.members) == 1:
+            (member,) = self.members
+            placing = place(sheet.nodes, member.request, member.targets, sheet.objects[member.key].charge)
+            return placing if isinstance(placing, Refusal) else [placing]
+        rooms: MutableMapping[str, NodeRoom] = ChainMap({}, sheet.nodes)
+        placings: list[Placing] = []
+        for member in self.members:
+            placing = place(rooms, member.request, member.targets, sheet.objects[member.key].charge)
+            if isinstance(placing, Refusal):
+                return self._told_of(member, placing)
+            rooms.update({room.name: room for room in placing.rooms})
+            placings.append(placing)
+        return placings
+
+    def _told_of(self, member: Member, refusal: Refusal) -> Refusal:
+        """Which member of several it was that could not be placed."""
+        if len(self.members) == 1:
+            return refusal
+        cause = Cause(str(refusal.code), refusal.message, field=f"members[{self.members.index(member)}]")
+        message = f"{member.key.name}: {refusal.message}"
+        return replace(refusal, message=message, causes=(cause, *refusal.causes))
+
+
+def _waits_no_more(sheet: Sheet, member: Member) -> Refusal | None:
+    before = sheet.objects.get(member.key)
+    if before is None:
+        return not_found(member.key)
+    if before.uid != (member.uid or before.uid) or before.gang != member.gang:
+        return Refusal(Code.STALE, f"{member.key.name} was deleted and created anew")
+    if (phase := phase_of(before)) is not Phase.PENDING:
+        return Refusal(Code.STALE, f"{member.key.name} is {phase}, not Pending")
+    if before.charge.due:
+        return Refusal(Code.STALE, f"the gang of {member.key.name} is not complete")
+    return None
+
+
+def _save(sheet: Sheet, origin: Origin, member: Member, placing: Placing) -> Write:
+    before = sheet.objects[member.key]
+    status = status_of(before)
+    epoch = status.get("epoch", 0) + 1  # higher than that of any earlier placement, so that late comers are told apart
+    for room in placing.rooms:
+        sheet.use_node(room)
+    sheet.place([
+        Placement(
+            target.node, before.uid, member.key.namespace, member.key.name, before.tenant, epoch,
+            member.request.exclusive, taken.resources, taken.devices,
+        )
+        for target, taken in zip(member.targets, placing.fits, strict=True)
+    ])  # fmt: skip
+    _set_bound(status, member, placing, epoch, timestamp(sheet.now))
+    return sheet.put(with_status(before, status, node=member.targets[0].node, charge=placing.charge), origin)
+
+
+def _set_bound(status: dict[str, Any], member: Member, placing: Placing, epoch: int, at: str) -> None:
+    for name in WAITING:
+        status.pop(name, None)
+    first = placing.rooms[0]
+    status["phase"] = Phase.SCHEDULED
+    status["nodeName"] = first.name
+    if first.uid:
+        status["nodeId"] = first.uid
+    status["nodes"] = [
+        {"name": room.name, "devices": taken.devices} for room, taken in zip(placing.rooms, placing.fits, strict=True)
+    ]
+    requests = member.request.requests
+    status["allocatedResources"] = {name: _text(name, value) for name, value in requests.items()}
+    status["epoch"] = epoch
+    status["scheduledTime"] = at
+    set_condition(status, "Scheduled", "True", "Bound", f"Placed on {first.name}", at)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note(Command):
+    """Why a pending allocation waits. Only another reason is a change: its numbers move all the time."""
+
+    uid: str
+    reason: str
+    message: str
+
+    def charges(self, _: Sheet) -> Iterable[tuple[str, Charge]]:
+        return ()
+
+    def decide(self, sheet: Sheet) -> Result:
+        before = sheet.objects.get(self.key)
+        if before is None or before.uid != self.uid:
+            return Refusal(Code.STALE, f"{self.key.name} is gone")
+        if (phase := phase_of(before)) is not Phase.PENDING:
+            return Refusal(Code.STALE, f"{self.key.name} is {phase}, not Pending")
+        status = status_of(before)
+        if status.get("reason") == self.reason:
+            return unchanged(before)
+        status |= {"reason": self.reason, "message": self.message}
+        set_condition(status, "Scheduled", "False", self.reason, self.message, timestamp(sheet.now))
+        return sheet.put(with_status(before, status), self.origin)
+
+
+# Verbs.
+
+
+async def bind(office: Office, commands: Sequence[Bind]) -> list[Reply]:
+    """Place each unit where its targets say. What went stale comes back with its reason; the rest stands."""
+    return await _feed(office.binding, commands)
+
+
+async def note(office: Office, commands: Sequence[Note]) -> list[Reply]:
+    """Store why each of these waits. Notes go by the lane of changes: nothing that can run waits for them."""
+    return await _feed(office.changing, commands)
+
+
+async def _feed(lane: Lane[Command, Reply], commands: Sequence[Command]) -> list[Reply]:
+    replies: list[Reply] = []
+    for start in range(0, len(commands), FEED_MAX):
+        some = commands[start : start + FEED_MAX]
+        answers = await asyncio.gather(*(_put(lane, command) for command in some), return_exceptions=True)
+        replies += [_reply(answer) for answer in answers]
+    return replies
+
+
+def _put(lane: Lane[Command, Reply], command: Command) -> asyncio.Future[Reply]:
+    try:
+        return lane.put(command, command.key.namespace)
+    except Overloaded as error:
+        refused: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        refused.set_exception(error)
+        return refused
+
+
+def _reply(answer: Reply | BaseException) -> Reply:
+    if isinstance(answer, Overloaded):
+        return Refusal(Code.OVERLOADED, str(answer), retry_after_seconds=answer.retry_after_seconds)
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer

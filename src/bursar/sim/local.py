@@ -1,0 +1,257 @@
+"""Simulated nodes inside a process that has an office: they follow the feed and report through the lanes.
+
+There is one follower for all of them, whatever their number, and reports are committed in the lanes' batches. Nothing
+is kept: whoever starts takes over what is bound, so a simulation can be stopped and started again at any time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import aclosing
+
+import msgspec
+
+from bursar.core.allocation import Phase
+from bursar.core.object import Key, Origin
+from bursar.core.refusal import Code, Refusal
+from bursar.core.selector import Op, Selector, Term
+from bursar.ops import object as object_ops
+from bursar.ops.allocation import Report, report
+from bursar.ops.command import Written
+from bursar.ops.dispatch import create_command
+from bursar.ops.feed import Feed, Lagging
+from bursar.ops.lane import Closed, Overloaded
+from bursar.ops.office import Office
+from bursar.sim.drive import Answer, Drive, Pace, Trouble
+from bursar.sim.node import NodeReport, Nodes
+from bursar.sim.shape import Shape, documents
+from bursar.sim.work import Document, Status, Work, places, read_work
+from bursar.store import change as change_store
+from bursar.store import listing
+from bursar.store import node as node_store
+from bursar.store.change import Change
+from bursar.store.database import AWAY, Unavailable
+from bursar.store.listing import Query
+from bursar.wire.allocation import Allocation, gang_of
+from bursar.wire.kinds import BY_NAME
+
+# Two batches of the lane under way, and two more to follow them.
+PACE = Pace(speakers=4, batch_max=256)
+BEAT_SECONDS = 5.0
+AWAY_SECONDS = 0.5
+WAIT_SECONDS = 30.0
+CATCH_UP = 1000
+REGISTER_AT_ONCE = 1024
+
+PLACED = Query(
+    "Allocation",
+    fields=Selector((Term("status.phase", Op.IN, (Phase.RUNNING, Phase.SCHEDULED, Phase.TERMINATING)),)),
+)
+PASSING = (Unavailable, Overloaded, Closed)
+REGISTERS = Origin("system:sim", "register", "simulated")
+
+_decode_document = msgspec.json.Decoder(Document).decode
+_decode_status = msgspec.json.Decoder(Status).decode
+_decode_allocation = msgspec.json.Decoder(Allocation).decode
+
+
+class LocalNodes:
+    """The nodes named, or all there are; `run` acts for them until it is cancelled."""
+
+    def __init__(
+        self,
+        office: Office,
+        nodes: Collection[str] | None = None,
+        default_seconds: float | None = None,
+        *,
+        stop_seconds: float = 0.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._office = office
+        self._names = None if nodes is None else sorted(nodes)
+        self._nodes = Nodes(nodes, default_seconds=default_seconds, stop_seconds=stop_seconds)
+        self._drive = Drive(self._nodes, self, PACE, clock)
+        self._seen: int | None = None  # how far the feed was read; None when everything has to be listed
+
+    @property
+    def running(self) -> int:
+        return self._nodes.running
+
+    @property
+    def ended(self) -> int:
+        return self._nodes.ended
+
+    async def run(self) -> None:
+        feed = Feed(self._office.database)
+        self._office.on_commit.append(feed.nudge)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._drive.run())
+                group.create_task(self._beat())
+                group.create_task(self._watch(feed))
+        finally:
+            self._office.on_commit.remove(feed.nudge)
+            await feed.close()
+
+    # What happens.
+
+    async def _watch(self, feed: Feed) -> None:
+        while True:
+            try:
+                if self._seen is None:
+                    self._seen = await self._take_over()
+                await self._follow(feed, self._seen)
+            except Lagging:
+                continue  # From where we were.
+            except AWAY:
+                await asyncio.sleep(AWAY_SECONDS)
+
+    async def _take_over(self) -> int:
+        """Whatever is bound to our nodes, and the revision at which that was so."""
+        found: set[str] = set()
+        revision = 0
+        reader = self._office.database.reader()
+        async with reader as db, aclosing(listing.load_all(db, PLACED, CATCH_UP)) as pages:
+            async for page in pages:
+                revision = page.revision
+                for item in page.items:
+                    if (work := self._work(item.doc, item.status, item.revision)) is not None:
+                        found.add(work.uid)
+                        self._drive.see(work)
+        self._nodes.keep(found)
+        return revision
+
+    async def _follow(self, feed: Feed, seen: int) -> None:
+        follower = await feed.follow("Allocation", after=seen)
+        try:
+            if not await self._catch_up(seen, follower.after):
+                self._seen = None
+                return
+            while True:
+                self._take([one.change for one in await follower.wait(WAIT_SECONDS)])
+        finally:
+            feed.leave(follower)
+
+    async def _catch_up(self, seen: int, until: int) -> bool:
+        """What happened before we joined the feed; False when that is not kept any more."""
+        while seen < until:
+            async with self._office.database.reader() as db:
+                changes = await change_store.load_between(db, seen, until, "Allocation", "", CATCH_UP)
+                # Afterwards: the floor rises before anything is dropped.
+                floor = (await change_store.load_position(db)).floor
+            if seen < floor:
+                return False
+            self._take(changes)
+            seen = changes[-1].revision if len(changes) == CATCH_UP else until
+        self._seen = until
+        return True
+
+    def _take(self, changes: Sequence[Change]) -> None:
+        for change in changes:
+            self._seen = change.revision
+            if change.type == "DELETED":
+                self._nodes.forget(change.uid)
+            elif change.type == "MODIFIED":  # What was just added is bound to nothing.
+                work = self._work(change.doc, change.status, change.revision, known=self._nodes.knows(change.uid))
+                if work is not None:
+                    self._drive.see(work)
+
+    def _work(self, doc: bytes, status: bytes, revision: int, *, known: bool = False) -> Work | None:
+        """What a node reads of it; nothing where none of ours has it, unless we know it from before."""
+        told = _decode_status(status)
+        if not known and not self._nodes.ours(places(told)):
+            return None
+        return read_work(_decode_document(doc), told, revision, gang=_gang_in(doc))
+
+    # What is said.
+
+    async def say(self, reports: Sequence[NodeReport]) -> list[Answer]:
+        commands = (report(self._office, _command(one)) for one in reports)
+        replies = await asyncio.gather(*commands, return_exceptions=True)
+        return [_answer(reply) for reply in replies]
+
+    async def look(self, work: Work) -> Work | Trouble | None:
+        try:
+            found = await object_ops.get(self._office, Key("Allocation", work.namespace, work.name))
+        except PASSING:
+            return Trouble.PASSING
+        if isinstance(found, Refusal):
+            return None
+        return self._work(found.doc, found.status, found.revision, known=True)
+
+    async def _beat(self) -> None:
+        """Every node is alive, in one statement."""
+        while True:
+            try:
+                async with self._office.database.reader() as db:
+                    names = await node_store.list_names(db) if self._names is None else self._names
+                    await node_store.save_seen(db, names)
+            except AWAY:
+                pass
+            await asyncio.sleep(BEAT_SECONDS)
+
+
+def _command(one: NodeReport) -> Report:
+    work = one.work
+    return Report(
+        key=Key("Allocation", work.namespace, work.name),
+        uid=work.uid,
+        origin=Origin(f"node:{one.node}", "report"),
+        phase=one.phase,
+        node=one.node,
+        reason=one.reason,
+        exit_code=one.exit_code,
+        gang=work.gang,
+    )
+
+
+def _answer(reply: object) -> Answer:
+    match reply:
+        case Written():
+            return reply.revision
+        case Refusal():
+            return Trouble.REFUSED
+        case Overloaded() | Unavailable() | Closed():
+            return Trouble.PASSING
+        case Exception():
+            # A report that nobody can decide is no reason to end the simulation: it is given up after a few tries.
+            return Trouble.REFUSED
+    raise AssertionError(f"not an answer to a report: {reply!r}")
+
+
+def _gang_in(doc: bytes) -> str:
+    """The gang that an allocation was stored as a member of."""
+    if b"angScheduling" not in doc:
+        return ""
+    one = _decode_allocation(doc)
+    gang = gang_of(one.metadata, one.spec)
+    return gang.group_id if gang is not None and gang.min_members > 1 else ""
+
+
+async def register(
+    office: Office,
+    count: int,
+    *,
+    gpus: int = 8,
+    cpu: int = 96,
+    memory: str = "768Gi",
+    prefix: str = "sim",
+    racks: int = 8,
+    zones: int = 2,
+    labels: Mapping[str, str] | None = None,
+) -> list[str]:
+    """Create so many nodes, a thousand at a time; those that exist already are left as they are. Their names."""
+    shape = Shape(count, gpus, cpu, memory, prefix, zones, racks, labels or {})
+    kind = BY_NAME["Node"]
+    drafts = [msgspec.convert(one, kind.type) for one in documents(shape)]
+    if faults := [fault for one in drafts[:1] for fault in kind.check(one)]:  # They are all alike.
+        raise ValueError("; ".join(f"{fault.field}: {fault.message}" for fault in faults))
+    for at in range(0, count, REGISTER_AT_ONCE):
+        some = (create_command(kind, one, REGISTERS) for one in drafts[at : at + REGISTER_AT_ONCE])
+        replies = await asyncio.gather(*(object_ops.submit(office, command, tenant="") for command in some))
+        for reply in replies:
+            if isinstance(reply, Refusal) and reply.code is not Code.ALREADY_EXISTS:
+                raise ValueError(f"{reply.message} {reply.hint}".strip())
+    return shape.names

@@ -1,0 +1,241 @@
+"""Simulated nodes as a pure machine: versions of allocations in, reports out; `now` is an argument.
+
+A node takes what is bound to it: it reports Running, and when the time has come how it ended. It says one thing at a
+time of each allocation, and goes on when that was answered. All nodes of one simulation share a machine and its heap of
+due times; each still speaks for itself alone.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from bursar.core.allocation import Phase
+from bursar.sim.work import Work
+
+EXPIRED = "Expired"
+# How often a report is made again of the same version after it was refused. A newer version starts from nothing.
+REFUSALS_MAX = 4
+PAUSE_SECONDS_MIN = 0.1
+PAUSE_SECONDS_MAX = 5.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NodeReport:
+    """What a node has to say of an allocation."""
+
+    node: str
+    work: Work
+    phase: Phase
+    reason: str = ""
+    exit_code: int | None = None
+
+
+@dataclass(slots=True)
+class _Run:
+    """One allocation on one node."""
+
+    started: bool = False
+    stopping: bool = False
+    ends_at: float = math.inf
+    quiet_until: float = -math.inf  # after trouble that passes by itself
+    asked: NodeReport | None = None  # said, and not answered yet
+    refusals: int = 0
+    troubles: int = 0
+    due_at: float = math.inf  # what the heap says; older entries are not meant any more
+
+
+@dataclass(slots=True)
+class _Held:
+    """The newest version of an allocation that we know, and its runs by node.
+
+    It outlasts its last run until the feed has come as far as that: what the feed still brings is older.
+    """
+
+    work: Work
+    revision: int
+    runs: dict[str, _Run] = field(default_factory=dict)
+
+
+class Nodes:
+    """The nodes named, or all there are. Without `default_seconds`, what does not say how long it runs goes on until
+    its ttl, or for ever. `stop_seconds` is how long stopping takes, where the grace is not shorter."""
+
+    def __init__(
+        self, names: Collection[str] | None = None, *, default_seconds: float | None = None, stop_seconds: float = 0.0
+    ) -> None:
+        self._names = None if names is None else frozenset(names)
+        self._default_seconds = default_seconds
+        self._stop_seconds = stop_seconds
+        self._held: dict[str, _Held] = {}
+        self._heap: list[tuple[float, str, str]] = []  # (when, uid, node)
+        self.ended = 0  # allocations that have left the last of our nodes
+
+    # Events.
+
+    def see(self, work: Work, now: float) -> list[NodeReport]:
+        """A version of an allocation. Older ones than what is known are passed over."""
+        here = self.ours(work.nodes)
+        held = self._held.get(work.uid)
+        if held is None:
+            if not here:
+                return []
+            held = self._held[work.uid] = _Held(work, work.revision)
+        elif work.revision < held.revision:
+            return []
+        if work.revision > held.work.revision:
+            self._advance(held, work)
+        held.work, held.revision = work, work.revision
+        self._end(held, [one for one in held.runs if one not in here])
+        if not here:
+            del self._held[work.uid]
+        reports: list[NodeReport] = []
+        for node in here:
+            run = held.runs.setdefault(node, _Run())
+            self._adopt(run, work, now)
+            reports += self._next(held, node, run, now)
+        return reports
+
+    def forget(self, uid: str) -> None:
+        """The allocation is gone."""
+        if (held := self._held.pop(uid, None)) is not None:
+            self._end(held, list(held.runs))
+
+    def keep(self, uids: Collection[str]) -> None:
+        """After a list of everything: what it does not name is gone."""
+        for uid in self._held.keys() - set(uids):
+            self.forget(uid)
+
+    def knows(self, uid: str) -> bool:
+        return uid in self._held
+
+    def ours(self, nodes: Collection[str]) -> Collection[str]:
+        return nodes if self._names is None else [one for one in nodes if one in self._names]
+
+    def accepted(self, report: NodeReport, revision: int, now: float) -> list[NodeReport]:
+        """A report was committed with this revision, or was no news."""
+        held, run = self._asked(report)
+        if held is None or run is None:
+            return []
+        held.revision = max(held.revision, revision)
+        run.asked, run.refusals, run.troubles = None, 0, 0
+        if report.phase is not Phase.RUNNING:
+            self._end(held, [report.node])
+            return []
+        if not run.started:
+            run.started = True
+            if not run.stopping:
+                run.ends_at = now + self._seconds(held.work)
+        return self._next(held, report.node, run, now)
+
+    def refused(self, report: NodeReport) -> None:
+        """A report was refused: something has changed. `see` of what stands now says how it goes on."""
+        _, run = self._asked(report)
+        if run is not None:
+            run.asked = None
+            run.refusals += 1
+
+    def postponed(self, report: NodeReport, now: float) -> None:
+        """A report did not get through, for a reason that passes: it is made again after a while."""
+        held, run = self._asked(report)
+        if held is None or run is None:
+            return
+        run.asked = None
+        run.quiet_until = now + min(PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN * 2**run.troubles)
+        run.troubles = min(run.troubles + 1, 10)
+        self._next(held, report.node, run, now)
+
+    def due(self, now: float) -> list[NodeReport]:
+        """What has become time to be said."""
+        reports: list[NodeReport] = []
+        while self._heap and self._heap[0][0] <= now:
+            at, uid, node = heapq.heappop(self._heap)
+            held = self._held.get(uid)
+            run = held.runs.get(node) if held else None
+            if held is not None and run is not None and run.due_at == at:
+                run.due_at = math.inf
+                reports += self._next(held, node, run, now)
+        return reports
+
+    # What there is.
+
+    @property
+    def next_at(self) -> float:
+        """When `due` has something to say again, at the earliest."""
+        return self._heap[0][0] if self._heap else math.inf
+
+    @property
+    def running(self) -> int:
+        """How many allocations run, on however many nodes."""
+        return sum(any(run.started for run in held.runs.values()) for held in self._held.values())
+
+    # The rules.
+
+    def _advance(self, held: _Held, work: Work) -> None:
+        """What was refused before may be right now. What was placed anew starts anew."""
+        if work.epoch != held.work.epoch:
+            held.runs.clear()
+        for run in held.runs.values():
+            run.refusals = 0
+
+    def _end(self, held: _Held, nodes: Collection[str]) -> None:
+        """It is gone from these nodes, by their own report's answer or because the feed was faster."""
+        for node in nodes:
+            del held.runs[node]
+        self.ended += bool(nodes) and not held.runs
+
+    def _adopt(self, run: _Run, work: Work, now: float) -> None:
+        """What is asked of a run: to go on, if somebody started it before us, or to stop."""
+        if work.phase is Phase.RUNNING and not run.started and run.asked is None:
+            run.started = True
+            run.ends_at = (now if work.started_at is None else work.started_at) + self._seconds(work)
+        if work.phase is Phase.TERMINATING:
+            grace = self._stop_seconds if work.grace_seconds is None else work.grace_seconds
+            stops_at = now + min(grace, self._stop_seconds)
+            # Asked again, it takes no longer than it would have.
+            run.ends_at = min(run.ends_at, stops_at) if run.stopping else stops_at
+            run.stopping = True
+
+    def _seconds(self, work: Work) -> float:
+        """How long it runs: for its own time or the default, and never longer than its ttl."""
+        return min(self._wished_seconds(work), math.inf if work.ttl_seconds is None else work.ttl_seconds)
+
+    def _wished_seconds(self, work: Work) -> float:
+        if work.seconds is not None:
+            return work.seconds
+        return math.inf if self._default_seconds is None else self._default_seconds
+
+    def _next(self, held: _Held, node: str, run: _Run, now: float) -> list[NodeReport]:
+        """What is to be said now, if anything; if later, the heap is told."""
+        if run.asked is not None or run.refusals > REFUSALS_MAX:
+            return []
+        due_at = run.ends_at if run.started or run.stopping else -math.inf
+        at = max(due_at, run.quiet_until)
+        if at <= now:
+            run.asked = self._report(held.work, node, run)
+            return [run.asked]
+        if at not in (math.inf, run.due_at):
+            run.due_at = at
+            heapq.heappush(self._heap, (at, held.work.uid, node))
+        return []
+
+    def _report(self, work: Work, node: str, run: _Run) -> NodeReport:
+        if run.stopping:
+            if work.deleted:
+                return NodeReport(node, work, Phase.CANCELLED)
+            return NodeReport(node, work, Phase.FAILED, work.reason)
+        if not run.started:
+            return NodeReport(node, work, Phase.RUNNING)
+        if self._seconds(work) < self._wished_seconds(work):
+            return NodeReport(node, work, Phase.FAILED, EXPIRED)
+        if work.exit_code:
+            return NodeReport(node, work, Phase.FAILED, exit_code=work.exit_code)
+        return NodeReport(node, work, Phase.SUCCEEDED, exit_code=0)
+
+    def _asked(self, report: NodeReport) -> tuple[_Held | None, _Run | None]:
+        """The run that waits for an answer to this report, unless it was overtaken."""
+        held = self._held.get(report.work.uid)
+        run = held.runs.get(report.node) if held else None
+        return (held, run) if run is not None and run.asked is report else (None, None)

@@ -1,0 +1,255 @@
+"""Simulated nodes outside the server, over the public REST API.
+
+An administrator registers them. From then on each speaks with a token of its own, as a real node would: what it says
+counts for itself alone, also where others share an allocation, and its beats are a node's beats. One watch tells what
+is bound to any of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from bursar.client.calls import ROOT, segment
+from bursar.client.errors import ApiError, BursarError, Conflict, ConnectionFailed, NotFound, Unauthorized
+from bursar.core.allocation import Phase
+from bursar.sim.drive import Answer, Drive, Pace, Trouble
+from bursar.sim.node import NodeReport, Nodes
+from bursar.sim.shape import SIMULATED, Shape, documents
+from bursar.sim.work import Whole, Work, read_work
+
+if TYPE_CHECKING:
+    from bursar.client import AsyncClient, Event
+
+T = TypeVar("T")
+
+PACE = Pace(speakers=32, batch_max=1)
+AT_ONCE = 16
+BEAT_SECONDS = 5.0
+TELL_SECONDS = 1.0
+# A node's word is good for a day, and is asked for again when it is not good any more.
+TOKEN_TTL = "24h"  # noqa: S105 - not a secret
+MERGE = "application/merge-patch+json"
+PLACED = ",".join(f"status.phase!={phase}" for phase in (Phase.PENDING, Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED))
+
+
+class NotSimulated(BursarError):
+    """A node of this name exists and is somebody's machine."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"node {name!r} exists and is not simulated")
+        self.hint = "choose another --prefix"
+
+
+class RestNodes:
+    """`open` registers the nodes, `run` acts for them until it is cancelled, `remove` takes away those that are empty.
+
+    The client's token is an administrator's."""
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        shape: Shape,
+        *,
+        default_seconds: float | None = None,
+        stop_seconds: float = 0.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._client = client
+        self._shape = shape
+        self._nodes = Nodes(shape.names, default_seconds=default_seconds, stop_seconds=stop_seconds)
+        self._drive = Drive(self._nodes, self, PACE, clock)
+        self._tokens: dict[str, str] = {}
+
+    @property
+    def running(self) -> int:
+        return self._nodes.running
+
+    @property
+    def ended(self) -> int:
+        return self._nodes.ended
+
+    # Coming and going.
+
+    async def open(self) -> None:
+        """Register the nodes. Those that an earlier run left are taken over."""
+        ours = await self._registered()
+        await _several(self._register(one, ours) for one in documents(self._shape))
+
+    async def _registered(self) -> set[str]:
+        """Those of our names that belong to simulated nodes, whoever registered them."""
+        found = self._client.nodes.list(label_selector=f"{SIMULATED}=true")
+        return {one["metadata"]["name"] async for one in found} & set(self._shape.names)
+
+    async def _register(self, document: dict[str, Any], ours: set[str]) -> None:
+        name = document["metadata"]["name"]
+        token = ""
+        if name not in ours:
+            try:
+                made = await self._client.nodes.create(document)
+            except Conflict:
+                raise NotSimulated(name) from None
+            token = made["status"].get("token", "")
+        self._tokens[name] = token or await self._new_token(name)
+
+    async def _new_token(self, name: str) -> str:
+        wanted = {"role": "node", "node": name, "single_use": False, "ttl": TOKEN_TTL}
+        made = await self._client.request("POST", f"{ROOT}/tokens", body=wanted)
+        return str(made["status"]["token"])
+
+    async def remove(self) -> int:
+        """Delete the nodes; how many still run something, and are left."""
+        return sum(await _several(self._remove(name) for name in await self._registered()))
+
+    async def _remove(self, name: str) -> bool:
+        try:
+            await self._client.nodes.delete(name)
+        except NotFound:
+            return False
+        except Conflict:
+            return True
+        return False
+
+    # What happens.
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._drive.run())
+            group.create_task(self._beat())
+            group.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        """The client goes on through lost connections, and lists again where it has to."""
+        while True:
+            async for event in self._client.allocations.watch(field_selector=PLACED):
+                self._take(event)
+
+    def _take(self, event: Event) -> None:
+        if event.type == "DELETED":
+            # It ended, waits again, or is gone: in any case it is nobody's here.
+            self._nodes.forget(str(event.object["metadata"].get("uid", "")))
+        elif (work := _work(event.object)) is not None:
+            self._drive.see(work)
+
+    # What is said.
+
+    async def say(self, reports: Sequence[NodeReport]) -> list[Answer]:
+        return [await self._report(one) for one in reports]
+
+    async def _report(self, one: NodeReport) -> Answer:
+        where = f"namespaces/{segment(one.work.namespace)}/allocations/{segment(one.work.name)}/status"
+        status: dict[str, Any] = {"phase": one.phase}
+        if one.reason:
+            status["reason"] = one.reason
+        if one.exit_code is not None:
+            status["exitCode"] = one.exit_code
+        try:
+            answer = await self._as_node(one.node, where, {"status": status})
+        except (ConnectionFailed, ApiError) as error:
+            return Trouble.PASSING if error.passing or isinstance(error, Unauthorized) else Trouble.REFUSED
+        return int(answer["metadata"]["resourceVersion"])
+
+    async def look(self, work: Work) -> Work | Trouble | None:
+        try:
+            return _work(await self._client.allocations(work.namespace).get(work.name))
+        except NotFound:
+            return None
+        except (ConnectionFailed, ApiError):
+            return Trouble.PASSING
+
+    async def _as_node(self, name: str, where: str, patch: dict[str, Any]) -> Any:
+        """A node's own request; with a new token, if the one it has is not good any more."""
+        try:
+            return await self._patch(where, patch, self._tokens[name])
+        except Unauthorized:
+            self._tokens[name] = await self._new_token(name)
+        return await self._patch(where, patch, self._tokens[name])
+
+    async def _patch(self, where: str, patch: dict[str, Any], token: str) -> Any:
+        headers = {"authorization": f"Bearer {token}", "content-type": MERGE}
+        return await self._client.request("PATCH", f"{ROOT}/{where}", body=patch, headers=headers)
+
+    async def _beat(self) -> None:
+        """A patch of a node's status that changes nothing is a heartbeat, and no change in the feed."""
+        while True:
+            started = time.monotonic()
+            await _several(self._beat_once(name) for name in self._shape.names)
+            await asyncio.sleep(max(0.0, BEAT_SECONDS - (time.monotonic() - started)))
+
+    async def _beat_once(self, name: str) -> None:
+        try:
+            await self._as_node(name, f"nodes/{segment(name)}/status", {"status": {}})
+        except (ConnectionFailed, ApiError):
+            return  # The next one may get through.
+
+
+def _work(document: dict[str, Any]) -> Work | None:
+    try:
+        whole = msgspec.convert(document, Whole)
+        return read_work(whole, whole.status, int(whole.metadata.resource_version))
+    except (msgspec.ValidationError, KeyError, ValueError):
+        return None  # A newer server may show what we do not know.
+
+
+async def _several(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """All of them, a few at a time. When one fails, that is told after the others have come to an end as well."""
+    turns = asyncio.Semaphore(AT_ONCE)
+
+    async def one(call: Coroutine[Any, Any, T]) -> T:
+        async with turns:
+            return await call
+
+    done = await asyncio.gather(*(one(call) for call in calls), return_exceptions=True)
+    for outcome in done:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return [outcome for outcome in done if not isinstance(outcome, BaseException)]
+
+
+def _first(error: BaseException) -> BaseException:
+    """What went wrong first, out of the groups that it was wrapped in on the way."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+async def simulate(
+    nodes: RestNodes, stop: asyncio.Event, *, ready: Callable[[], None], tell: Callable[[], None], keep: bool
+) -> int:
+    """Act for the nodes until told to stop; how many could not be removed at the end, since something runs there.
+
+    `ready` is called when they are registered, and `tell` about once a second from the start.
+    """
+
+    async def act() -> None:
+        await nodes.open()
+        ready()
+        await nodes.run()
+
+    try:
+        await _until(stop, act(), tell)
+    except BursarError:
+        if not keep:
+            with suppress(BursarError):  # What went wrong first is what is told.
+                await nodes.remove()
+        raise
+    return 0 if keep else await nodes.remove()
+
+
+async def _until(stop: asyncio.Event, act: Coroutine[Any, Any, None], tell: Callable[[], None]) -> None:
+    acting, stopping = asyncio.create_task(act), asyncio.create_task(stop.wait())
+    try:
+        while not (acting.done() or stopping.done()):
+            await asyncio.wait((acting, stopping), timeout=TELL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            tell()
+        if acting.done() and (error := acting.exception()):
+            raise _first(error)
+    finally:
+        acting.cancel()
+        stopping.cancel()
+        await asyncio.gather(acting, stopping, return_exceptions=True)

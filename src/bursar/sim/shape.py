@@ -1,0 +1,51 @@
+"""What simulated nodes look like: names, labels and capacity, as a real node would register them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+GPU = "nvidia.com/gpu"
+# Says that nobody is behind a node but us: what lacks it is somebody's machine, and is neither spoken for nor removed.
+SIMULATED = "bursar.io/simulated"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """So many nodes of one kind, dealt out over racks, and the racks over zones."""
+
+    count: int
+    gpus: int = 8
+    cpu: int = 96
+    memory: str = "768Gi"
+    prefix: str = "sim"
+    zones: int = 2
+    racks: int = 8
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """The same node has the same name however many there are, so that a second run finds those of the first."""
+        return [f"{self.prefix}-{index:04d}" for index in range(1, self.count + 1)]
+
+
+def documents(shape: Shape) -> list[dict[str, Any]]:
+    """The Node objects, ready to be created."""
+    capacity = {"cpu": str(shape.cpu), "memory": shape.memory, "pods": "110"}
+    kind = {"instance-type": f"sim-{shape.cpu}cpu"}
+    if shape.gpus:
+        capacity[GPU] = str(shape.gpus)
+        kind = {"gpu-type": "nvidia-a100", "instance-type": f"sim-{shape.gpus}gpu"}
+    return [
+        {
+            "metadata": {"name": name, "labels": {**_place(shape, index), **kind, SIMULATED: "true", **shape.labels}},
+            "spec": {"capacity": dict(capacity)},
+        }
+        for index, name in enumerate(shape.names)
+    ]
+
+
+def _place(shape: Shape, index: int) -> dict[str, str]:
+    rack = index % max(1, shape.racks)
+    return {"zone": f"zone-{rack % max(1, shape.zones) + 1}", "rack": f"rack-{rack + 1}"}

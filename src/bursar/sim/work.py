@@ -1,0 +1,161 @@
+"""An allocation as a simulated node reads it: where it is, whether it is wanted, and how its run is to be acted.
+
+Only what matters here is decoded; everything else in an object is passed over.
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime
+from functools import lru_cache
+
+import msgspec
+
+from bursar.core.allocation import ENDED, Phase
+from bursar.core.duration import DurationError, parse_seconds
+
+SECONDS = "bursar.io/sim-seconds"  # how long it runs
+EXIT = "bursar.io/sim-exit"  # the exit code with which it ends
+
+EVICTED = "Evicted"
+# Work comes by the thousand, and few words differ.
+KEPT = 256
+
+
+class Work(msgspec.Struct, frozen=True):
+    """One version of an allocation. `nodes` are those that it still has to leave."""
+
+    namespace: str
+    name: str
+    uid: str
+    revision: int
+    phase: Phase
+    nodes: tuple[str, ...]
+    epoch: int = 0  # each placement has a higher one
+    seconds: float | None = None
+    ttl_seconds: int | None = None
+    exit_code: int = 0
+    started_at: float | None = None
+    deleted: bool = False
+    grace_seconds: float | None = None
+    reason: str = ""  # why it has to go
+    gang: str = ""
+
+
+class Metadata(msgspec.Struct, rename="camel"):
+    name: str
+    uid: str
+    namespace: str = ""
+    resource_version: str = "0"
+    annotations: dict[str, str] = {}
+    deletion_timestamp: str | None = None
+    deletion_grace_period_seconds: float | None = None
+
+
+class Spec(msgspec.Struct, frozen=True):
+    ttl: str | int | None = None
+
+
+class Placed(msgspec.Struct):
+    name: str
+    phase: str = ""  # how it ended there, while it still runs elsewhere
+
+
+class Eviction(msgspec.Struct, rename="camel"):
+    reason: str = ""
+    grace_period_seconds: float | None = None
+
+
+class Status(msgspec.Struct, rename="camel", frozen=True):
+    phase: str = Phase.PENDING
+    reason: str = ""
+    nodes: list[Placed] = []
+    epoch: int = 0
+    start_time: str = ""
+    eviction: Eviction | None = None
+
+
+class Document(msgspec.Struct):
+    """Metadata and spec, as they are stored."""
+
+    metadata: Metadata
+    spec: Spec = Spec()
+
+
+class Whole(Document):
+    """An object as the API shows it."""
+
+    status: Status = Status()
+
+
+def places(status: Status) -> tuple[str, ...]:
+    """The nodes that still have it."""
+    if status.phase in ENDED or status.phase == Phase.PENDING:
+        return ()
+    return tuple([one.name for one in status.nodes if not one.phase])
+
+
+_PHASES = {str(phase): phase for phase in Phase}
+
+
+def read_work(document: Document, status: Status, revision: int, *, gang: str = "") -> Work:
+    metadata = document.metadata
+    phase = _PHASES[status.phase]
+    return Work(
+        metadata.namespace,
+        metadata.name,
+        metadata.uid,
+        revision,
+        phase,
+        places(status),
+        status.epoch,
+        seconds=_seconds(metadata.annotations.get(SECONDS)),
+        ttl_seconds=_ttl_seconds(document.spec.ttl),
+        exit_code=_exit_code(metadata.annotations.get(EXIT)),
+        started_at=_instant(status.start_time),
+        deleted=metadata.deletion_timestamp is not None,
+        grace_seconds=_grace_seconds(metadata, status),
+        reason=_reason(status) if phase is Phase.TERMINATING else "",
+        gang=gang,
+    )
+
+
+@lru_cache(KEPT)
+def _seconds(text: str | None) -> float | None:
+    """A time that cannot be read is none: the default holds."""
+    try:
+        seconds = float(text) if text and text.isascii() else math.nan
+    except ValueError:
+        return None
+    return seconds if math.isfinite(seconds) and seconds >= 0 else None
+
+
+@lru_cache(KEPT)
+def _exit_code(text: str | None) -> int:
+    return int(text) if text and text.isascii() and text.isdigit() and int(text[:9]) <= 255 else 0
+
+
+@lru_cache(KEPT)
+def _ttl_seconds(ttl: str | int | None) -> int | None:
+    try:
+        return None if ttl is None else parse_seconds(ttl)
+    except DurationError:
+        return None
+
+
+@lru_cache(KEPT)
+def _instant(text: str) -> float | None:
+    try:
+        return datetime.fromisoformat(text).timestamp() if text else None
+    except ValueError:
+        return None
+
+
+def _grace_seconds(metadata: Metadata, status: Status) -> float | None:
+    """How long it may take to stop; the shorter time, when it was both evicted and deleted."""
+    told = (metadata.deletion_grace_period_seconds, status.eviction.grace_period_seconds if status.eviction else None)
+    return min((one for one in told if one is not None), default=None)
+
+
+def _reason(status: Status) -> str:
+    return (status.eviction.reason if status.eviction else "") or status.reason or EVICTED

@@ -1,0 +1,39 @@
+"""The allocations of jobs in the database."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from bursar.store.database import Connection
+from bursar.store.statements import statements
+
+SQL = statements("job")
+
+_encode = msgspec.json.Encoder().encode
+_decode_map = msgspec.json.Decoder(dict[str, str]).decode
+
+
+class Found(NamedTuple):
+    """An allocation, as far as its job needs to know it."""
+
+    name: str
+    fields: dict[str, str]
+    doc: bytes
+    status: bytes
+
+
+async def load_members(db: Connection, namespace: str, names: Sequence[str], count_max: int) -> list[Found]:
+    """Those of these allocations that exist, or so many of them."""
+    rows = await db.fetch(SQL.members, namespace, names, count_max)
+    return [Found(row["name"], _decode_map(row["fields"]), row["doc"], row["status"] or b"{}") for row in rows]
+
+
+async def list_shown(
+    db: Connection, namespace: str, names: Sequence[str], labels: Mapping[str, str]
+) -> dict[str, dict[str, str]]:
+    """The selectable fields of those of these allocations that have the labels, by name."""
+    rows = await db.fetch(SQL.shown, namespace, names, _encode(labels))
+    return {row["name"]: _decode_map(row["fields"]) for row in rows}

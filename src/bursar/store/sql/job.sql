@@ -1,0 +1,14 @@
+-- Jobs: what has become of the allocations that they made.
+
+-- name: members
+-- By name, for a job knows the names of its allocations: looking for a label would read the whole namespace.
+SELECT name, fields, doc, status
+  FROM object
+ WHERE kind = 'Allocation' AND namespace = $1 AND name = ANY($2::text[])
+ LIMIT $3;
+
+-- name: shown
+SELECT name, fields
+  FROM object
+ WHERE kind = 'Allocation' AND namespace = $1 AND name = ANY($2::text[]) AND labels @> $3::jsonb
+ ORDER BY name;

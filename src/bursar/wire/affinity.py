@@ -1,0 +1,119 @@
+"""Constraints on nodes and company, from the wire to the values that the scheduler compares.
+
+Both spellings are read, Kubernetes' long one and the short one; whoever calls has found no faults in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from msgspec import UnsetType
+
+from bursar.core import ask
+from bursar.core.affinity import contradiction
+from bursar.core.ask import ANYWHERE, Company, Operator, Requirement, Requirements, Spread, Where
+from bursar.core.refusal import Cause, field_fault
+from bursar.core.selector import EVERYTHING, Op, Selector, Term
+from bursar.wire.meta import LabelSelector
+from bursar.wire.scheduling import (
+    Affinity,
+    NodeAffinity,
+    NodeSelector,
+    NodeSelectorTerm,
+    PodAffinity,
+    PodAffinityTerm,
+    Scheduling,
+    Toleration,
+    TopologySpread,
+)
+
+
+def where_of(node_selector: dict[str, str] | UnsetType, scheduling: Scheduling | UnsetType) -> Where:
+    """Everything that says where; the nodeSelector may stand in the spec or in its scheduling."""
+    if not isinstance(scheduling, Scheduling):
+        return Where(node_labels=_pairs(node_selector)) if node_selector else ANYWHERE
+    affinity = scheduling.affinity if isinstance(scheduling.affinity, Affinity) else Affinity()
+    nodes = affinity.node_affinity if isinstance(affinity.node_affinity, NodeAffinity) else NodeAffinity()
+    near = affinity.pod_affinity if isinstance(affinity.pod_affinity, PodAffinity) else PodAffinity()
+    apart = affinity.pod_anti_affinity if isinstance(affinity.pod_anti_affinity, PodAffinity) else PodAffinity()
+    return Where(
+        node_labels=_pairs(node_selector or scheduling.node_selector),
+        required=_required(nodes),
+        preferred=tuple(_preferred(nodes)),
+        tolerations=tuple(_toleration(one) for one in scheduling.tolerations or ()),
+        near=_companies(near),
+        apart=_companies(apart),
+        rather_near=_rather(near),
+        rather_apart=_rather(apart),
+        spreads=tuple(_spread(one) for one in scheduling.topology_spread_constraints or ()),
+    )
+
+
+def contradiction_faults(
+    path: str, node_selector: dict[str, str] | UnsetType, scheduling: Scheduling
+) -> Iterator[Cause]:
+    """What no node could ever be; call only on what nothing else is wrong with."""
+    if not isinstance(scheduling.affinity, Affinity):
+        return
+    if fault := contradiction(where_of(node_selector, scheduling)):
+        yield field_fault(f"{path}.affinity.nodeAffinity.requiredDuringScheduling", f"contradicts itself: {fault}")
+
+
+def selector_of(selector: LabelSelector) -> Selector:
+    """Values are sorted and distinct, so that equal conditions are equal."""
+    terms = [Term(key, Op.IN, (value,)) for key, value in sorted((selector.match_labels or {}).items())]
+    terms += [Term(one.key, Op(one.operator), _distinct(one.values)) for one in selector.match_expressions or ()]
+    return Selector(tuple(terms))
+
+
+def _pairs(labels: dict[str, str] | UnsetType) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((labels or {}).items()))
+
+
+def _distinct(values: Iterable[str] | UnsetType) -> tuple[str, ...]:
+    return tuple(sorted(set(values or ())))
+
+
+def _required(nodes: NodeAffinity) -> tuple[Requirements, ...]:
+    for one in (nodes.required_during_scheduling, nodes.required_during_scheduling_ignored_during_execution):
+        if isinstance(one, NodeSelector):
+            return tuple(_requirements(term) for term in one.node_selector_terms)
+    return ()
+
+
+def _preferred(nodes: NodeAffinity) -> Iterator[tuple[int, Requirements]]:
+    both = nodes.preferred_during_scheduling or nodes.preferred_during_scheduling_ignored_during_execution
+    for one in both or ():
+        # To prefer nothing in particular is to prefer nothing.
+        if requirements := _requirements(one.preference):
+            yield one.weight, requirements
+
+
+def _requirements(term: NodeSelectorTerm) -> Requirements:
+    return tuple(
+        Requirement(one.key, Operator(one.operator), _distinct(one.values)) for one in term.match_expressions or ()
+    )
+
+
+def _toleration(one: Toleration) -> ask.Toleration:
+    return ask.Toleration(one.key or "", one.operator == "Exists", one.value or "", one.effect or "")
+
+
+def _companies(pods: PodAffinity) -> tuple[Company, ...]:
+    both = pods.required_during_scheduling or pods.required_during_scheduling_ignored_during_execution
+    return tuple(_company(one) for one in both or ())
+
+
+def _rather(pods: PodAffinity) -> tuple[tuple[int, Company], ...]:
+    both = pods.preferred_during_scheduling or pods.preferred_during_scheduling_ignored_during_execution
+    return tuple((one.weight, _company(one.pod_affinity_term)) for one in both or ())
+
+
+def _company(term: PodAffinityTerm) -> Company:
+    selector = selector_of(term.label_selector) if isinstance(term.label_selector, LabelSelector) else EVERYTHING
+    return Company(term.topology_key, selector, _distinct(term.namespaces))
+
+
+def _spread(one: TopologySpread) -> Spread:
+    selector = selector_of(one.label_selector) if isinstance(one.label_selector, LabelSelector) else None
+    return Spread(one.topology_key, one.max_skew, one.when_unsatisfiable != "ScheduleAnyway", selector)

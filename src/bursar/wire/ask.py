@@ -1,0 +1,363 @@
+"""From stored documents to what the scheduler decides on: asks, nodes, shares, queues and priority classes.
+
+Allocations of one template come by the thousand, each with the same spec, byte for byte: what it means is worked out
+once, and all of them share one Shape, so that what is then worked out for the shape is shared as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import lru_cache
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from bursar.core import ask
+from bursar.core.allocation import Gang
+from bursar.core.ask import Ask, Effect, Shape, Toleration, Where
+from bursar.core.charge import Charge
+from bursar.core.duration import DurationError, parse_seconds
+from bursar.core.node import is_device
+from bursar.wire.affinity import where_of
+from bursar.wire.allocation import (
+    SPEC_KEPT_BYTES_MAX,
+    SPECS_KEPT,
+    Allocation,
+    AllocationSpec,
+    charge_of,
+    gang_of,
+    gang_spec,
+    requests_of,
+)
+from bursar.wire.job import JOB_LABEL
+from bursar.wire.meta import ObjectMeta, OwnerReference, given
+from bursar.wire.scheduling import GangScheduling
+
+CHECKPOINT_INTERVAL = "bursar.io/checkpoint-interval"
+QUEUE_DEFAULT = "default"
+PROFILE_DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class PriorityClassView:
+    """A priority class as the scheduler sees it."""
+
+    value: int = 0
+    global_default: bool = False
+    preempts: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """What a node is, beside its room: what constraints ask about."""
+
+    labels: dict[str, str]
+    taints: tuple[ask.Taint, ...] = ()
+    ready: bool = True
+    unschedulable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TenantShare:
+    """A tenant's place in the fair share; None where nothing was said. A target is a fraction of the whole system."""
+
+    parent: str = ""
+    weight: float = 1.0
+    fair_share_target: float | None = None
+    burst_allowance: float = 1.0
+    gpu_hours_budget: float | None = None
+    node_hours_budget: float | None = None
+
+
+NO_CLASS = PriorityClassView()
+
+
+# Asks.
+
+
+@dataclass(frozen=True, slots=True)
+class _Meaning:
+    """All that a spec alone says."""
+
+    shape: Shape
+    charge: Charge
+    queue: str
+    ttl_seconds: int
+    priority: int | None
+    priority_class: str
+    preempts: bool | None
+    gang: Gang | None
+    gang_open: GangScheduling | None  # one that leaves something to the annotations
+
+
+class _Metadata(msgspec.Struct, rename="camel"):
+    name: str = ""
+    namespace: str = ""
+    creation_timestamp: str = ""
+    annotations: dict[str, str] = {}
+    owner_references: list[OwnerReference] = []
+
+
+class _Document(msgspec.Struct):
+    metadata: _Metadata
+    spec: msgspec.Raw
+
+
+_decode_document = msgspec.json.Decoder(_Document).decode
+_decode_spec = msgspec.json.Decoder(AllocationSpec).decode
+_encode_spec = msgspec.json.Encoder().encode
+
+
+def ask_of(
+    doc: bytes,
+    *,
+    uid: str,
+    tenant: str,
+    labels: Mapping[str, str],
+    priorities: Mapping[str, PriorityClassView],
+    charge: Charge | None = None,
+) -> Ask:
+    """What a stored allocation asks for. Its charge is the one given, else what it is charged when it is accepted."""
+    document = _decode_document(doc)
+    return _ask(document.metadata, bytes(document.spec), uid, tenant, labels, priorities, charge)
+
+
+def ask_of_allocation(
+    allocation: Allocation,
+    *,
+    uid: str,
+    tenant: str,
+    labels: Mapping[str, str],
+    priorities: Mapping[str, PriorityClassView],
+    charge: Charge | None = None,
+) -> Ask:
+    """The same of an allocation that was decoded already, stored or not."""
+    metadata = allocation.metadata
+    slim = _Metadata(
+        metadata.name or "",
+        metadata.namespace or "",
+        metadata.creation_timestamp or "",
+        metadata.annotations or {},
+        metadata.owner_references or [],
+    )
+    return _ask(slim, _encode_spec(allocation.spec), uid, tenant, labels, priorities, charge)
+
+
+def shape_of(spec: AllocationSpec) -> Shape:
+    return _meaning(_encode_spec(spec)).shape
+
+
+def _ask(
+    metadata: _Metadata,
+    raw: bytes,
+    uid: str,
+    tenant: str,
+    labels: Mapping[str, str],
+    priorities: Mapping[str, PriorityClassView],
+    charge: Charge | None,
+) -> Ask:
+    meaning = _meaning(raw)
+    by_class = priorities.get(meaning.priority_class) if meaning.priority_class else None
+    if by_class is None:
+        by_class = global_default(priorities)
+    notes = metadata.annotations
+    return Ask(
+        uid,
+        metadata.namespace,
+        metadata.name,
+        tenant,
+        meaning.shape,
+        _epoch(metadata.creation_timestamp),
+        by_class.value if meaning.priority is None else meaning.priority,
+        by_class.preempts if meaning.preempts is None else meaning.preempts,
+        meaning.queue,
+        meaning.ttl_seconds,
+        meaning.gang if meaning.gang_open is None else _annotated(meaning.gang_open, notes),
+        _job(metadata.owner_references, labels),
+        labels,
+        meaning.charge if charge is None else charge,
+        _seconds(notes[CHECKPOINT_INTERVAL]) if CHECKPOINT_INTERVAL in notes else 0,
+    )
+
+
+def global_default(priorities: Mapping[str, PriorityClassView]) -> PriorityClassView:
+    """The class of those who name none. Of several the lowest counts, as in Kubernetes; without any it is zero."""
+    marked = [one for one in priorities.values() if one.global_default]
+    return min(marked, key=lambda one: one.value) if marked else NO_CLASS
+
+
+def _meaning(raw: bytes) -> _Meaning:
+    return _mean(raw) if len(raw) <= SPEC_KEPT_BYTES_MAX else _mean.__wrapped__(raw)
+
+
+@lru_cache(SPECS_KEPT)
+def _mean(raw: bytes) -> _Meaning:
+    spec = _decode_spec(raw)
+    allocation = Allocation(metadata=ObjectMeta(), spec=spec)
+    return _Meaning(
+        shape=_shared(_shape(spec)),
+        charge=charge_of(allocation),
+        queue=spec.queue or QUEUE_DEFAULT,
+        ttl_seconds=parse_seconds(spec.ttl) if not isinstance(spec.ttl, UnsetType) else 0,
+        priority=spec.priority if isinstance(spec.priority, int) else None,
+        priority_class=spec.priority_class or "",
+        preempts=spec.preemption_policy != "Never" if given(spec.preemption_policy) else None,
+        gang=_several(gang_of(allocation.metadata, spec)),
+        gang_open=_open(gang_spec(spec)),
+    )
+
+
+def _shape(spec: AllocationSpec) -> Shape:
+    requests = tuple(sorted((name, amount) for name, amount in requests_of(spec).items() if amount))
+    return Shape(
+        requests,
+        spec.nodes if isinstance(spec.nodes, int) else 1,
+        spec.exclusive is True,
+        _tolerant(where_of(spec.node_selector, spec.scheduling), (name for name, _ in requests)),
+    )
+
+
+# Specs that differ in what does not matter here, such as the command or the gang's name, have equal shapes.
+@lru_cache(SPECS_KEPT)
+def _shared(shape: Shape) -> Shape:
+    return shape
+
+
+def _tolerant(where: Where, resources: Iterable[str]) -> Where:
+    """Asking for an extended resource tolerates the taint of that name: it is there to keep others off."""
+    implied = [Toleration(name, exists=True) for name in resources if is_device(name)]
+    added = tuple(one for one in implied if one not in where.tolerations)
+    return replace(where, tolerations=where.tolerations + added) if added else where
+
+
+def _open(gang: GangScheduling | None) -> GangScheduling | None:
+    return None if gang is None or (given(gang.min_members) and given(gang.timeout)) else gang
+
+
+def _annotated(gang: GangScheduling, notes: dict[str, str]) -> Gang | None:
+    return _several(gang_of(ObjectMeta(annotations=notes), AllocationSpec(gang_scheduling=gang)))
+
+
+def _several(gang: Gang | None) -> Gang | None:
+    """One alone waits for nobody."""
+    return gang if gang is not None and gang.min_members > 1 else None
+
+
+def _job(owners: Iterable[OwnerReference], labels: Mapping[str, str]) -> str:
+    return next((one.name for one in owners if one.kind == "Job"), "") or labels.get(JOB_LABEL, "")
+
+
+def _seconds(text: str) -> int:
+    try:
+        return parse_seconds(text)
+    except DurationError:
+        return 0
+
+
+# Everything that was submitted within a second has the same text.
+@lru_cache(4096)
+def _epoch(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp() if text else 0.0
+
+
+# Nodes.
+
+
+class _Taint(msgspec.Struct):
+    key: str
+    value: str = ""
+    effect: str = Effect.NO_SCHEDULE
+
+
+class _NodeSpec(msgspec.Struct):
+    taints: list[_Taint] = []
+    unschedulable: bool = False
+
+
+class _Labelled(msgspec.Struct):
+    labels: dict[str, str] = {}
+
+
+class _NodeDocument(msgspec.Struct):
+    metadata: _Labelled
+    spec: _NodeSpec = msgspec.field(default_factory=_NodeSpec)
+
+
+class _Condition(msgspec.Struct):
+    type: str
+    status: str
+
+
+class _NodeStatus(msgspec.Struct):
+    phase: str = "Ready"
+    conditions: list[_Condition] = []
+
+
+_decode_node = msgspec.json.Decoder(_NodeDocument).decode
+_decode_node_status = msgspec.json.Decoder(_NodeStatus).decode
+
+
+def node_of(doc: bytes, status: bytes) -> NodeView:
+    """A node is ready when neither its phase nor its condition says otherwise."""
+    document, state = _decode_node(doc), _decode_node_status(status)
+    ready = all(one.status == "True" for one in state.conditions if one.type == "Ready")
+    taints = tuple(ask.Taint(one.key, one.value, Effect(one.effect)) for one in document.spec.taints)
+    return NodeView(document.metadata.labels, taints, ready and state.phase == "Ready", document.spec.unschedulable)
+
+
+# Tenants, queues and priority classes.
+
+
+class _TenantSpec(msgspec.Struct, rename="camel"):
+    parent: str = ""
+    weight: float = 1.0
+    fair_share_target: float | None = None
+    burst_allowance: float = 1.0
+    gpu_hours_budget: float | None = None
+    node_hours_budget: float | None = None
+
+
+class _Tenant(msgspec.Struct):
+    spec: _TenantSpec = msgspec.field(default_factory=_TenantSpec)
+
+
+class _QueueSpec(msgspec.Struct):
+    profile: str = PROFILE_DEFAULT
+
+
+class _Queue(msgspec.Struct):
+    spec: _QueueSpec = msgspec.field(default_factory=_QueueSpec)
+
+
+class _PriorityClass(msgspec.Struct, rename="camel"):
+    value: int
+    global_default: bool = False
+    preemption_policy: str | UnsetType = UNSET
+
+
+_decode_tenant = msgspec.json.Decoder(_Tenant).decode
+_decode_queue = msgspec.json.Decoder(_Queue).decode
+_decode_priority_class = msgspec.json.Decoder(_PriorityClass).decode
+
+
+def tenant_share_of(doc: bytes) -> TenantShare:
+    spec = _decode_tenant(doc).spec
+    return TenantShare(
+        spec.parent,
+        spec.weight,
+        spec.fair_share_target,
+        spec.burst_allowance,
+        spec.gpu_hours_budget,
+        spec.node_hours_budget,
+    )
+
+
+def queue_profile_of(doc: bytes) -> str:
+    return _decode_queue(doc).spec.profile
+
+
+def priority_class_of(doc: bytes) -> PriorityClassView:
+    one = _decode_priority_class(doc)
+    return PriorityClassView(one.value, one.global_default, one.preemption_policy != "Never")

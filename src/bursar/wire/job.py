@@ -1,0 +1,297 @@
+"""Job: makes allocations from a template, so many at a time, until enough of them have succeeded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from bursar.core.allocation import Gang
+from bursar.core.duration import SECONDS_MAX
+from bursar.core.job import JobPhase, Plan
+from bursar.core.names import annotations as annotation_faults
+from bursar.core.names import labels as label_faults
+from bursar.core.refusal import Cause, field_fault
+from bursar.wire.allocation import ALLOCATION, GANG_SIZE, Allocation, AllocationSpec, gang_of, gang_spec, spec_faults
+from bursar.wire.kind import Column, Fields, Kind, column, read
+from bursar.wire.meta import Condition, ObjectMeta, Text, Wire, given
+from bursar.wire.priorityclass import priority_faults
+from bursar.wire.scheduling import GangScheduling, Scheduling
+
+JOB_LABEL = "bursar.io/job"
+
+NAME_CHARS_MAX = 63  # it is the value of a label
+PARALLELISM_MAX = 10_000
+COMPLETIONS_MAX = 100_000
+BACKOFF_LIMIT_MAX = 10_000
+BACKOFF_LIMIT_DEFAULT = 3
+
+
+class TemplateMeta(Wire):
+    labels: dict[str, str] | UnsetType = UNSET
+    annotations: dict[str, str] | UnsetType = UNSET
+
+
+class JobTemplate(Wire):
+    spec: AllocationSpec
+    metadata: TemplateMeta | UnsetType = UNSET
+
+
+class JobSpec(Wire):
+    template: JobTemplate
+    parallelism: int | UnsetType = UNSET
+    completions: int | UnsetType = UNSET
+    backoff_limit: int | UnsetType = UNSET
+    active_deadline_seconds: int | UnsetType = UNSET
+    priority: int | UnsetType = UNSET
+    priority_class: Text = UNSET
+    queue: Text = UNSET
+
+
+class JobBoost(Wire):
+    priority: int
+    expires: str
+    previous_priority: int | UnsetType = UNSET
+    reason: Text = UNSET
+    approved_by: Text = UNSET
+    by: Text = UNSET
+
+
+class JobAllocation(Wire):
+    name: str
+    phase: Text = UNSET
+    node: Text = UNSET
+
+
+class JobStatus(Wire):
+    phase: Text = UNSET
+    reason: Text = UNSET
+    message: Text = UNSET
+    active: int | UnsetType = UNSET
+    succeeded: int | UnsetType = UNSET
+    failed: int | UnsetType = UNSET
+    start_time: Text = UNSET
+    completion_time: Text = UNSET
+    conditions: list[Condition] | UnsetType = UNSET
+    # What was worked on: indexes below `startedIndexes`; which are done, and how often each has failed.
+    started_indexes: int | UnsetType = UNSET
+    completed_indexes: Text = UNSET
+    failed_tries: dict[str, int] | UnsetType = UNSET
+    boost: JobBoost | UnsetType = UNSET
+    queue_position: int | UnsetType = UNSET
+    estimated_start_time: Text = UNSET
+    allocations: list[JobAllocation] | UnsetType = UNSET
+
+
+class Job(Wire, kw_only=True):
+    api_version: Text = UNSET
+    kind: Text = UNSET
+    metadata: ObjectMeta
+    spec: JobSpec
+    status: JobStatus | UnsetType = UNSET
+
+
+# What the rules need of it.
+
+
+def plan_of(spec: JobSpec) -> Plan:
+    parallelism = spec.parallelism if isinstance(spec.parallelism, int) else 1
+    deadline = spec.active_deadline_seconds
+    return Plan(
+        parallelism=parallelism,
+        completions=spec.completions if isinstance(spec.completions, int) else parallelism,
+        backoff_limit=spec.backoff_limit if isinstance(spec.backoff_limit, int) else BACKOFF_LIMIT_DEFAULT,
+        deadline_seconds=deadline if isinstance(deadline, int) else 0,
+    )
+
+
+_encode = msgspec.json.Encoder().encode
+_decode_spec = msgspec.json.Decoder(AllocationSpec).decode
+
+
+def allocation_spec(job: str, spec: JobSpec) -> AllocationSpec:
+    """The spec of a job's allocations: the template's, with what the job says where the template says nothing."""
+    made = _decode_spec(_encode(spec.template.spec))
+    for name in ("priority", "priority_class", "queue"):
+        if not given(getattr(made, name)):
+            setattr(made, name, getattr(spec, name))
+    if not (gang := gang_spec(made)) and GANG_SIZE in template_annotations(spec):
+        gang = made.gang_scheduling = GangScheduling()
+    if gang is not None:
+        whole = _whole_gang(job, spec, gang)
+        if isinstance(made.scheduling, Scheduling) and given(made.scheduling.gang_scheduling):
+            made.scheduling.gang_scheduling = whole
+        if given(made.gang_scheduling):
+            made.gang_scheduling = whole
+    return made
+
+
+def _whole_gang(job: str, spec: JobSpec, gang: GangScheduling) -> GangScheduling:
+    """A gang of which the job says the rest: it is named after the job, and all that run at once are its members."""
+    size = gang.min_members
+    if not isinstance(size, int) and GANG_SIZE not in template_annotations(spec):
+        size = max(1, plan_of(spec).width)
+    return GangScheduling(group_id=gang.group_id or job, min_members=size, timeout=gang.timeout)
+
+
+def job_gang(job: str, spec: JobSpec) -> Gang | None:
+    """The gang that a job's allocations form; one of a single member is none."""
+    metadata = ObjectMeta(annotations=template_annotations(spec))
+    gang = gang_of(metadata, allocation_spec(job, spec))
+    return gang if gang is not None and gang.min_members > 1 else None
+
+
+def gang_size(job: str, spec: JobSpec) -> int:
+    """How many of a job's allocations must run at the same time."""
+    gang = job_gang(job, spec)
+    return gang.min_members if gang is not None else 1
+
+
+def with_min_members(spec: AllocationSpec, gang: Gang, size: int) -> tuple[AllocationSpec, Gang]:
+    """The same for a smaller gang: of what must be done again there may be less than there was at first."""
+    smaller = GangScheduling(group_id=gang.group_id, min_members=size)
+    if (said := gang_spec(spec)) is not None:
+        smaller.timeout = said.timeout
+    if isinstance(spec.scheduling, Scheduling) and given(spec.scheduling.gang_scheduling):
+        spec.scheduling.gang_scheduling = smaller
+    if given(spec.gang_scheduling):
+        spec.gang_scheduling = smaller
+    return spec, replace(gang, min_members=size)
+
+
+def template_labels(spec: JobSpec) -> dict[str, str]:
+    metadata = spec.template.metadata
+    return dict(metadata.labels or {}) if isinstance(metadata, TemplateMeta) else {}
+
+
+def template_annotations(spec: JobSpec) -> dict[str, str]:
+    metadata = spec.template.metadata
+    return dict(metadata.annotations or {}) if isinstance(metadata, TemplateMeta) else {}
+
+
+# What may be wrong with it.
+
+
+def _check(job: Job) -> list[Cause]:
+    spec = job.spec
+    faults = [*_name_faults(job.metadata), *_count_faults(spec)]
+    if isinstance(spec.priority, int):
+        faults += priority_faults("spec.priority", spec.priority)
+    template = [*spec_faults("spec.template.spec", spec.template.spec), *_template_meta_faults(spec)]
+    # Whether the gang fits the job can be asked once both are understood.
+    return [*faults, *template] if faults or template else list(_gang_faults(job))
+
+
+def _name_faults(metadata: ObjectMeta) -> Iterator[Cause]:
+    if len(metadata.name or "") > NAME_CHARS_MAX:
+        yield field_fault("metadata.name", f"must be no longer than {NAME_CHARS_MAX} characters: it is a label's value")
+
+
+def _count_faults(spec: JobSpec) -> Iterator[Cause]:
+    bounds = (
+        ("parallelism", spec.parallelism, 1, PARALLELISM_MAX),
+        ("completions", spec.completions, 1, COMPLETIONS_MAX),
+        ("backoffLimit", spec.backoff_limit, 0, BACKOFF_LIMIT_MAX),
+        ("activeDeadlineSeconds", spec.active_deadline_seconds, 1, SECONDS_MAX),
+    )
+    for name, value, least, most in bounds:
+        if isinstance(value, int) and not least <= value <= most:
+            yield field_fault(f"spec.{name}", f"must be between {least} and {most}, got {value}")
+
+
+def _template_meta_faults(spec: JobSpec) -> Iterator[Cause]:
+    path = "spec.template.metadata"
+    yield from (
+        field_fault(f"{path}.labels", fault) for fault in label_faults({**template_labels(spec), JOB_LABEL: ""})
+    )
+    notes = template_annotations(spec)
+    yield from (field_fault(f"{path}.annotations", fault) for fault in annotation_faults(notes))
+    made = Allocation(metadata=ObjectMeta(annotations=notes), spec=AllocationSpec())
+    for cause in ALLOCATION.check(made):
+        if cause.field.startswith("metadata."):
+            yield replace(cause, field=f"spec.template.{cause.field}")
+
+
+def _gang_faults(job: Job) -> Iterator[Cause]:
+    gang, plan = job_gang(job.metadata.name or "", job.spec), plan_of(job.spec)
+    if gang is None or gang.min_members <= plan.width:
+        return
+    inner = not given(job.spec.template.spec.gang_scheduling) and given(job.spec.template.spec.scheduling)
+    path = "spec.template.spec." + ("scheduling." if inner else "") + "gangScheduling.minMembers"
+    what = "parallelism" if plan.parallelism <= plan.completions else "completions"
+    yield field_fault(path, f"is {gang.min_members}, and {what} is only {plan.width}: the gang would never be complete")
+
+
+# How it shows.
+
+
+def _fields(job: Job) -> Fields:
+    status = job.status if isinstance(job.status, JobStatus) else JobStatus()
+    return status_fields(status.phase or JobPhase.QUEUED, job.spec, settled=_is_settled(job, status))
+
+
+def _is_settled(job: Job, status: JobStatus) -> bool:
+    ended = status.phase in (JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.CANCELLED)
+    return ended and not status.active and status.boost is UNSET and job.metadata.deletion_timestamp is UNSET
+
+
+def status_fields(phase: str, spec: JobSpec, *, settled: bool) -> Fields:
+    return {
+        "status.phase": phase,
+        "spec.queue": spec.queue or "default",
+        "spec.priorityClass": spec.priority_class or "",
+        # Whether the controller is done with it.
+        "status.settled": "true" if settled else "false",
+    }
+
+
+def _first_status(job: Job, now: str) -> dict[str, Any]:
+    width = plan_of(job.spec).width
+    return {
+        "phase": str(JobPhase.QUEUED),
+        "active": width,
+        "succeeded": 0,
+        "failed": 0,
+        "startedIndexes": width,
+        "conditions": [
+            {"type": "Queued", "status": "True", "reason": "WaitingForResources", "lastTransitionTime": now}
+        ],
+    }
+
+
+def _completions(document: dict[str, Any]) -> str:
+    wanted = read(document, "spec.completions", None) or read(document, "spec.parallelism", 1)
+    return f"{read(document, 'status.succeeded', 0)}/{wanted}"
+
+
+JOB = Kind(
+    name="Job",
+    plural="jobs",
+    type=Job,
+    namespaced=True,
+    description="Makes allocations from a template until enough of them have succeeded.",
+    uid_prefix="job",
+    check=_check,
+    selectable=("status.phase", "spec.queue", "spec.priorityClass"),
+    fields=_fields,
+    first_status=_first_status,
+    columns=(
+        column("Status", "status.phase", default="Queued"),
+        Column("Completions", _completions),
+        column("Active", "status.active", type="integer", default="0"),
+        column("Failed", "status.failed", type="integer", default="0"),
+        column("Queue", "spec.queue", default="default"),
+        Column("Reason", lambda document: str(read(document, "status.reason")), wide=True),
+        Column("Priority-Class", lambda document: str(read(document, "spec.priorityClass", "<none>")), wide=True),
+    ),
+    merge_keys={
+        "spec.template.spec.scheduling.tolerations": "key",
+        "spec.template.spec.scheduling.topologySpreadConstraints": "topologyKey",
+        "spec.template.spec.env": "name",
+        "status.conditions": "type",
+    },
+    mutable_spec=False,
+)

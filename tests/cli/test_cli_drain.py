@@ -1,0 +1,88 @@
+"""`bursar drain` and `bursar preempt` against a real server, whose controller goes on with what they began."""
+
+import subprocess
+import threading
+import uuid
+from collections.abc import Sequence
+
+import pytest
+
+from bursar.client import Client
+from bursar.core.eviction import DO_NOT_EVICT
+from places import phase_of, place, report, until
+from server import BURSAR, Server
+
+
+@pytest.fixture
+def team(admin: Client) -> str:
+    name = f"t-{uuid.uuid4().hex[:12]}"
+    admin.tenants.create({"metadata": {"name": name}, "spec": {}})
+    admin.namespaces.create({"metadata": {"name": name, "labels": {"bursar.io/tenant": name}}})
+    return name
+
+
+@pytest.fixture
+def node() -> str:
+    return f"node-{uuid.uuid4().hex[:12]}"
+
+
+def bursar(server: Server, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [str(BURSAR), *words], env=server.environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == code, (words, done.stdout, done.stderr)
+    return done
+
+
+def stopper(client: Client, team: str, names: Sequence[str]) -> threading.Thread:
+    """A node that ends its work when it is told to."""
+
+    def obey() -> None:
+        for name in names:
+            until(lambda name=name: phase_of(client, team, name) == "Terminating")  # type: ignore[misc]
+            report(client, team, name, "Cancelled")
+
+    thread = threading.Thread(target=obey)
+    thread.start()
+    return thread
+
+
+def test_drain_waits_and_shows_how_far_it_is(server: Server, admin: Client, team: str, node: str) -> None:
+    place(server, admin, team, node, "one", "two")
+    tried = bursar(server, "drain", node, "--dry-run")
+    assert tried.stdout == f"node/{node} draining: 0 of 2 evicted, 2 pending, 0 failed\n"
+    with server.client() as other:
+        obeying = stopper(other, team, ["one", "two"])
+        done = bursar(server, "drain", node, "--grace", "1m", "--reason", "new disks", "--wait")
+        obeying.join()
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"node/{node} draining: 0 of 2 evicted, 2 pending, 0 failed"
+    assert lines[-1] == f"node/{node} drained: 2 of 2 evicted, 0 pending, 0 failed"
+    assert admin.drain_status(node)["status"] == "Drained"
+    assert "new disks" in admin.allocations(team).get("one")["status"]["message"]
+    bursar(server, "uncordon", node)
+    assert bursar(server, "get", "node", node, "-o", "yaml").stdout.count("drain:") == 0
+
+
+def test_drain_says_what_is_left_and_how_to_make_it_go(server: Server, admin: Client, team: str, node: str) -> None:
+    place(server, admin, team, node, "kept", **{DO_NOT_EVICT: "true"})
+    left = bursar(server, "drain", node, "--wait", code=1)
+    assert f"{team}/kept" in left.stderr
+    assert "--force" in left.stderr
+    assert phase_of(admin, team, "kept") in ("Scheduled", "Running")
+    assert "1 pending, 0 failed" in bursar(server, "drain", node, "--force").stdout
+    assert phase_of(admin, team, "kept") == "Terminating"
+    bursar(server, "drain", "no-such-node", code=3)
+    bursar(server, "drain", node, "--grace", "soon", code=2)
+
+
+def test_preempt_tells_until_when_and_what_it_frees(server: Server, admin: Client, team: str, node: str) -> None:
+    place(server, admin, team, node, "low")
+    done = bursar(server, "preempt", "low", "-n", team, "--reason", "incident", "--grace", "45s")
+    assert done.stdout.startswith("allocation/low preempted, ends by 2")
+    assert "frees: cpu=1,nvidia.com/gpu=1" in done.stdout
+    status = admin.allocations(team).get("low")["status"]
+    assert (status["phase"], status["eviction"]["gracePeriodSeconds"]) == ("Terminating", 45)
+    assert "incident" in status["message"]
+    bursar(server, "preempt", "nobody", "-n", team, "--reason", "x", code=3)
+    bursar(server, "preempt", "low", "-n", team, code=2)

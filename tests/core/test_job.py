@@ -1,0 +1,212 @@
+"""What a job does next: tables of what was seen and what follows."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bursar.core.allocation import Phase
+from bursar.core.charge import Charge, Facts
+from bursar.core.job import (
+    Boost,
+    JobPhase,
+    Member,
+    Plan,
+    Progress,
+    Step,
+    Turn,
+    all_turns,
+    format_indexes,
+    next_look,
+    next_step,
+    open_turns,
+    parse_indexes,
+    times,
+    turn_name,
+)
+
+NOW = datetime(2024, 1, 15, 11, tzinfo=UTC)
+EARLIER = NOW - timedelta(minutes=10)
+PLAN = Plan(parallelism=2, completions=4, backoff_limit=1, deadline_seconds=3600)
+BEGUN = Progress(started=2, active=2)
+RUNNING = Progress(JobPhase.RUNNING, started=2, active=2, started_at=EARLIER)
+
+
+def seen(*members: tuple[int, Phase] | tuple[int, int, Phase]) -> list[Member]:
+    """`(index, phase)`, or `(index, attempt, phase)`."""
+    found = []
+    for one in members:
+        index, attempt, phase = one if len(one) == 3 else (one[0], 0, one[1])
+        found.append(Member(Turn(index, attempt), phase))
+    return found
+
+
+def after(progress: Progress, *members: tuple[int, Phase] | tuple[int, int, Phase], plan: Plan = PLAN) -> Step:
+    return next_step(plan, progress, seen(*members), NOW)
+
+
+def test_while_its_allocations_wait_a_job_is_queued_and_there_is_nothing_to_do() -> None:
+    assert after(BEGUN, (0, Phase.PENDING), (1, Phase.SCHEDULED)) == Step(BEGUN)
+
+
+def test_it_runs_from_when_its_first_allocation_does() -> None:
+    members = [Member(Turn(0), Phase.RUNNING, EARLIER), Member(Turn(1), Phase.PENDING)]
+    progress = next_step(PLAN, BEGUN, members, NOW).progress
+    assert (progress.phase, progress.started_at) == (JobPhase.RUNNING, EARLIER)
+
+
+def test_it_has_run_also_when_everything_ended_before_anybody_looked() -> None:
+    members = [Member(Turn(0), Phase.SUCCEEDED, EARLIER), Member(Turn(1), Phase.SUCCEEDED, NOW)]
+    progress = next_step(PLAN, BEGUN, members, NOW).progress
+    assert (progress.phase, progress.started_at, progress.succeeded) == (JobPhase.RUNNING, EARLIER, 2)
+
+
+@pytest.mark.parametrize(
+    ("members", "create"),
+    [
+        ([(0, Phase.SUCCEEDED), (1, Phase.RUNNING)], [Turn(2)]),
+        ([(0, Phase.SUCCEEDED), (1, Phase.SUCCEEDED)], [Turn(2), Turn(3)]),
+        ([(0, Phase.FAILED), (1, Phase.RUNNING)], [Turn(0, 1)]),
+        ([(0, Phase.FAILED), (1, Phase.SUCCEEDED)], [Turn(0, 1), Turn(2)]),
+        ([(0, Phase.CANCELLED), (1, Phase.RUNNING)], [Turn(0, 1)]),
+        # Preempted work waits again, or is about to.
+        ([(0, Phase.PENDING), (1, Phase.TERMINATING)], []),
+        # Somebody deleted one: it is made again, under the same name.
+        ([(1, Phase.RUNNING)], [Turn(0)]),
+    ],
+)
+def test_what_is_made_next(members: list[tuple[int, Phase]], create: list[Turn]) -> None:
+    assert list(after(RUNNING, *members).create) == create
+
+
+def test_no_more_are_made_than_are_still_needed() -> None:
+    progress = Progress(JobPhase.RUNNING, started=4, completed=frozenset({0, 1, 2}), started_at=EARLIER)
+    assert after(progress, (3, Phase.RUNNING)).create == ()
+
+
+def test_an_end_is_counted_once_however_often_it_is_seen() -> None:
+    first = after(RUNNING, (0, Phase.FAILED), (1, Phase.SUCCEEDED)).progress
+    again = after(first, (0, Phase.FAILED), (1, Phase.SUCCEEDED)).progress
+    assert (first.failed, first.succeeded) == (again.failed, again.succeeded) == (1, 1)
+    assert list(open_turns(first)) == [Turn(0, 1)]
+    assert list(all_turns(first)) == [Turn(0), Turn(0, 1), Turn(1)]
+
+
+def test_enough_completions_end_it_and_the_rest_is_released() -> None:
+    plan = Plan(parallelism=3, completions=1, backoff_limit=0)
+    step = after(RUNNING, (0, Phase.SUCCEEDED), (1, Phase.RUNNING), (2, Phase.TERMINATING), plan=plan)
+    assert (step.progress.phase, step.progress.ended_at) == (JobPhase.SUCCEEDED, NOW)
+    assert (step.release, step.create, step.progress.active) == ((Turn(1),), (), 1)
+
+
+def test_one_failure_too_many_ends_it() -> None:
+    members = [Member(Turn(0), Phase.FAILED, why="train-0: OOMKilled"), Member(Turn(1), Phase.RUNNING)]
+    once = next_step(PLAN, RUNNING, members, NOW)
+    assert once.progress.phase is JobPhase.RUNNING
+    twice = after(once.progress, (0, 1, Phase.FAILED), (1, Phase.RUNNING))
+    assert (twice.progress.phase, twice.progress.reason) == (JobPhase.FAILED, "BackoffLimitExceeded")
+    assert twice.progress.message == "2 allocations failed, backoffLimit is 1; the last one: train-0: OOMKilled"
+    assert twice.release == (Turn(1),)
+
+
+def test_success_is_not_taken_away_by_failures_that_are_seen_with_it() -> None:
+    plan = Plan(parallelism=2, completions=1, backoff_limit=0)
+    assert after(RUNNING, (0, Phase.SUCCEEDED), (1, Phase.FAILED), plan=plan).progress.phase is JobPhase.SUCCEEDED
+
+
+def test_the_deadline_runs_from_the_start() -> None:
+    late = NOW - timedelta(seconds=PLAN.deadline_seconds)
+    members = ((0, Phase.RUNNING), (1, Phase.PENDING))
+    just_in_time = after(Progress(JobPhase.RUNNING, started=2, started_at=late + timedelta(seconds=1)), *members)
+    assert just_in_time.progress.phase is JobPhase.RUNNING
+    step = after(Progress(JobPhase.RUNNING, started=2, started_at=late), *members)
+    assert (step.progress.phase, step.progress.reason) == (JobPhase.FAILED, "DeadlineExceeded")
+    assert step.release == (Turn(0), Turn(1))
+    # A job that waits is not late.
+    assert after(BEGUN, (0, Phase.PENDING), (1, Phase.PENDING)).progress.phase is JobPhase.QUEUED
+
+
+def test_a_cancelled_job_ends_when_the_last_allocation_is_gone() -> None:
+    cancelling = Progress(JobPhase.CANCELLING, started=2, active=2, message="why")
+    waiting = after(cancelling, (0, Phase.TERMINATING), (1, Phase.PENDING))
+    assert (waiting.progress.phase, waiting.release, waiting.create) == (JobPhase.CANCELLING, (Turn(1),), ())
+    done = after(cancelling)
+    assert (done.progress.phase, done.progress.active, done.progress.message) == (JobPhase.CANCELLED, 0, "why")
+
+
+def test_a_deleted_job_takes_everything_with_it() -> None:
+    progress = Progress(JobPhase.SUCCEEDED, started=2, completed=frozenset({0, 1}), deleting=True)
+    step = after(progress, (0, Phase.SUCCEEDED), (1, Phase.TERMINATING))
+    assert (step.release, step.remove) == ((Turn(0),), False)
+    assert after(progress).remove
+
+
+def test_a_boost_ends_with_its_time_and_with_the_job() -> None:
+    boost = Boost(500, NOW + timedelta(seconds=1))
+    boosted = Progress(JobPhase.RUNNING, started=1, active=1, started_at=EARLIER, boost=boost)
+    plan = Plan(1, 1, 0)
+    assert next_step(plan, boosted, seen((0, Phase.RUNNING)), NOW).progress.boost == boost
+    assert next_step(plan, boosted, seen((0, Phase.RUNNING)), boost.expires).progress.boost is None
+    ended = next_step(plan, boosted, seen((0, Phase.SUCCEEDED)), NOW).progress
+    assert (ended.boost, ended.settled) == (None, True)
+
+
+def test_when_time_alone_changes_something() -> None:
+    assert next_look(PLAN, BEGUN) is None
+    assert next_look(PLAN, RUNNING) == EARLIER + timedelta(seconds=3600)
+    soon = Boost(1, NOW)
+    assert next_look(PLAN, Progress(JobPhase.RUNNING, started_at=EARLIER, boost=soon)) == NOW
+    assert next_look(Plan(1, 1, 0), Progress(JobPhase.SUCCEEDED, started_at=EARLIER)) is None
+
+
+def test_names() -> None:
+    assert [turn_name("train", turn) for turn in (Turn(0), Turn(3), Turn(3, 2))] == ["train-0", "train-3", "train-3-2"]
+
+
+def test_many_of_the_same_hold_so_many_times_as_much() -> None:
+    charge = Charge(Facts(scoped=True), {"cpu": 8000, "pods": 1000})
+    assert times(charge, 8) == Charge(Facts(scoped=True), {"cpu": 64_000, "pods": 8000})
+
+
+@given(st.frozensets(st.integers(0, 300)))
+def test_indexes_are_read_as_they_were_written(indexes: frozenset[int]) -> None:
+    assert parse_indexes(format_indexes(indexes)) == indexes
+
+
+def test_neighbours_are_written_as_a_range() -> None:
+    assert format_indexes([5, 0, 1, 2, 7, 8]) == "0-2,5,7-8"
+
+
+@given(st.data(), st.integers(1, 5), st.integers(1, 8), st.integers(0, 4))
+def test_whatever_happens_it_ends_and_never_runs_more_at_once_than_it_may(
+    data: st.DataObject, parallelism: int, completions: int, backoff_limit: int
+) -> None:
+    plan = Plan(parallelism, completions, backoff_limit)
+    progress = Progress(started=plan.width, active=plan.width)
+    there = dict.fromkeys((Turn(index) for index in range(plan.width)), Phase.PENDING)
+    outcomes = st.sampled_from([Phase.PENDING, Phase.RUNNING, Phase.SUCCEEDED, Phase.FAILED, None])
+    for _ in range(200):
+        step = next_step(plan, progress, [Member(turn, phase) for turn, phase in there.items()], NOW)
+        assert not set(step.create) & set(there)
+        there |= dict.fromkeys(step.create, Phase.PENDING)
+        there = {turn: phase for turn, phase in there.items() if turn not in step.release}
+        started = max([step.progress.started, *(turn.index + 1 for turn in step.create)])
+        progress = Progress(
+            step.progress.phase, started=started, completed=step.progress.completed, failures=step.progress.failures
+        )
+        live = [turn for turn, phase in there.items() if phase in (Phase.PENDING, Phase.RUNNING)]
+        assert len(live) <= parallelism
+        assert len({turn.index for turn in live}) == len(live)
+        if progress.phase in (JobPhase.SUCCEEDED, JobPhase.FAILED):
+            break
+        moved = data.draw(outcomes)
+        if live and moved is None:
+            del there[live[0]]
+        elif live and moved is not None:
+            there[live[0]] = moved
+    else:
+        # Only one that is always put back or deleted goes on for ever.
+        assert progress.succeeded < completions
+    assert (progress.phase is JobPhase.SUCCEEDED) == (progress.succeeded >= completions)
+    assert (progress.phase is JobPhase.FAILED) == (progress.failed > backoff_limit and progress.succeeded < completions)

@@ -1,0 +1,64 @@
+"""Short words for what tests do with work that is stopped."""
+
+from typing import Any
+
+import msgspec
+
+from bursar.core.allocation import Phase
+from bursar.core.charge import Amounts
+from bursar.core.eviction import Notice, Reason, Rule
+from bursar.core.object import Key, Stored
+from bursar.ops import object as object_ops
+from bursar.ops.allocation import Report, report
+from bursar.ops.command import Reply
+from bursar.ops.evict import evict
+from bursar.ops.office import Office
+from bursar.store import node as node_store
+from offices import TEST, allocation, assert_counters_equal_charges, bind, code
+
+GPU = "nvidia.com/gpu"
+PREEMPTED = Notice(Reason.PREEMPTED, Rule.LOWER_PRIORITY, "prod/urgent", "Preempted by prod/urgent", 60)
+
+
+def key(name: str, namespace: str = "default") -> Key:
+    return Key("Allocation", namespace, name)
+
+
+async def stored(office: Office, name: str) -> Stored:
+    found = await object_ops.get(office, key(name))
+    assert isinstance(found, Stored), found
+    return found
+
+
+async def status(office: Office, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.json.decode((await stored(office, name)).status)
+    return found
+
+
+async def stop(office: Office, name: str, notice: Notice = PREEMPTED) -> Reply:
+    return await evict(office, await stored(office, name), notice, TEST)
+
+
+async def says(office: Office, on: str, name: str, phase: Phase, **more: Any) -> Reply:
+    return await report(office, Report(key=key(name), origin=TEST, phase=phase, node=on, **more))
+
+
+async def running(office: Office, name: str, *nodes: str, spec: dict[str, Any] | None = None, **requests: Any) -> None:
+    assert code(await allocation(office, "default", name, spec=spec, **(requests or {"gpu": 1}))) == "ok"
+    assert code(await bind(office, "default", name, *nodes)) == "ok"
+    for one in nodes:
+        assert code(await says(office, one, name, Phase.RUNNING)) == "ok"
+
+
+async def assert_books_balance(office: Office) -> None:
+    """Counters are the sum of charges, and each node has given what its placements hold."""
+    await assert_counters_equal_charges(office)
+    async with office.database.reader() as db, db.transaction(isolation="repeatable_read"):
+        rooms = await node_store.load_all(db)
+        placements = await node_store.load_placements_on(db, rooms)
+    given: dict[str, dict[str, int]] = {name: {} for name in rooms}
+    for one in placements:
+        for resource, amount in one.resources.items():
+            given[one.node][resource] = given[one.node].get(resource, 0) + amount
+    allocated: dict[str, Amounts] = {name: dict(room.allocated) for name, room in rooms.items()}
+    assert allocated == given

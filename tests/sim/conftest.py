@@ -1,0 +1,3 @@
+from server import admin, server
+
+__all__ = ["admin", "server"]
