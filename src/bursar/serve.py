@@ -27,6 +27,9 @@ from bursar.api.serve import opened_house, serve_http
 from bursar.api.tls import ensure_server_certificate
 from bursar.config import Settings, with_password_hidden
 from bursar.loops.drain import run_drains
+from bursar.loops.jobs import run_jobs
+from bursar.loops.lead import run_lead
+from bursar.loops.schedule import run_schedule
 from bursar.loops.upkeep import run_upkeep
 from bursar.ops.bootstrap import prepare
 from bursar.ops.office import Office, now
@@ -154,14 +157,28 @@ async def _controller(settings: Settings) -> int:
         await prepare(settings.database_url)
     database = await Database.open(settings.database_url)
     office = await Office.open(database)
-    upkeep = asyncio.gather(run_upkeep(office), run_drains(office))
+    loops = asyncio.gather(
+        run_upkeep(office),
+        run_drains(office),
+        run_jobs(office),
+        run_lead(database, f"{socket.gethostname()}/{os.getpid()}", lambda fence: run_schedule(office, fence)),
+    )
     print(READY, flush=True)
-    await stopping.wait()
-    upkeep.cancel()
-    await asyncio.gather(upkeep, return_exceptions=True)
+    await _until(stopping, loops)
+    loops.cancel()
+    await asyncio.gather(loops, return_exceptions=True)
     await office.close()
     await database.close()
     return 0
+
+
+async def _until(stopping: asyncio.Event, loops: asyncio.Future[Any]) -> None:
+    """Wait for the signal to stop. A loop that ends by itself is a fault: the parent starts this process anew."""
+    signalled = asyncio.create_task(stopping.wait())
+    await asyncio.wait({signalled, loops}, return_when=asyncio.FIRST_COMPLETED)
+    signalled.cancel()
+    if loops.done() and not loops.cancelled() and (error := loops.exception()) is not None:
+        raise error
 
 
 def _on_signals() -> asyncio.Event:

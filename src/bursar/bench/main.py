@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -46,6 +47,29 @@ def schedule(as_json: bool, **options: Any) -> None:
     from bursar.bench.schedule import run
 
     _report(run(log=_say, **options), as_json)
+
+
+@bench.command()
+@click.option("--format", "layout", default="openb", show_default=True, type=click.Choice(["openb"]))
+@click.option("--nodes", required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path), help="CSV file.")
+@click.option("--pods", required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path), help="CSV file.")
+@click.option("--seeds", default="42-51", show_default=True, help="Orders of arrival: 42, or 42,44, or 42-51.")
+@click.option("--policy", default="fragmentation", show_default=True, help="Ours, or a published one: bestfit, fgd …")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, last.")
+def trace(layout: str, nodes: Path, pods: Path, seeds: str, policy: str, as_json: bool) -> None:
+    """How many of a recorded cluster's GPUs are put to use by its workload, beside the published policies."""
+    from bursar.bench.trace import POLICIES, parse_seeds, run
+
+    if policy not in POLICIES:
+        raise click.BadParameter(f"choose one of {', '.join(POLICIES)}", param_hint="--policy")
+    try:
+        chosen = parse_seeds(seeds)
+    except ValueError as fault:
+        raise click.BadParameter(str(fault), param_hint="--seeds") from None
+    figures = run(nodes=nodes, pods=pods, seeds=chosen, policy=policy, log=_say)
+    figures["format"], figures["cores"] = layout, os.cpu_count()
+    if as_json:
+        print(json.dumps(figures))
 
 
 def _say(text: str) -> None:

@@ -106,6 +106,14 @@ class Shape:
     nodes: int = 1
     exclusive: bool = False
     where: Where = ANYWHERE
+    # It is looked up with every decision: what it hashes to is worked out once.
+    _hash: int = field(init=False, repr=False, compare=False, default=0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.requests, self.nodes, self.exclusive, self.where)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,6 +130,8 @@ class Cycle:
         self.placements = 0
         self._alike = _largest_uniform_group(world)
         self._depths: dict[str, int] = {}
+        # By the identity of groups, which live as long as anything of theirs is in the line.
+        self._factors: dict[int, tuple[Profile, Factors[float], float]] = {}
 
     def run(self) -> Plan:
         self.world.views.trim()
@@ -217,7 +219,7 @@ class Cycle:
         first = group.first(self.world.nominated)
         if first is not None:
             unit = Unit(group.key, (first,), group)
-            self.line.push(group.key.tenant, self._score(unit), first.uid, unit)
+            self.line.push(group.key.tenant, self._score_next(group, unit), first.uid, unit)
 
     def _line_up_band(self, band: Band) -> None:
         if band.placed or not band.waiting:
@@ -249,6 +251,15 @@ class Cycle:
         if known.reason.why is Why.QUOTA_EXCEEDED:
             return known.limits_changed == self.world.limits.changed
         return known.freed == self.world.freed
+
+    def _score_next(self, group: Group, unit: Unit) -> float:
+        """The members of a group differ in how long they have waited, and in nothing else."""
+        known = self._factors.get(id(group))
+        if known is None:
+            known = self._factors[id(group)] = (self.profile(unit), self.factors(unit), self.penalty(unit))
+        profile, factors, penalty = known
+        waiting = waiting_factor(self.now - unit.asks[0].submitted_at)
+        return score(profile, factors._replace(waiting=waiting), penalty)
 
     def _score(self, unit: Unit) -> float:
         return score(self.profile(unit), self.factors(unit), self.penalty(unit))

@@ -5,6 +5,7 @@ Nothing here changes the world. What is tried out is tried on a copy, by the sam
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -102,9 +103,8 @@ def surveyed(world: World, policy: Policy, now: float, uid: str) -> Cycle:
             slots = [(ask, row) for ask in unit.asks for row in cycle.nominated_rows(ask)]
             cycle.holds.add(slots, cycle.cleared_at(slots))
     found = world.reservation
-    if found is not None and found.start > now and all(ask.uid in world.waiting for ask, _ in found.slots):
-        if all(ask.uid != uid for ask, _ in found.slots):
-            cycle.holds.add(found.slots, found.start)
+    if found is not None and found.start > now and all(uid != ask.uid in world.waiting for ask, _ in found.slots):
+        cycle.holds.add(found.slots, found.start)
     return cycle
 
 
@@ -300,8 +300,8 @@ def _after_those(cycle: Cycle, unit: Unit, ahead: Sequence[tuple[Group, int]]) -
     one may use. Which node has it is not looked at, so this costs the same for a long line as for a short one."""
     world, ask = cycle.world, unit.asks[0]
     right: Bools = world.terrains.of(ask.shape.where).allowed & world.fleet.now.open
-    wanted = _wanted(world, unit, _rivals(world, ahead, right))
-    running = world.running
+    wanted = _wanted(unit, _rivals(world, ahead, right))
+    running = world.running.lines
     lines = np.flatnonzero((running.row >= 0) & np.isfinite(running.ends_at))
     lines = lines[right[running.row[lines]]]
     lines = lines[np.argsort(running.ends_at[lines], kind="stable")]
@@ -341,7 +341,7 @@ def _rivals(world: World, ahead: Sequence[tuple[Group, int]], right: Bools) -> l
     return found
 
 
-def _wanted(world: World, unit: Unit, rivals: Sequence[tuple[Group, int]]) -> dict[str, int]:
+def _wanted(unit: Unit, rivals: Sequence[tuple[Group, int]]) -> dict[str, int]:
     """What this one and its rivals ask for, of the resources that this one asks for."""
     wanted: dict[str, int] = {}
     for ask in unit.asks:
@@ -442,12 +442,11 @@ def queues(world: World, waits: Waits, now: float) -> tuple[QueueFigures, ...]:
 
 def waiting_by_reason(world: World) -> dict[str, int]:
     """How many wait for each reason, by its code."""
-    counts: dict[str, int] = {}
+    promised = Counter(id(world.waiting[uid]) for uid in world.nominated)
+    counts = Counter({str(Why.MAKING_ROOM): len(world.nominated)})
     for group in world.groups.values():
-        nominated = sum(1 for uid in world.nominated if uid in group.members) if world.nominated else 0
-        _count(counts, str(Why.MAKING_ROOM), nominated)
-        _count(counts, _code(world, group), len(group.members) - nominated)
-    return dict(sorted(counts.items()))
+        counts[_code(world, group)] += len(group.members) - promised[id(group)]
+    return {code: count for code, count in sorted(counts.items()) if count}
 
 
 def _code(world: World, group: Group) -> str:
@@ -457,8 +456,3 @@ def _code(world: World, group: Group) -> str:
     together = band is not None and not band.placed
     known = world.blocked.get(group.key.gang if together and group.key.gang is not None else group.key)
     return known.reason.code if known is not None else str(Why.NOT_TRIED)
-
-
-def _count(counts: dict[str, int], code: str, number: int) -> None:
-    if number:
-        counts[code] = counts.get(code, 0) + number

@@ -86,12 +86,13 @@ class Columns:
             return False
         if need.exclusive:
             return not self.placed[row] and all(allocatable[column, row] >= amount for column, amount in need.plain)
-        free, whole, widest = self.free, self.whole, self.widest
-        return (
-            all(free[column, row] >= amount for column, amount in need.plain)
-            and all(whole[column, row] >= count for column, count in need.whole)
-            and all(widest[column, row] >= part for column, part in need.shared)
-        )
+        for column, amount in need.plain:
+            if self.free[column, row] < amount:
+                return False
+        for column, count in need.whole:
+            if self.whole[column, row] < count:
+                return False
+        return all(self.widest[column, row] >= part for column, part in need.shared)
 
     def take(self, row: int, need: Need, devices: Sequence[tuple[int, Sequence[int]]]) -> None:
         """Give a node's room away; `devices` are (device column, indices)."""
@@ -109,19 +110,26 @@ class Columns:
             free = self.free
             for column, amount in need.plain:
                 free[column, row] += sign * amount
-            shared = dict(need.shared)
             for column, indices in devices:
-                part = shared.get(column, WHOLE)
+                part = next((part for shared, part in need.shared if shared == column), WHOLE)
                 line = self.devices[column][row]
                 for index in indices:
                     line[index] += sign * part
                 self.derive(column, row)
         self.touched.append(row)
 
+    def widen(self, column: int, width: int) -> None:
+        """Make room for so many devices of a kind on each node."""
+        old = self.devices[column]
+        if width > old.shape[1]:
+            wider = np.full((old.shape[0], width), ABSENT, np.int32)
+            wider[:, : old.shape[1]] = old
+            self.devices[column] = wider
+
     def derive(self, column: int, row: int) -> None:
-        line = self.devices[column][row]
-        self.widest[column, row] = max(0, line.max(initial=0))
-        self.whole[column, row] = np.count_nonzero(line == WHOLE)
+        line = self.devices[column][row].tolist()
+        self.widest[column, row] = max(0, *line) if line else 0
+        self.whole[column, row] = line.count(WHOLE)
 
 
 @dataclass(slots=True)
@@ -317,10 +325,7 @@ class Fleet:
             self.allocatable[column, row] = now.free[column, row] = offered
         for resource, column in self.device_column_of.items():
             count = min(allocatable.get(resource, 0) // WHOLE, DEVICES_MAX)
-            if count > now.devices[column].shape[1]:
-                wider = np.full((now.placed.shape[0], count), ABSENT, np.int32)
-                wider[:, : now.devices[column].shape[1]] = now.devices[column]
-                now.devices[column] = wider
+            now.widen(column, count)
             now.devices[column][row] = ABSENT
             now.devices[column][row, :count] = WHOLE
             now.derive(column, row)

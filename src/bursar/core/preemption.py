@@ -172,7 +172,7 @@ class Preemption:
 
     def _promising(self, slot: Slot, asker: Asker, avoid: Sequence[int]) -> list[int]:
         """The rows that would have room without everybody who might go; where the least urgent run, first."""
-        running, fleet = self.world.running, self.world.fleet
+        running, fleet = self.world.running.lines, self.world.fleet
         may_go = (running.row >= 0) & running.free_to_stop & (running.since + self.min_runtime_seconds <= self.now)
         if asker.burst or not self._burst_marks():
             may_go &= running.priority < asker.priority

@@ -36,7 +36,7 @@ class View:
         self.score: Floats = np.empty(0)
         self.seen = -1
         self.version = -1
-        self.memo: dict[Hashable, float] = {}
+        self.memo: dict[int, float] = {}  # by the number of a node's state
 
 
 class Views:
@@ -45,6 +45,11 @@ class Views:
         self._habits = habits
         self.terrains = terrains
         self._views: dict[Shape, View] = {}
+        # The state of the rows that were looked at, for as long as nothing touches them.
+        self._states: dict[int, int] = {}
+        self._numbers: dict[Hashable, int] = {}
+        self._states_of = (-1, -1)
+        self._states_seen = 0
 
     def of(self, shape: Shape) -> View:
         """The view of a shape, caught up with everything that was placed and freed since."""
@@ -68,6 +73,8 @@ class Views:
         if len(log) > LOG_MAX:
             for view in self._views.values():
                 view.seen = 0 if view.seen == len(log) else -1
+            self._forget_states()
+            self._states_seen = 0
             log.clear()
 
     def _survey(self, view: View) -> None:
@@ -88,8 +95,19 @@ class Views:
             fitting = self._fleet.now.fits(view.need, self._fleet.allocatable, some) & view.terrain.allowed[some]
             self._rate(view, some[fitting])
             return
+        self._forget_states()
+        states, memo, allowed, score = self._states, view.memo, view.terrain.allowed, view.score
+        preference = view.terrain.preference
         for row in rows:
-            view.score[row] = self._rate_one(view, row)
+            state = states.get(row)
+            if state is None:
+                state = states[row] = self._number(row)
+            known = memo.get(state)
+            if known is None:
+                known = memo[state] = self._rate_anew(view, row)
+            if known != NO and preference is not None:
+                known += PREFERENCE_WEIGHT * float(preference[row])
+            score[row] = known if allowed[row] else NO
 
     def _rate(self, view: View, rows: Rows) -> None:
         if rows.size:
@@ -97,17 +115,32 @@ class Views:
             if view.terrain.preference is not None:
                 view.score[rows] += PREFERENCE_WEIGHT * view.terrain.preference[rows]
 
-    def _rate_one(self, view: View, row: int) -> float:
+    def _rate_anew(self, view: View, row: int) -> float:
         fleet = self._fleet
-        if not view.terrain.allowed[row] or not fleet.now.fits_at(view.need, fleet.allocatable, row):
+        if not fleet.now.fits_at(view.need, fleet.allocatable, row):
             return NO
-        key = state_key(fleet, fleet.now, row)
-        known = view.memo.get(key)
-        if known is None:
-            if len(view.memo) >= MEMO_MAX:
+        return float(rate(fleet, fleet.now, view.shape, np.array([row]), self._habits)[0])
+
+    def _number(self, row: int) -> int:
+        """The number of a node's state: all that decides whether and how well something fits there."""
+        fleet, now = self._fleet, self._fleet.now
+        empty = now.placed[row] == 0
+        flags = (now.open[row], now.exclusive[row], empty)
+        # What exclusive work asks for is compared with what an empty node offers.
+        offered = fleet.allocatable[:, row].tobytes() if empty else b""
+        state = (state_key(fleet, now, row, self._habits), flags, offered)
+        return self._numbers.setdefault(state, len(self._numbers))
+
+    def _forget_states(self) -> None:
+        version = (self._habits.version, self._fleet.described)
+        touched = self._fleet.now.touched
+        if version != self._states_of or len(self._numbers) > MEMO_MAX:
+            self._states.clear()
+            self._numbers.clear()
+            for view in self._views.values():
                 view.memo.clear()
-            known = float(rate(fleet, fleet.now, view.shape, np.array([row]), self._habits)[0])
-            view.memo[key] = known
-        if view.terrain.preference is not None:
-            return known + PREFERENCE_WEIGHT * float(view.terrain.preference[row])
-        return known
+            self._states_of = version
+        else:
+            for row in touched[self._states_seen :]:
+                self._states.pop(row, None)
+        self._states_seen = len(touched)

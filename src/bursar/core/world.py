@@ -203,7 +203,7 @@ class World:
         cordoned: bool = False,
     ) -> None:
         """A node came, or offers something else than before; what runs there goes on."""
-        there = self._on(name)
+        there, resources = self._on(name), len(self.fleet.column_of)
         for one in there:
             self._count_exclusive(one, -1)
         self._count_capacity(name, -1)
@@ -221,7 +221,10 @@ class World:
             self._count_exclusive(one, 1)
             for spot in one.spots:
                 if spot.row == row:
-                    self.fleet.now.take(row, one.need, spot.devices)
+                    self._take(one, spot)
+        self.running.fit_to(self.fleet.now)
+        if len(self.fleet.column_of) > resources:
+            self._restate_needs()
         self.freed += 1
 
     def remove_node(self, name: str) -> None:
@@ -234,7 +237,7 @@ class World:
                 one.spots = spots
                 self._enter(one)
             else:
-                del self.placed[one.ask.uid]
+                self._unplace(one)
         self._count_capacity(name, -1)
         self.fleet.remove(name)
         self.freed += 1
@@ -271,7 +274,8 @@ class World:
         if (
             known is not None
             and known.ask == ask
-            and {spot.row for spot in known.spots} == {spot.row for spot in spots}
+            and {(spot.row, frozenset(spot.devices)) for spot in known.spots}
+            == {(spot.row, frozenset(spot.devices)) for spot in spots}
         ):
             known.since, known.ends_at, known.ending = since, ends_at, ending
             self.running.restate(known)
@@ -303,14 +307,11 @@ class World:
         """An allocation is gone, from wherever it was."""
         if uid in self.waiting:
             self._stop_waiting(uid)
-        one = self.placed.pop(uid, None)
+        one = self.placed.get(uid)
         if one is not None:
             self._leave(one)
+            self._unplace(one)
             self.freed += 1
-            if one.ask.gang is not None:
-                band = self._band(one.ask)
-                band.placed.discard(uid)
-                self._drop_if_empty(band)
 
     def ask(self, uid: str) -> Ask | None:
         """What an allocation asks for, whether it waits or has room."""
@@ -340,10 +341,36 @@ class World:
         uids = self.running.on_row.get(row, ()) if row is not None else ()
         return [self.placed[uid] for uid in sorted(uids)]
 
+    def _unplace(self, one: Placed) -> None:
+        del self.placed[one.ask.uid]
+        if one.ask.gang is not None:
+            band = self._band(one.ask)
+            band.placed.discard(one.ask.uid)
+            self._drop_if_empty(band)
+
+    def _take(self, one: Placed, spot: Spot) -> None:
+        """Take a node's room; devices that the node has lost since are still those that it gave."""
+        for column, indices in spot.devices:
+            self.fleet.now.widen(column, max(indices, default=-1) + 1)
+        self.fleet.now.take(spot.row, one.need, spot.devices)
+
+    def _restate_needs(self) -> None:
+        """A resource is offered for the first time: what runs takes of it as well."""
+        for one in self.placed.values():
+            need = self.fleet.need(one.ask.shape)
+            if need != one.need:
+                self.running.remove(one)
+                for spot in one.spots:
+                    self.fleet.now.give_back(spot.row, one.need, spot.devices)
+                one.need = need
+                for spot in one.spots:
+                    self._take(one, spot)
+                self.running.add(one, self.fleet.now)
+
     def _enter(self, one: Placed) -> None:
         kin = kin_of(one.ask)
         for spot in one.spots:
-            self.fleet.now.take(spot.row, one.need, spot.devices)
+            self._take(one, spot)
             self.tallies.come(one.ask, kin, spot.row)
         self.running.add(one, self.fleet.now)
         self._count_used(one, 1)
@@ -359,9 +386,13 @@ class World:
             self.tallies.come(one.ask, kin, spot.row, -1)
 
     def _count_bound(self, one: Placed, sign: int) -> None:
+        """What a node offers may change while something runs there; it gives back what it was counted for."""
         if self.limits.cells:
-            nodes = sum(self.fleet.node_part(spot.row, one.ask.shape) for spot in one.spots)
-            self.limits.bind(one.ask, nodes, sign)
+            if not one.nodes_bound:
+                one.nodes_bound = sum(self.fleet.node_part(spot.row, one.ask.shape) for spot in one.spots)
+            self.limits.bind(one.ask, one.nodes_bound, sign)
+        if sign < 0:
+            one.nodes_bound = 0
 
     def _count_used(self, one: Placed, sign: int) -> None:
         used = self.used.setdefault(one.ask.tenant, {})

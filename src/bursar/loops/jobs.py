@@ -191,7 +191,8 @@ async def _work(office: Office, agenda: Agenda) -> None:
             await asyncio.gather(*(_look(office, agenda, key) for key in keys))
             continue
         with suppress(TimeoutError):
-            await asyncio.wait_for(agenda.wake.wait(), agenda.seconds_left(now()))
+            async with asyncio.timeout(agenda.seconds_left(now())):
+                await agenda.wake.wait()
 
 
 async def _look(office: Office, agenda: Agenda, key: Key) -> None:

@@ -120,7 +120,8 @@ class Scheduler:
             self.idle.set()
         seconds = TICK_SECONDS if self.world.waiting else IDLE_SECONDS
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
 
     async def _cycle(self) -> bool:
         """Decide and start to commit; whether there is more to decide at once."""

@@ -194,7 +194,6 @@ class Keeper:
     def committed(self, uid: str, revision: int) -> None:
         """What entered the world when it was decided is now so."""
         self._known[uid] = revision
-        self.settle([uid])
 
     def settle(self, uids: Iterable[str]) -> None:
         """It is known how a commit ended: changes that waited for that are applied."""

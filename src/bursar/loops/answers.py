@@ -1,0 +1,173 @@
+"""Answering: the leader reads its world for those who ask, between the cycles that change it.
+
+The world is only ever changed by code that does not wait, in this same thread, so an answer that does not wait either
+sees it whole. Answers take a fifth of the leader's time at most: whoever asks for much waits, the scheduler does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from time import perf_counter, time
+
+import msgspec
+import structlog
+
+from bursar.core.answer import Glimpse
+from bursar.core.ask import Ask
+from bursar.core.cycle import Policy
+from bursar.core.explain import explain, figures, glimpse, simulate
+from bursar.core.lineup import Lineups, line_up_boosted
+from bursar.core.waits import Waits
+from bursar.core.world import GroupKey, World
+from bursar.ops.inquiry import (
+    ANSWER_SECONDS_MAX,
+    Answer,
+    Boosted,
+    Count,
+    Draft,
+    Explain,
+    Look,
+    Question,
+    Simulate,
+    decode_question,
+    encode,
+)
+from bursar.ops.office import Office
+from bursar.store import inquiry as store
+from bursar.store.database import AWAY, Connection
+from bursar.wire.ask import PriorityClassView, ask_of
+
+log = structlog.get_logger()
+
+POLL_SECONDS = 1.0
+BATCH_MAX = 64
+WORK_SECONDS = 0.005  # of answering without a pause, beside the last answer
+REST_PER_WORK = 4.0  # so long is rested for each second of answering
+REST_SECONDS_MAX = 2.0
+FORGET_SECONDS = 60.0
+GLIMPSE_SECONDS = 2.0  # how long an estimate is good for all that are alike
+GLIMPSES_MAX = 4096
+
+
+@dataclass(slots=True)
+class Answering:
+    """What is known to whoever answers. `world_of` gives nothing while the world is being loaded."""
+
+    world_of: Callable[[], World | None]
+    policy_of: Callable[[], Policy]
+    clock: Callable[[], float] = time
+    waits: Waits = field(default_factory=Waits)
+    _lineups: Lineups = field(default_factory=Lineups)
+    _glimpses: dict[GroupKey, tuple[float, float | None]] = field(default_factory=dict)  # (found at, starts at)
+
+    def answer(self, raw: bytes, world: World) -> bytes:
+        """One answer, whatever was asked: what fails is told to whoever asked it."""
+        try:
+            return encode(Answer(msgspec.Raw(encode(self._result(decode_question(raw), world)))))
+        except Exception as error:
+            log.exception("a question could not be answered", question=raw[:200])
+            return encode(Answer(error=f"{type(error).__name__}: {error}"[:300]))
+
+    def _result(self, question: Question, world: World) -> object:
+        policy, now = self.policy_of(), self.clock()
+        match question:
+            case Explain(uid):
+                return explain(world, uid, policy, now, self._lineups.of(world, policy, now, uid))
+            case Look(uids):
+                first = next((one for one in uids if one in world.waiting), None)
+                return self._look(world, first, policy, now) if first is not None else None
+            case Boosted(namespace, job, priority):
+                return _boosted(world, policy, now, (namespace, job), priority)
+            case Simulate(drafts, priorities):
+                asks = [_ask(one, priorities) for one in drafts]
+                return simulate(world, asks, policy, now)
+            case Count():
+                return figures(world, self.waits, now)
+
+    def _look(self, world: World, uid: str, policy: Policy, now: float) -> Glimpse | None:
+        """Its own position, and the estimate of those like it: that is the dear part."""
+        lineup = self._lineups.of(world, policy, now, uid)
+        key = world.waiting[uid].key
+        known = self._glimpses.get(key)
+        if known is not None and 0 <= now - known[0] <= GLIMPSE_SECONDS:
+            return Glimpse(lineup.in_queue.get(uid), known[1])
+        found = glimpse(world, uid, policy, now, lineup)
+        if found is not None:
+            if len(self._glimpses) >= GLIMPSES_MAX:
+                self._glimpses.clear()
+            self._glimpses[key] = (now, found.starts_at)
+        return found
+
+
+def _boosted(world: World, policy: Policy, now: float, job: tuple[str, str], priority: int) -> int | None:
+    """The best position that an allocation of the job would have."""
+    members = [
+        ask.uid
+        for group in world.groups.values()
+        if group.key.job == job[1]
+        for ask in group.members.values()
+        if ask.namespace == job[0]
+    ]
+    if not members:
+        return None
+    line = line_up_boosted(world, policy, now, job, priority)
+    return min((line.in_queue[uid] for uid in members if uid in line.in_queue), default=None)
+
+
+def _ask(draft: Draft, priorities: Mapping[str, PriorityClassView]) -> Ask:
+    return ask_of(bytes(draft.doc), uid=draft.uid, tenant=draft.tenant, labels=draft.labels, priorities=priorities)
+
+
+async def run_answers(
+    office: Office,
+    world_of: Callable[[], World | None],
+    policy_of: Callable[[], Policy],
+    clock: Callable[[], float] = time,
+    waits: Waits | None = None,
+) -> None:
+    """For as long as we lead: answer what is asked. A database that is away is waited for."""
+    answering = Answering(world_of, policy_of, clock, waits if waits is not None else Waits())
+    while True:
+        try:
+            await _follow(office, answering)
+        except AWAY as error:
+            log.info("answers wait for the database", error=repr(error))
+            await asyncio.sleep(POLL_SECONDS)
+
+
+async def _follow(office: Office, answering: Answering) -> None:
+    wake = asyncio.Event()
+    db = await office.database.connect()
+    try:
+        await db.add_listener(store.ASKED, lambda *_: wake.set())
+        while True:
+            wake.clear()
+            await store.forget(db, FORGET_SECONDS)
+            while await _answer_some(db, answering):
+                pass
+            with suppress(TimeoutError):
+                await asyncio.wait_for(wake.wait(), POLL_SECONDS)
+    finally:
+        with suppress(*AWAY):
+            await db.close()
+
+
+async def _answer_some(db: Connection, answering: Answering) -> bool:
+    """Answer the oldest questions, a few at a time; whether there may be more."""
+    if answering.world_of() is None:
+        return False
+    asked = await store.load_unanswered(db, BATCH_MAX, ANSWER_SECONDS_MAX)
+    waiting = deque(asked)
+    while waiting and (world := answering.world_of()) is not None:
+        began, done = perf_counter(), list[tuple[int, bytes]]()
+        while waiting and perf_counter() - began < WORK_SECONDS:
+            one = waiting.popleft()
+            done.append((one.id, answering.answer(one.question, world)))
+        rest = REST_PER_WORK * (perf_counter() - began)
+        await store.answer(db, done)
+        await asyncio.sleep(min(REST_SECONDS_MAX, rest))
+    return len(asked) == BATCH_MAX

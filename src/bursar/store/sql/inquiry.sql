@@ -1,0 +1,45 @@
+-- Questions to the leader and its answers.
+
+-- name: ask
+-- Nobody asks where nobody would answer. The leader is told once, however many ask together.
+WITH leads AS (
+    SELECT 1 FROM leader WHERE until > clock_timestamp()
+), asked AS (
+    INSERT INTO inquiry (question)
+    SELECT line.question
+      FROM unnest($1::json[]) WITH ORDINALITY AS line (question, number), leads
+     ORDER BY line.number
+    RETURNING id
+), told AS (
+    SELECT pg_notify('bursar_inquiry', '') FROM asked LIMIT 1
+)
+SELECT asked.id FROM asked LEFT JOIN told ON true ORDER BY asked.id;
+
+-- name: unanswered
+-- Not locked: only the leader answers, and should two believe to lead, the first answer stands. Who asked longer ago
+-- than this has given up.
+SELECT id, question
+  FROM inquiry
+ WHERE answered_at IS NULL AND asked_at > clock_timestamp() - make_interval(secs => $2::double precision)
+ ORDER BY id
+ LIMIT $1;
+
+-- name: answer
+-- Who asked may have given up and be gone. Each asker is told which ids are ready.
+WITH done AS (
+    UPDATE inquiry
+       SET answer = line.answer, answered_at = clock_timestamp()
+      FROM unnest($1::bigint[], $2::json[]) AS line (id, answer)
+     WHERE inquiry.id = line.id AND inquiry.answered_at IS NULL
+    RETURNING inquiry.id
+)
+SELECT pg_notify('bursar_answer', string_agg(id::text, ',')) FROM done HAVING count(*) > 0;
+
+-- name: collect
+DELETE FROM inquiry WHERE id = ANY($1::bigint[]) AND answered_at IS NOT NULL RETURNING id, answer;
+
+-- name: withdraw
+DELETE FROM inquiry WHERE id = ANY($1::bigint[]);
+
+-- name: forget
+DELETE FROM inquiry WHERE asked_at < clock_timestamp() - make_interval(secs => $1::double precision);

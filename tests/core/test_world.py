@@ -1,0 +1,386 @@
+"""The world's own bookkeeping: what comes, goes and changes, and that nothing of it is counted wrongly."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_worlds import asks, machines, some_limits
+from worlds import (
+    FPGA,
+    GPU,
+    HOST,
+    NOW,
+    RACK,
+    Machine,
+    apart,
+    ask,
+    bound,
+    cycle,
+    end,
+    limit,
+    machine,
+    members,
+    near,
+    place,
+    put,
+    run,
+    submit,
+    why,
+    world_of,
+)
+
+from bursar.core.allocation import Gang
+from bursar.core.ask import Ask
+from bursar.core.node import WHOLE
+from bursar.core.reason import Why
+from bursar.core.running import NEVER, Spot
+from bursar.core.tally import crowd_of, kin_of
+from bursar.core.tree import Tenant
+from bursar.core.world import Boost, Nomination, World
+
+# Nodes come, go and change.
+
+
+def test_a_node_that_is_gone_takes_what_ran_there_with_it() -> None:
+    world = world_of(machine("a", gpus=2), machine("b", gpus=2))
+    run(world, ask("x", gpus=1), "a")
+    run(world, ask("y", gpus=1, nodes=2), "a", "b")
+    world.remove_node("a")
+    assert set(world.placed) == {"y"}
+    assert world.used["t"][GPU] == WHOLE
+    assert world.capacity[GPU] == 2 * WHOLE
+    assert place(world, ask("z", gpus=2)) == {}
+    assert place(world, ask("w", gpus=1)) == {"w": ("b",)}
+
+
+def test_a_gang_that_lost_a_node_can_still_be_looked_at() -> None:
+    world = world_of(machine("a", gpus=1), machine("b", gpus=1))
+    first, second = members("g", 2, gpus=1)
+    run(world, first, "a")
+    run(world, second, "b")
+    world.remove_node("a")
+    submit(world, ask("vip", gpus=1, priority=10))
+    plan = cycle(world)
+    assert [victim.uid for victim in plan.preemptions[0].victims] == ["g-1"]
+
+
+def test_a_row_that_is_used_again_remembers_nothing() -> None:
+    world = world_of(machine("a", gpus=4, cpu=4, rack="a", disk="ssd"), machine("b", cpu=1))
+    run(world, ask("x", gpus=4, labels={"app": "db"}), "a")
+    world.remove_node("a")
+    put(world, machine("c", cpu=2))
+    assert world.fleet.row_of["c"] == 0
+    assert place(world, ask("y", gpus=1), ask("z", cpu=2), ask("w", where=near(RACK, app="db"))) == {"z": ("c",)}
+
+
+def test_more_nodes_than_the_columns_had_room_for() -> None:
+    world = world_of(*(machine(f"n{number:03}", gpus=1) for number in range(200)))
+    assert len(place(world, *(ask(f"x{number}", gpus=1) for number in range(250)))) == 200
+    assert not world.fleet.now.free[world.fleet.column_of[GPU]].any()
+
+
+def test_a_wider_node_that_comes_later_spoils_no_plan_for_later() -> None:
+    world = world_of(machine("a", gpus=8))
+    run(world, ask("x", gpus=8), "a", ends_in=100)
+    put(world, machine("b", gpus=16, offers={FPGA: WHOLE}, cordoned=True))
+    submit(world, ask("y", gpus=8))
+    cycle(world)
+    assert world.reservation is not None
+    assert world.reservation.start == NOW + 100
+
+
+def test_a_device_that_the_node_has_lost_is_still_held_by_whom_it_was_given_to() -> None:
+    world = world_of(machine("a", gpus=2))
+    column = world.fleet.device_column_of[GPU]
+    world.place(ask("x", gpus=1), [Spot(0, ((column, (11,)),))], since=NOW)
+    assert place(world, ask("y", gpus=1), ask("z", gpus=1)) == {"y": ("a",)}
+    end(world, "x")
+    assert bound(world, cycle(world)) == {"z": ("a",)}
+
+
+def test_the_same_allocation_on_other_devices_is_moved() -> None:
+    world = world_of(machine("a", gpus=2))
+    one = ask("x", gpus=1)
+    run(world, one, "a", devices=(0,))
+    run(world, one, "a", devices=(1,))
+    assert world.fleet.now.devices[0][0].tolist()[:2] == [WHOLE, 0]
+
+
+def test_a_tally_follows_a_node_to_another_domain() -> None:
+    world = world_of(machine("a", cpu=4, rack="r1"), machine("b", cpu=4, rack="r2"))
+    run(world, ask("old", labels={"app": "db"}), "a")
+    where = near(RACK, app="db")
+    assert place(world, ask("x", cpu=3, where=where)) == {"x": ("a",)}
+    put(world, machine("a", cpu=4, rack="r2"))
+    assert place(world, ask("y", cpu=3, where=where)) == {"y": ("b",)}
+
+
+# Waiting.
+
+
+def test_changing_what_waits_moves_it_to_where_it_belongs() -> None:
+    world = world_of(machine("a", cpu=1))
+    submit(world, ask("x", cpu=1), ask("y", cpu=1))
+    submit(world, replace(ask("x", cpu=1), priority=5))
+    assert len(world.groups) == 2
+    assert bound(world, cycle(world)) == {"x": ("a",)}
+
+
+def test_those_who_wait_alike_are_served_in_the_order_of_submission() -> None:
+    world = world_of(machine("a", cpu=2))
+    late, early, middle = (ask(name, cpu=1, at=at) for name, at in (("l", NOW), ("e", NOW - 9), ("m", NOW - 5)))
+    submit(world, late, early, middle)
+    assert list(bound(world, cycle(world))) == ["e", "m"]
+
+
+def test_a_group_blocked_for_a_quota_does_not_hold_up_those_that_are_charged_otherwise() -> None:
+    world = world_of(machine("a", cpu=8))
+    limit(world, Tenant("t", limits={"limits.cpu": WHOLE}))
+    dear, cheap = (ask(name, cpu=1, at=at) for name, at in (("dear", NOW - 9), ("cheap", NOW)))
+    dear = replace(dear, charge=replace(dear.charge, accepted={**dear.charge.accepted, "limits.cpu": 2 * WHOLE}))
+    assert place(world, dear, cheap) == {"cheap": ("a",)}
+
+
+def test_what_was_not_committed_waits_as_before() -> None:
+    world = world_of(machine("a", gpus=1))
+    one = ask("x", gpus=1)
+    place(world, one)
+    world.unassume(one)
+    assert not world.placed
+    assert list(world.waiting) == ["x"]
+    assert bound(world, cycle(world)) == {"x": ("a",)}
+
+
+def test_a_victim_that_stopped_waits_again_with_its_submit_time() -> None:
+    world = world_of(machine("a", gpus=1))
+    one = ask("x", gpus=1, at=NOW - 500)
+    run(world, one, "a")
+    world.wait(one)
+    assert not world.placed
+    assert bound(world, cycle(world)) == {"x": ("a",)}
+
+
+def test_a_boost_replaces_the_priority_until_it_expires() -> None:
+    world = world_of()
+    one = ask("x", job="j", priority=7)
+    world.boosts["n", "j"] = Boost(100, NOW)
+    assert world.priority(one, NOW - 1) == 100
+    assert world.priority(one, NOW) == 7
+    assert world.priority(ask("y", priority=3), NOW - 1) == 3
+
+
+def test_a_nomination_goes_with_the_allocation() -> None:
+    world = world_of(machine("a", gpus=1))
+    world.wait(ask("x", gpus=1), Nomination(("a",), NOW + 60))
+    end(world, "x")
+    assert not world.nominated
+    world.wait(ask("x", gpus=1), Nomination(("a",), NOW + 60))
+    world.renounce("x")
+    assert bound(world, cycle(world)) == {"x": ("a",)}
+
+
+def test_a_gang_is_forgotten_with_its_last_member() -> None:
+    world = world_of(machine("a", gpus=2))
+    for one in members("g", 2, gpus=1):
+        world.wait(one)
+    assert set(world.bands) == {("n", "g")}
+    end(world, "g-0", "g-1")
+    assert not world.bands
+    assert not world.groups
+
+
+# Limits.
+
+
+def test_a_node_that_grows_gives_back_exactly_what_was_counted() -> None:
+    world = world_of(machine("a", gpus=2))
+    limit(world, Tenant("t", limits={"nodes": WHOLE}))
+    place(world, ask("x", gpus=1))
+    put(world, machine("a", gpus=8))
+    assert world.limits.cells["tenant:t", "nodes"].bound == 500
+    end(world, "x")
+    assert world.limits.cells["tenant:t", "nodes"].bound == 0
+
+
+# Incremental equals rebuilt.
+
+
+def books(world: World) -> dict[str, Any]:
+    """Everything that is counted, in a form that does not depend on the order in which things came."""
+    fleet = world.fleet
+    names = sorted(fleet.row_of)
+    rows = [fleet.row_of[name] for name in names]
+    lines = [line for line in range(len(world.running.uid)) if world.running.row[line] >= 0]
+    return {
+        "free": {name: fleet.now.free[column, rows].tolist() for name, column in sorted(fleet.column_of.items())},
+        "devices": {
+            name: [[part for part in fleet.now.devices[column][row].tolist() if part >= 0] for row in rows]
+            for name, column in sorted(fleet.device_column_of.items())
+        },
+        "whole": {name: fleet.now.whole[c, rows].tolist() for name, c in sorted(fleet.device_column_of.items())},
+        "widest": {name: fleet.now.widest[c, rows].tolist() for name, c in sorted(fleet.device_column_of.items())},
+        "placed": fleet.now.placed[rows].tolist(),
+        "exclusive": fleet.now.exclusive[rows].tolist(),
+        "open": fleet.now.open[rows].tolist(),
+        "running": sorted(
+            (
+                world.running.uid[line],
+                fleet.names[world.running.row[line]],
+                float(world.running.ends_at[line]),
+                int(world.running.priority[line]),
+                world.running.amounts[:, line].any(),
+            )
+            for line in lines
+        ),
+        "on_row": {fleet.names[row]: sorted(uids) for row, uids in world.running.on_row.items() if uids},
+        "used": {
+            tenant: {name: amount for name, amount in sorted(used.items()) if amount}
+            for tenant, used in sorted(world.used.items())
+            if any(used.values())
+        },
+        "capacity": {name: amount for name, amount in sorted(world.capacity.items()) if amount},
+        "kin": {kin: {fleet.names[row]: count for row, count in at.items()} for kin, at in world.tallies.rows.items()},
+        "shunning": {
+            key: {fleet.names[row]: count for row, count in at.items()} for key, at in world.tallies.shunning.items()
+        },
+        "bound": {row: cell.bound for row, cell in world.limits.cells.items()},
+        "bands": {key: (sorted(band.waiting), sorted(band.placed)) for key, band in sorted(world.bands.items())},
+        "waiting": sorted(world.waiting),
+        "groups": sorted(sorted(group.members) for group in world.groups.values()),
+    }
+
+
+def tallies(world: World, those: Iterable[Ask]) -> list[dict[str, int]]:
+    """Every count that these would ask for, by the name of the domain."""
+    found = []
+    for one in those:
+        where = one.shape.where
+        crowds = [(each.topology_key, crowd_of(each, one.namespace)) for each in (*where.near, *where.apart)]
+        for key, crowd in crowds:
+            counts = world.tallies.counts(key, crowd)
+            found.append({name: int(counts[code]) for name, code in world.fleet.label(key).code_of.items()})
+        assert kin_of(one)
+    return found
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_after_any_history_everything_counted_equals_what_a_fresh_world_counts(data: st.DataObject) -> None:
+    those: list[Machine] = data.draw(machines())
+    wanted: list[Ask] = data.draw(asks(12))
+    world = world_of(*those)
+    some_limits(world)
+    here = {one.name: one for one in those}
+    gone: set[str] = set()
+    for one in wanted:
+        world.wait(one)
+    now = NOW
+    for step in range(data.draw(st.integers(1, 6))):
+        now += 400.0
+        plan = cycle(world, now)
+        tallies(world, wanted)
+        for binding in plan.bindings:
+            if data.draw(st.booleans(), label="refused"):
+                for one, _ in binding.members:
+                    if one.uid in world.placed:
+                        world.unassume(one)
+        match data.draw(st.sampled_from(["end", "stop", "node", "lose", "nothing"]), label=f"step {step}"):
+            case "end":
+                uid = data.draw(st.sampled_from([one.uid for one in wanted]))
+                world.forget(uid)
+                gone.add(uid)
+            case "stop" if world.placed:
+                uid = data.draw(st.sampled_from(sorted(world.placed)))
+                world.wait(world.placed[uid].ask)
+            case "node":
+                changed: Machine = data.draw(st.sampled_from(data.draw(machines())))
+                here[changed.name] = changed
+                put(world, changed)
+            case "lose" if here:
+                name = data.draw(st.sampled_from(sorted(here)))
+                # What ran on several nodes has lost a part: here it is gone altogether.
+                for uid in sorted(world.running.on_row.get(world.fleet.row_of[name], ())):
+                    world.forget(uid)
+                    gone.add(uid)
+                world.remove_node(name)
+                del here[name]
+    fresh = world_of(*(here[name] for name in sorted(here)))
+    some_limits(fresh)
+    for one in wanted:
+        if one.uid in world.placed:
+            kept = world.placed[one.uid]
+            names = world.fleet.names
+            columns = {column: name for name, column in world.fleet.device_column_of.items()}
+            spots = [
+                Spot(
+                    fresh.fleet.row_of[names[spot.row]],
+                    tuple((fresh.fleet.device_column_of[columns[column]], which) for column, which in spot.devices),
+                )
+                for spot in kept.spots
+            ]
+            fresh.place(one, spots, since=kept.since, ends_at=kept.ends_at, ending=kept.ending)
+        elif one.uid not in gone or one.uid in world.waiting:
+            fresh.wait(one)
+    left, right = books(world), books(fresh)
+    for name in left["free"].keys() - right["free"].keys():
+        del left["free"][name]  # nobody offers it any more
+        left["devices"].pop(name, None)
+        left["whole"].pop(name, None)
+        left["widest"].pop(name, None)
+    assert left == right
+    assert tallies(world, wanted) == tallies(fresh, wanted) or len(world.fleet) != len(fresh.fleet)
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_undoing_a_plan_leaves_nothing_of_it(data: st.DataObject) -> None:
+    those = data.draw(machines())
+    wanted = data.draw(asks(10))
+    world = world_of(*those)
+    some_limits(world)
+    for one in wanted:
+        world.wait(one)
+    before = books(world)
+    plan = cycle(world, preemption=False)
+    for binding in plan.bindings:
+        for one, _ in binding.members:
+            world.unassume(one)
+    assert books(world) == before
+    for one in wanted:
+        world.forget(one.uid)
+    assert books(world) == {**books(world_of(*those)), "bound": before["bound"]}
+    assert not world.waiting
+    assert not world.blocked
+
+
+def test_the_log_of_changes_is_forgotten_once_it_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bursar.core.view.LOG_MAX", 10)
+    world = world_of(machine("a", cpu=100))
+    for number in range(30):
+        assert place(world, ask(f"x{number}", cpu=1, memory=0), ask(f"y{number}", cpu=0.5)) == {
+            f"x{number}": ("a",),
+            f"y{number}": ("a",),
+        }
+    assert len(world.fleet.now.touched) < 20
+    assert np.isclose(world.fleet.now.free[world.fleet.column_of["cpu"], 0], 100 * WHOLE - 45 * WHOLE)
+
+
+def test_a_gang_s_name_means_another_gang_in_another_namespace() -> None:
+    world = world_of(machine("a", gpus=4, cpu=1))
+    submit(world, ask("x", gpus=1, gang=Gang("g", 2)), ask("y", gpus=1, gang=Gang("g", 2), namespace="m"))
+    plan = cycle(world)
+    assert not plan.bindings
+    assert why(world, plan, "x").why is Why.GANG_INCOMPLETE
+    assert world.placed == {}
+
+
+def test_who_wants_to_be_apart_leaves_no_trace_when_it_goes() -> None:
+    world = world_of(machine("a", cpu=4))
+    run(world, ask("x", cpu=1, where=apart(HOST, app="web")), "a", ends_in=NEVER)
+    assert place(world, ask("y", cpu=1, labels={"app": "web"})) == {}
+    end(world, "x")
+    assert bound(world, cycle(world)) == {"y": ("a",)}

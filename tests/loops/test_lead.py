@@ -1,0 +1,115 @@
+"""Leading on a real database: one works at a time, and stops when it may not be leading any more."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from bursar.loops.lead import Terms, run_lead
+from bursar.ops.leader import load_leader
+from bursar.ops.office import Office
+from bursar.store.database import Connection, connect
+
+PATIENT = Terms(term_seconds=60.0, renew_seconds=0.01, ask_seconds=0.01)
+HASTY = Terms(term_seconds=0.3, renew_seconds=0.05, ask_seconds=0.01)
+
+
+class Controller:
+    """A candidate, and what it was seen doing."""
+
+    def __init__(self, office: Office, name: str, terms: Terms = PATIENT) -> None:
+        self.fences: list[int] = []
+        self.working = asyncio.Event()
+        self.stopped = asyncio.Event()
+        self.fault: Exception | None = None
+        self._task = asyncio.create_task(run_lead(office.database, name, self.work, terms))
+
+    async def work(self, fence: int) -> None:
+        self.fences.append(fence)
+        self.stopped.clear()
+        self.working.set()
+        try:
+            if self.fault is not None:
+                fault, self.fault = self.fault, None
+                raise fault
+            await asyncio.Event().wait()
+        finally:
+            self.working.clear()
+            self.stopped.set()
+
+    async def end(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+@pytest.fixture
+async def db(database_url: str) -> AsyncIterator[Connection]:
+    one = await connect(database_url)
+    await one.execute("SET idle_in_transaction_session_timeout = 0")
+    yield one
+    await one.close()
+
+
+async def within_a_minute(event: asyncio.Event) -> None:
+    await asyncio.wait_for(event.wait(), 60)
+
+
+async def test_one_of_two_works_and_the_other_takes_over_when_it_ends(office: Office) -> None:
+    first = Controller(office, "first")
+    await within_a_minute(first.working)
+    second = Controller(office, "second")
+    until = (await load_leader(office.database)).until
+    async with asyncio.timeout(60):
+        while (await load_leader(office.database)).until == until:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    assert not second.working.is_set()
+    await first.end()
+    assert first.stopped.is_set()
+    await within_a_minute(second.working)  # long before the first one's term would have run out
+    assert first.fences[-1] < second.fences[0]
+    assert (await load_leader(office.database)).holder.startswith("second/")
+    await second.end()
+    assert not (await load_leader(office.database)).leads
+
+
+async def test_who_was_deposed_stops(office: Office, db: Connection) -> None:
+    one = Controller(office, "one")
+    await within_a_minute(one.working)
+    await db.execute("UPDATE leader SET holder = 'other', fence = fence + 1")
+    await within_a_minute(one.stopped)
+    assert (await load_leader(office.database)).holder == "other"
+    await db.execute("UPDATE leader SET until = clock_timestamp()")
+    await within_a_minute(one.working)
+    assert one.fences == [one.fences[0], one.fences[0] + 2]
+    await one.end()
+
+
+async def test_who_let_its_term_run_out_begins_anew_under_another_fence(office: Office, db: Connection) -> None:
+    one = Controller(office, "one")
+    await within_a_minute(one.working)
+    await db.execute("UPDATE leader SET until = clock_timestamp()")
+    await within_a_minute(one.stopped)
+    await within_a_minute(one.working)
+    assert len(set(one.fences)) == len(one.fences) == 2
+    await one.end()
+
+
+async def test_who_cannot_renew_stops_at_its_own_deadline(office: Office, db: Connection) -> None:
+    one = Controller(office, "one", HASTY)
+    await within_a_minute(one.working)
+    async with db.transaction():
+        await db.execute("SELECT 1 FROM leader FOR UPDATE")  # the database answers no renewal
+        await within_a_minute(one.stopped)
+    await within_a_minute(one.working)
+    await one.end()
+
+
+async def test_work_that_fails_gives_the_lead_up_and_is_begun_again(office: Office) -> None:
+    one = Controller(office, "one")
+    one.fault = RuntimeError("a bug")
+    async with asyncio.timeout(60):
+        while len(one.fences) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    assert one.fences[1] > one.fences[0]
+    await one.end()
+    assert not (await load_leader(office.database)).leads
