@@ -100,9 +100,10 @@ def sim() -> None:
 @click.option("--zones", default=2, show_default=True, type=click.IntRange(1), help="Zones they are spread over.")
 @click.option("--racks", default=8, show_default=True, type=click.IntRange(1), help="Racks they are spread over.")
 @click.option("--run-seconds", type=click.FloatRange(0), help="How long an allocation runs that does not say it.")
+@click.option("--stop-seconds", default=0.0, type=click.FloatRange(0), help="How long what is told to stop takes.")
 @click.option("--keep", is_flag=True, help="Leave the nodes registered at the end.")
 @connected
-def nodes(connection: Connection, run_seconds: float | None, keep: bool, **shape: Any) -> None:
+def nodes(connection: Connection, run_seconds: float | None, stop_seconds: float, keep: bool, **shape: Any) -> None:
     """Register nodes that run what is bound to them, in pretence, until interrupted.
 
     With an administrator's token. An allocation's annotations say how it runs:
@@ -115,10 +116,12 @@ def nodes(connection: Connection, run_seconds: float | None, keep: bool, **shape
 
     from bursar.sim.shape import Shape
 
-    asyncio.run(_simulate(connection, Shape(**shape), run_seconds, keep))
+    asyncio.run(_simulate(connection, Shape(**shape), run_seconds, stop_seconds, keep))
 
 
-async def _simulate(connection: Connection, shape: Shape, run_seconds: float | None, keep: bool) -> None:
+async def _simulate(
+    connection: Connection, shape: Shape, run_seconds: float | None, stop_seconds: float, keep: bool
+) -> None:
     import asyncio
     import signal
 
@@ -145,7 +148,7 @@ async def _simulate(connection: Connection, shape: Shape, run_seconds: float | N
     for one in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(one, end)
     async with AsyncClient(where.url, where.token, ca_file=where.ca_file) as client:
-        simulated = RestNodes(client, shape, default_seconds=run_seconds)
+        simulated = RestNodes(client, shape, default_seconds=run_seconds, stop_seconds=stop_seconds)
         left = await simulate(simulated, stop, ready=ready, tell=tell, keep=keep)
     print(f"{simulated.ended} allocations ended")
     if left:

@@ -13,7 +13,7 @@ from bursar.core.ask import Operator as Op
 from bursar.core.charge import Charge
 from bursar.core.cycle import Policy, decide
 from bursar.core.explain import explain, figures, glimpse, queues, simulate, waiting_by_reason
-from bursar.core.lineup import Lineups, line_up, line_up_boosted
+from bursar.core.lineup import Lineup, Lineups, line_up, line_up_boosted
 from bursar.core.quota import Counter
 from bursar.core.reason import Short, Why
 from bursar.core.running import Spot
@@ -72,8 +72,8 @@ def snapshot(world: World) -> Any:
         [one.copy().tolist() for one in now.devices],
         now.placed.tolist(),
         dict(world.placed),
-        {uid: (one.ending, one.ends_at, list(one.lines)) for uid, one in world.placed.items()},
-        world.running.lines.ends_at.tolist(),
+        {uid: (one.ending, one.ends_at) for uid, one in world.placed.items()},
+        world.running.ends().tolist(),
         {uid: sorted(group.members) for uid, group in world.waiting.items()},
         dict(world.nominated),
         dict(world.blocked),
@@ -179,6 +179,7 @@ def test_company_that_keeps_it_out(where: Where, expected: Why) -> None:
     world.put_node("n1", {"cpu": 0, GPU: 0, "pods": 0}, labels={"rack": "r2"})
     placed(world, ask("r", labels={"app": "train"}), "n0", (0,))
     if expected is Why.SPREAD:
+        world.put_node("n1", {"cpu": 8000, GPU: 8000}, labels={"rack": "r2"}, cordoned=True)
         placed(world, ask("r2", labels={"app": "train"}), "n0", (1,))
     elif expected is Why.ANTI_AFFINITY:
         world.remove_node("n1")
@@ -265,6 +266,17 @@ def test_the_share_of_the_tenant_is_told() -> None:
 # The line.
 
 
+def place(world: World, line: Lineup, uid: str) -> int:
+    group = world.waiting[uid]
+    found = line.position(group.members[uid], group)
+    assert found is not None
+    return found.overall
+
+
+def in_order(world: World, line: Lineup) -> list[str]:
+    return sorted(world.waiting, key=lambda uid: place(world, line, uid))
+
+
 def test_positions_count_within_the_queue_and_overall() -> None:
     world = waiting(
         world_of(1),
@@ -282,8 +294,9 @@ def test_tenants_take_turns_in_the_line() -> None:
     many = [ask(f"p{index:02}", 8, submitted_at=NOW - 9000 + index) for index in range(20)]
     waiting(world, *many, ask("one", 8, tenant="biology"))
     line = line_up(world, POLICY, NOW)
-    assert line.overall["one"] <= 2, "a long backlog takes nothing from others"
-    assert [uid for uid in line.overall if uid != "one"] == [one.uid for one in many]
+    order = in_order(world, line)
+    assert order.index("one") <= 1, "a long backlog takes nothing from others"
+    assert [uid for uid in order if uid != "one"] == [one.uid for one in many]
 
 
 def test_members_of_a_gang_stand_together() -> None:
@@ -294,23 +307,35 @@ def test_members_of_a_gang_stand_together() -> None:
         ask("g1", gang=gang, submitted_at=NOW - 900),
         ask("g2", gang=gang, submitted_at=NOW - 100),
     )
-    line = line_up(world, POLICY, NOW)
-    assert abs(line.overall["g1"] - line.overall["g2"]) == 1
+    order = in_order(world, line_up(world, POLICY, NOW))
+    assert abs(order.index("g1") - order.index("g2")) == 1
 
 
 def test_far_behind_the_front_the_order_of_submission_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bursar.core.lineup.WALK_MAX", 5)
-    asks = [ask(f"a{index:03}", submitted_at=NOW - 9000 + index) for index in range(50)]
-    line = line_up(waiting(world_of(1), *asks), POLICY, NOW)
-    assert list(line.overall) == [one.uid for one in asks]
-    assert list(line.overall.values()) == list(range(1, 51))
+    asks = [ask(f"a{index:03}", 1 + index % 3, submitted_at=NOW - 9000 + index) for index in range(50)]
+    world = waiting(world_of(1), *asks, ask("gone", submitted_at=NOW - 9999))
+    world.forget("gone")
+    line = line_up(world, POLICY, NOW)
+    assert in_order(world, line) == [one.uid for one in asks]
+    assert [place(world, line, one.uid) for one in asks] == list(range(1, 51))
+    last = line.position(asks[-1], world.waiting[asks[-1].uid])
+    assert last is not None
+    assert (last.ahead.allocations, last.ahead.amounts["cpu"], len(line)) == (49, 49_000, 50)
+
+
+def test_of_very_many_groups_the_oldest_and_the_most_urgent_come_to_the_front(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bursar.core.lineup.GROUPS_MAX", 3)
+    asks = [ask(f"a{index:03}", job=f"j{index}", submitted_at=NOW - 900 + index) for index in range(40)]
+    world = waiting(world_of(1), *asks, ask("urgent", priority=100_000, submitted_at=NOW))
+    assert in_order(world, line_up(world, POLICY, NOW)) == ["urgent", *(one.uid for one in asks)]
 
 
 def test_a_boost_moves_a_job_to_the_front_and_the_question_changes_nothing() -> None:
     world = waiting(world_of(1), ask("other", submitted_at=NOW - 90), ask("mine", job="train"))
     before = snapshot(world)
-    assert line_up(world, POLICY, NOW).overall["mine"] == 2
-    assert line_up_boosted(world, POLICY, NOW, ("team", "train"), 100_000).overall["mine"] == 1
+    assert place(world, line_up(world, POLICY, NOW), "mine") == 2
+    assert place(world, line_up_boosted(world, POLICY, NOW, ("team", "train"), 100_000), "mine") == 1
     assert snapshot(world) == before
 
 
@@ -319,7 +344,7 @@ def test_a_line_is_kept_for_a_second_and_made_anew_for_a_newcomer() -> None:
     first = lines.of(world, POLICY, NOW)
     assert lines.of(world, POLICY, NOW + 0.9, "a") is first
     waiting(world, ask("b"))
-    assert "b" in lines.of(world, POLICY, NOW + 0.9, "b").overall
+    assert place(world, lines.of(world, POLICY, NOW + 0.9, "b"), "b") == 2
     assert lines.of(world, POLICY, NOW + 5) is not first
 
 
@@ -354,9 +379,9 @@ def test_those_ahead_that_want_other_nodes_do_not_count() -> None:
 def test_a_glimpse_is_the_position_and_the_estimate() -> None:
     world = world_of(4)
     placed(world, ask("r", 4), "n0", (0, 1, 2, 3), ends_in=600)
-    waiting(world, ask("a", 4))
-    found = glimpse(world, "a", POLICY, NOW, line_up(world, POLICY, NOW))
-    assert found is not None
+    waiting(world, one := ask("a", 4))
+    position = line_up(world, POLICY, NOW).position(one, world.waiting["a"])
+    found = glimpse(world, "a", POLICY, NOW, position)
     assert (found.position, found.starts_at) == (1, NOW + 600)
 
 

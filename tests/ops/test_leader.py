@@ -15,8 +15,9 @@ from bursar.ops.bind import Bind, Member, Note, bind, note
 from bursar.ops.leader import load_leader, resign, stand
 from bursar.ops.office import Office
 from bursar.store import change as change_store
+from bursar.store import leader as leader_store
 from bursar.store import node as node_store
-from bursar.store.database import Connection, connect
+from bursar.store.database import RACES, Connection, connect
 from bursar.store.request import Claim, RequestKey
 from offices import (
     TEST,
@@ -143,19 +144,22 @@ async def test_who_was_deposed_leaves_no_trace(office: Office, rival: Office, db
     await assert_counters_equal_charges(office)
 
 
-async def test_a_renewal_does_not_wait_for_a_bind_under_way(office: Office, db: Connection) -> None:
+async def test_a_renewal_does_not_wait_for_a_bind_under_way(office: Office, db: Connection, database_url: str) -> None:
     await node(office, "n1", gpu=4)
     await allocation(office, "default", "a", gpu=1)
     fence = await lead(office, "a")
+    impatient = await connect(database_url)
+    await impatient.execute("SET lock_timeout = '1ms'")  # whoever has to wait is told at once
     async with db.transaction():
         await db.execute("SELECT 1 FROM node WHERE name = 'n1' FOR UPDATE")
         binding = asyncio.create_task(bind(office, [await unit(office, "a", "n1", fence=fence)]))
         await until_waiting(office)
-        renewed = await stand(office.database, "a", LONG)
-        assert renewed is not None
-        assert (renewed.number, renewed.renewed) == (fence, True)
-        assert not binding.done()
+        assert await leader_store.renew(impatient, "a", LONG) == fence
+        await run_out(office)
+        with pytest.raises(RACES):
+            await leader_store.take(impatient, "b", LONG)
     assert [code(one) for one in await binding] == ["ok"]
+    await impatient.close()
 
 
 async def test_a_leader_paused_in_the_middle_ends_its_batch_before_the_next_one_leads(

@@ -10,7 +10,9 @@ from bursar.api.identity import Authenticator
 from bursar.api.ratelimit import LIMIT_PER_MINUTE_DEFAULT, RateLimit
 from bursar.core.access import Identity, Reach, reach
 from bursar.core.tree import Tree, lineage, subtree
+from bursar.ops.cluster import ClusterCache
 from bursar.ops.feed import Feed
+from bursar.ops.inquiry import Inquiries
 from bursar.ops.office import Office
 from bursar.store import listing
 from bursar.store.database import AWAY, Database
@@ -42,6 +44,12 @@ class House:
     _fault: str = ""
     _fault_read_at: float = field(default=-1e9)
     _fault_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    inquiries: Inquiries = field(init=False)
+    cluster: ClusterCache = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.inquiries = Inquiries(self.database)
+        self.cluster = ClusterCache(self.database)
 
     async def tree(self, *, fresh: bool = False) -> Tree:
         """The tree for reading and for asking who may see what; at most a second old."""

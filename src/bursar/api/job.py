@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from bursar.api.body import claim_of, dry_run, read_document
-from bursar.api.object import find, key_of, origin_of, recall
+from bursar.api.object import find, key_of, origin_of, recall, with_glimpse
 from bursar.api.route import Answer, Call, Outcome
 from bursar.core.duration import parse_seconds
 from bursar.core.job import all_turns, turn_name
@@ -56,6 +57,7 @@ class Boosted(msgspec.Struct, rename="camel"):
     previous_priority: int
     new_priority: int
     boost_expires: str
+    new_queue_position: int | UnsetType = UNSET
 
 
 async def get_status(call: Call) -> Outcome:
@@ -63,6 +65,7 @@ async def get_status(call: Call) -> Outcome:
     found = await find(call, key_of(call))
     if isinstance(found, Refusal):
         return found
+    found = await with_glimpse(call, found)
     document = decode(found.doc, found.status, found.revision)
     names = [turn_name(found.key.name, turn) for turn in all_turns(progress_in(found))]
     async with call.house.database.reader() as db:
@@ -114,7 +117,7 @@ async def boost(call: Call) -> Outcome:
     reply = await (
         recall(call, claim, found) if isinstance(found, Refusal) else _boost(call, found, wanted, claim, dry)
     )
-    return reply if isinstance(reply, Refusal) else _boosted(reply)
+    return reply if isinstance(reply, Refusal) else await _boosted(call, reply)
 
 
 async def _boost(call: Call, job: Stored, wanted: BoostJob, claim: Claim | None, dry: bool) -> Reply:
@@ -132,9 +135,21 @@ async def _boost(call: Call, job: Stored, wanted: BoostJob, claim: Claim | None,
     )
 
 
-def _boosted(reply: Written) -> Answer:
+async def _boosted(call: Call, reply: Written) -> Answer:
+    """The position is what the scheduler says it will be; without one that leads it is left out."""
     stored = msgspec.json.decode(reply.status)["boost"]
-    return Answer(200, encode(Boosted(stored["previousPriority"], stored["priority"], stored["expires"])))
+    position = await call.house.inquiries.boosted(reply.key.namespace, reply.key.name, stored["priority"])
+    return Answer(
+        200,
+        encode(
+            Boosted(
+                stored["previousPriority"],
+                stored["priority"],
+                stored["expires"],
+                UNSET if position is None else position,
+            )
+        ),
+    )
 
 
 # Reading what was asked.

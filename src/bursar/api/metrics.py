@@ -22,6 +22,18 @@ LANE_DEPTH = Gauge("bursar_lane_depth", "Commands waiting.", ["lane"])
 FEED_REVISION = Gauge("bursar_revision", "The newest revision.")
 FEED_BEHIND = Gauge("bursar_watch_lag_revisions", "How far this process's feed is behind the newest revision.")
 
+# As the leader tells them when /metrics is read.
+WAITING = Gauge("bursar_waiting_allocations", "Allocations that wait, by the reason why.", ["reason"])
+QUEUE_DEPTH = Gauge("bursar_queue_depth", "Allocations that wait, by queue.", ["queue"])
+QUEUE_AGE = Gauge("bursar_queue_oldest_seconds", "How long the oldest of each queue has waited.", ["queue"])
+TIME_TO_SCHEDULE = Gauge(
+    "bursar_time_to_schedule_seconds",
+    "Time from being submitted to being placed, over the last hour, by queue and quantile.",
+    ["queue", "quantile"],
+)
+SCHEDULED_PER_SECOND = Gauge("bursar_scheduled_per_second", "Allocations placed in a second, over the last minute.")
+PREEMPTIONS = Gauge("bursar_preemptions_last_hour", "Allocations that were preempted in the last hour.")
+
 # Children are kept: looking a label up costs more than counting.
 _children: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
 

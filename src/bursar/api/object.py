@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -23,7 +25,9 @@ from bursar.ops import object as ops
 from bursar.ops.ceiling import unsatisfiable
 from bursar.ops.command import Reply, Written
 from bursar.ops.dispatch import create_command, owner_of
+from bursar.ops.inquiry import Look
 from bursar.ops.object import not_found
+from bursar.ops.office import timestamp
 from bursar.store.listing import Item, Query
 from bursar.store.request import Claim
 from bursar.wire.allocation import gang_of
@@ -71,7 +75,27 @@ async def get(call: Call) -> Outcome:
     found = await find(call, key_of(call))
     if isinstance(found, Refusal):
         return found
-    return await one_answer(call, 200, item(found))
+    return await one_answer(call, 200, item(await with_glimpse(call, found)))
+
+
+async def with_glimpse(call: Call, one: Stored) -> Stored:
+    """What waits is shown with its place in line and the estimate of its start, if the scheduler is quick to tell."""
+    look = _LOOKS.get((one.key.kind, one.fields.get("status.phase", "")))
+    seen = await call.house.inquiries.glimpse(look(one)) if look is not None else None
+    if seen is None:
+        return one
+    status = msgspec.json.decode(one.status)
+    if seen.position is not None:
+        status["queuePosition"] = seen.position
+    if seen.starts_at is not None:
+        status["estimatedStartTime"] = timestamp(datetime.fromtimestamp(seen.starts_at, UTC))
+    return replace(one, status=encode(status))
+
+
+_LOOKS: dict[tuple[str, str], Callable[[Stored], Look]] = {
+    ("Allocation", "Pending"): lambda one: Look(one.uid),
+    ("Job", "Queued"): lambda one: Look(namespace=one.key.namespace, job=one.key.name),
+}
 
 
 def item(one: Stored) -> Item:

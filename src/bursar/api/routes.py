@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from bursar.api import (
     allocation,
+    cluster,
     delete,
     discovery,
     docs,
@@ -14,6 +15,7 @@ from bursar.api import (
     edit,
     event,
     eviction,
+    explain,
     job,
     node,
     openapi,
@@ -181,6 +183,7 @@ def _other_routes() -> Iterator[Route]:
                     refusals=(405,))  # fmt: skip
     yield from _stopping_routes()
     yield from _job_routes()
+    yield from _asking_routes()
     yield Route("POST", f"{ROOT}/tokens", token.create, "Make a token; its secret is in this answer only.", "create",
                 "tokens", body=token.NewToken, answer=token.Token, status=201, refusals=(403, 404))  # fmt: skip
     yield Route("GET", f"{ROOT}/tokens", token.list_tokens, "List tokens, without their secrets.", "list", "tokens")
@@ -215,6 +218,34 @@ def _job_routes() -> Iterator[Route]:
     yield Route(
         "POST", f"{item}/boost", job.boost, "Give a job another priority for a while.", "boost", "jobs", kind=jobs,
         params=(DRY_RUN,), body=job.BoostJob, answer=job.Boosted, refusals=(409,),
+    )  # fmt: skip
+
+
+def _asking_routes() -> Iterator[Route]:
+    """What the scheduler is asked: why, what if, and how it stands."""
+    allocations = next(kind for kind in KINDS if kind.name == "Allocation")
+    jobs = next(kind for kind in KINDS if kind.name == "Job")
+    yield Route(
+        "GET", f"{_base(allocations)}/{{name}}/explain", explain.explain, "Why an allocation waits.", "explain",
+        "allocations", kind=allocations, answer=explain.Explanation, refusals=(503,),
+    )  # fmt: skip
+    yield Route(
+        "GET", f"{_base(jobs)}/{{name}}/explain", explain.explain_job, "Why a job waits.", "explain", "jobs", kind=jobs,
+        answer=explain.Explanation, refusals=(503,),
+    )  # fmt: skip
+    yield Route(
+        "POST", f"{_base(allocations)}/simulate", explain.simulate,
+        "What would become of an allocation, or of several as `items`; nothing is created.", "simulate", "allocations",
+        kind=allocations, params=(VALIDATION,), body=allocations.type, body_media=(JSON, YAML[0]),
+        answer=explain.Simulation, refusals=(403, 422, 503),
+    )  # fmt: skip
+    yield Route(
+        "GET", f"{ROOT}/metrics/queues", cluster.queues, "How the queues stand.", "get", "metrics",
+        answer=cluster.Queues, refusals=(503,),
+    )  # fmt: skip
+    yield Route(
+        "GET", f"{ROOT}/metrics/cluster/utilization", cluster.utilization, "How full the cluster is.", "get", "metrics",
+        answer=cluster.Utilization,
     )  # fmt: skip
 
 

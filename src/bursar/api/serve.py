@@ -42,9 +42,11 @@ async def opened_house(
     office.on_commit.append(feed.nudge)
     limits: RateLimit = RedisRateLimit.open(redis_url) if redis_url else MemoryRateLimit()
     authenticator = Authenticator(database, oidc=Oidc(oidc) if oidc else None)
+    house = House(database, office, feed, authenticator, limits, requests_per_minute, bursar.__version__)
     try:
-        yield House(database, office, feed, authenticator, limits, requests_per_minute, bursar.__version__)
+        yield house
     finally:
+        await house.inquiries.close()
         await feed.close()
         await authenticator.close()
         await office.close()

@@ -221,8 +221,9 @@ def parse_seeds(text: str) -> list[int]:
     """`42`, `42,44` or `42-51`."""
     seeds: list[int] = []
     for part in text.split(","):
-        first, _, last = part.partition("-")
-        if not first.isdecimal() or not (last or first).isdecimal() or int(last or first) < int(first):
+        first, dash, last = part.partition("-")
+        last = last if dash else first
+        if not first.isdecimal() or not last.isdecimal() or int(last) < int(first):
             raise ValueError(f"{text!r} is not a list of seeds: write 42, or 42,44, or 42-51")
-        seeds.extend(range(int(first), int(last or first) + 1))
+        seeds.extend(range(int(first), int(last) + 1))
     return seeds

@@ -8,13 +8,15 @@ did not find.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
 from bursar.core import company
-from bursar.core.ask import Ask
+from bursar.core.ask import Ask, Shape
 from bursar.core.fleet import NOWHERE, Bools, Columns, Fleet, Ints, Need
 from bursar.core.hold import Holds
 from bursar.core.node import is_device
@@ -52,7 +54,6 @@ class Chooser:
         self._world = world
         self._holds = holds
         self._now = now
-        self._steps = 0
 
     def choose(self, asks: Sequence[Ask], only: Bools | None = None) -> Choice | None:
         """Spots for all slots of these, or none. The world is left as it was."""
@@ -149,30 +150,67 @@ class Chooser:
                 return _gather(taken)
         finally:
             self._undo(taken)
-        if len(slots) > SEARCH_SLOTS_MAX or (_alike(slots) and self._alone(slots)):
+        if _alike(slots) and self._alone(slots):
+            return self._roomiest(slots, only) if slots[0].ask.shape.nodes > 1 else None
+        if len(slots) > SEARCH_SLOTS_MAX:
             return None
-        self._steps = 0
-        return self._search(slots, only)
+        return self._search(slots, only) or (self._search_orders(slots, only) if _order_matters(slots) else None)
+
+    def _roomiest(self, slots: Sequence[Slot], only: Bools | None) -> Choice | None:
+        """Several that want different nodes each: who takes those with the most room leaves the most to the next."""
+        fleet = self._world.fleet
+        taken: list[tuple[Slot, Spot]] = []
+        try:
+            for slot in slots:
+                score = self._restricted(slot, _rows_of(slot, taken), only)
+                room = np.where(score > NO, room_for(fleet, fleet.now, slot.need)[: score.shape[0]], 0)
+                row = int(room.argmax())
+                if not room[row]:
+                    return None
+                spot = self.at(slot, row)
+                self.take(slot, spot)
+                taken.append((slot, spot))
+            return _gather(taken)
+        finally:
+            self._undo(taken)
 
     def _search(self, slots: Sequence[Slot], only: Bools | None) -> Choice | None:
         """Try other nodes for earlier slots, and other devices, until all have room or patience ends."""
+        return self._explore(lambda taken: [slots[len(taken)]] if len(taken) < len(slots) else [], len(slots), only)
+
+    def _search_orders(self, slots: Sequence[Slot], only: Bools | None) -> Choice | None:
+        """The same in other orders as well: who is near whom depends on who comes first."""
+        kinds: dict[tuple[Shape, Kin], list[Slot]] = {}
+        for slot in slots:
+            kinds.setdefault((slot.ask.shape, slot.kin), []).append(slot)
+
+        def next_of(taken: Sequence[tuple[Slot, Spot]]) -> list[Slot]:
+            counts = Counter((slot.ask.shape, slot.kin) for slot, _ in taken)
+            return [some[counts[kind]] for kind, some in kinds.items() if counts[kind] < len(some)]
+
+        return self._explore(next_of, len(slots), only)
+
+    def _explore(
+        self, next_of: Callable[[Sequence[tuple[Slot, Spot]]], Sequence[Slot]], count: int, only: Bools | None
+    ) -> Choice | None:
         taken: list[tuple[Slot, Spot]] = []
-        alone = self._alone(slots)
+        steps = 0
 
         def extend() -> bool:
-            if len(taken) == len(slots):
+            nonlocal steps
+            if len(taken) == count:
                 return True
-            slot = slots[len(taken)]
-            for spot in self._options(slot, taken, only, alone):
-                self._steps += 1
-                if self._steps > SEARCH_STEPS_MAX:
-                    return False
-                self.take(slot, spot)
-                taken.append((slot, spot))
-                if extend():
-                    return True
-                taken.pop()
-                self.give_back(slot, spot)
+            for slot in next_of(taken):
+                for spot in self._options(slot, taken, only):
+                    steps += 1
+                    if steps > SEARCH_STEPS_MAX:
+                        return False
+                    self.take(slot, spot)
+                    taken.append((slot, spot))
+                    if extend():
+                        return True
+                    taken.pop()
+                    self.give_back(slot, spot)
             return False
 
         found = extend()
@@ -180,11 +218,9 @@ class Chooser:
         self._undo(taken)
         return choice
 
-    def _options(
-        self, slot: Slot, taken: Sequence[tuple[Slot, Spot]], only: Bools | None, alone: bool
-    ) -> Iterator[Spot]:
+    def _options(self, slot: Slot, taken: Sequence[tuple[Slot, Spot]], only: Bools | None) -> Iterator[Spot]:
         score = self._restricted(slot, _rows_of(slot, taken), only).copy()
-        if alone and taken and taken[-1][0].ask.shape == slot.ask.shape:
+        if taken and self._is_twin(taken[-1][0], slot):
             # Slots that are alike may be given their nodes in any order: one order is enough.
             score[: taken[-1][1].row] = NO
         for row in np.argsort(-score, kind="stable"):
@@ -196,15 +232,23 @@ class Chooser:
 
     def _other_devices(self, slot: Slot, best: Spot) -> Iterator[Spot]:
         """A share may lie on any device with enough left; devices with the same part left are alike."""
-        if len(slot.need.shared) != 1 or slot.need.whole or best.row in self._holds.starts:
+        if not slot.need.shared or best.row in self._holds.starts:
             return
-        column, part = slot.need.shared[0]
-        free = self._world.fleet.now.devices[column][best.row]
-        tried = {int(free[best.devices[0][1][0]])}
-        for index, left in enumerate(free.tolist()):
-            if left >= part and left not in tried:
-                tried.add(left)
-                yield Spot(best.row, ((column, (index,)),))
+        shared = dict(slot.need.shared)
+        options = []
+        for column, indices in best.devices:
+            if column in shared:
+                free = self._world.fleet.now.devices[column][best.row].tolist()
+                by_left: dict[int, tuple[int, ...]] = {
+                    left: (index,) for index, left in enumerate(free) if left >= shared[column]
+                }
+                by_left[free[indices[0]]] = tuple(indices)
+                options.append([(column, which) for which in by_left.values()])
+            else:
+                options.append([(column, tuple(indices))])
+        for devices in product(*options):
+            if devices != best.devices:
+                yield Spot(best.row, devices)
 
     def take(self, slot: Slot, spot: Spot) -> None:
         self._world.fleet.now.take(spot.row, slot.need, spot.devices)
@@ -220,6 +264,15 @@ class Chooser:
         for slot, spot in reversed(taken):
             self.give_back(slot, spot)
 
+    def _is_twin(self, one: Slot, other: Slot) -> bool:
+        """Whether two slots may change places and nobody would see a difference."""
+        return (
+            one.ask.shape == other.ask.shape
+            and one.ends_at == other.ends_at
+            and (one.ask.shape.nodes == 1 or one.ask.uid == other.ask.uid)
+            and self._alone((one, other))
+        )
+
     def _alone(self, slots: Sequence[Slot]) -> bool:
         return all(company.is_free(slot.ask, self._world.tallies) for slot in slots)
 
@@ -231,7 +284,8 @@ class Chooser:
             shape, need = slots[0].ask.shape, slots[0].need
             counts = room_for(self._world.fleet, self._world.fleet.now, need)
             counts = np.where(self._world.views.terrains.of(shape.where).allowed, counts, 0)
-            counts = np.minimum(counts, 1) if shape.nodes > 1 else counts
+            if shape.nodes > 1:
+                counts = np.minimum(counts, len(slots) // shape.nodes)  # the slots of one lie on different nodes
             if only is not None:
                 counts = np.where(only, counts, 0)
             if counts.sum() < len(slots):
@@ -275,7 +329,15 @@ def _lightness(ask: Ask) -> tuple[int, ...]:
 
 
 def _alike(slots: Sequence[Slot]) -> bool:
-    return all(slot.ask.shape == slots[0].ask.shape for slot in slots)
+    first = slots[0]
+    return all(slot.ask.shape == first.ask.shape and slot.ends_at == first.ends_at for slot in slots)
+
+
+def _order_matters(slots: Sequence[Slot]) -> bool:
+    """Whether some of them ask for company that others of them may be."""
+    wheres = [slot.ask.shape.where for slot in slots]
+    alike = all(slot.ask.shape == slots[0].ask.shape and slot.kin == slots[0].kin for slot in slots)
+    return not alike and any(where.near or any(spread.hard for spread in where.spreads) for where in wheres)
 
 
 def _rows_of(slot: Slot, taken: Sequence[tuple[Slot, Spot]]) -> list[int]:

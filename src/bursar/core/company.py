@@ -89,8 +89,7 @@ def _even(spread: Spread, crowd: Crowd, kin: Kin, terrain: Terrain, fleet: Fleet
 
 def _least(counts: NDArray[np.int64], key: str, terrain: Terrain, fleet: Fleet) -> int:
     """The fewest in any domain that has a node of the right kind."""
-    codes = fleet.label(key).codes[terrain.selected]
-    domains = np.unique(codes[codes != NOWHERE])
+    domains = terrain.domains_of(fleet, key)
     return int(counts[domains].min()) if domains.size else 0
 
 

@@ -82,6 +82,9 @@ class Preempting:
 
 UnitKey = GroupKey | GangKey
 
+TIMELY = frozenset({Why.NO_CAPACITY, Why.HELD})  # there will be room when others have ended
+CLEARABLE = TIMELY | {Why.ANTI_AFFINITY, Why.SPREAD}  # there would be if others were stopped
+
 
 @dataclass(slots=True)
 class Plan:
@@ -135,6 +138,8 @@ class Cycle:
 
     def run(self) -> Plan:
         self.world.views.trim()
+        if self.world.reserved_for not in self.world.groups and self.world.reserved_for not in self.world.bands:
+            self.world.reserved_for = self.world.reservation = None
         self._keep_promises()
         self._line_up()
         while (unit := self.line.pop()) is not None:
@@ -151,25 +156,35 @@ class Cycle:
 
     def _keep_promises(self) -> None:
         for unit in self.nominated():
-            mask = self._mask(row for ask in unit.asks for row in self.nominated_rows(ask))
-            choice = self.chooser.choose(unit.asks, mask)
-            if choice is not None and not self.exceeded(choice):
-                self._place(choice)
-            elif any(self.world.nominated[ask.uid].until < self.now for ask in unit.asks):
+            if not self._still_promised(unit):
                 for ask in unit.asks:
                     self.world.renounce(ask.uid)
-            else:
-                slots = [(ask, row) for ask in unit.asks for row in self.nominated_rows(ask)]
-                self.holds.add(slots, self.cleared_at(slots))
-                self.plan.reasons[unit.key] = Reason(Why.MAKING_ROOM, until=self.cleared_at(slots))
+                continue
+            slots = [(ask, row) for ask in unit.asks for row in self.nominated_rows(ask)]
+            choice = self.chooser.choose(unit.asks, self._mask(row for _, row in slots))
+            if choice is not None and not self.exceeded(choice):
+                self._place(choice)
+                continue
+            self.holds.add(slots, self.cleared_at(slots))
+            for ask in unit.asks:
+                self.shares.add(ask.tenant, self.world.amounts(ask, self.nominated_rows(ask)))
+            self.plan.reasons[unit.key] = Reason(Why.MAKING_ROOM, until=self.cleared_at(slots))
+
+    def _still_promised(self, unit: Unit) -> bool:
+        """Not when it is too late, when a node is gone, or when a gang has lost a member meanwhile."""
+        whole = isinstance(unit.key, GroupKey) or len(unit.asks) >= self.world.bands[unit.key].min_members
+        return whole and all(
+            self.world.nominated[ask.uid].until >= self.now and len(self.nominated_rows(ask)) == ask.shape.nodes
+            for ask in unit.asks
+        )
 
     def nominated(self) -> list[Unit]:
         """Those for whom room is being made, the longest waiting first; a gang is one."""
         units: dict[str | GangKey, list[Ask]] = {}
         for uid in self.world.nominated:
             ask = self.world.waiting[uid].members[uid]
-            key = (ask.namespace, ask.gang.group_id) if ask.gang is not None else uid
-            units.setdefault(key, []).append(ask)
+            key = self._key(ask)
+            units.setdefault(uid if isinstance(key, GroupKey) else key, []).append(ask)
         found = [
             Unit(self._key(asks[0]), tuple(sorted(asks, key=lambda ask: (ask.submitted_at, ask.uid))))
             for asks in units.values()
@@ -177,7 +192,9 @@ class Cycle:
         return sorted(found, key=lambda unit: (unit.asks[0].submitted_at, unit.asks[0].uid))
 
     def _key(self, ask: Ask) -> UnitKey:
-        return (ask.namespace, ask.gang.group_id) if ask.gang is not None else self.world.waiting[ask.uid].key
+        """A gang is one until it has begun; who comes later is one by itself."""
+        gang = (ask.namespace, ask.gang.group_id) if ask.gang is not None else None
+        return gang if gang is not None and not self.world.has_begun(gang) else self.world.waiting[ask.uid].key
 
     def nominated_rows(self, ask: Ask) -> list[int]:
         row_of = self.world.fleet.row_of
@@ -211,7 +228,7 @@ class Cycle:
         for band in list(self.world.bands.values()):
             self._line_up_band(band)
         for group in list(self.world.groups.values()):
-            if not self._is_blocked(group.key) and (group.key.gang is None or self._has_begun(group.key.gang)):
+            if not self._is_blocked(group.key) and (group.key.gang is None or self.world.has_begun(group.key.gang)):
                 self._push(group)
 
     def _push(self, group: Group) -> None:
@@ -222,7 +239,10 @@ class Cycle:
             self.line.push(group.key.tenant, self._score_next(group, unit), first.uid, unit)
 
     def _line_up_band(self, band: Band) -> None:
-        if band.placed or not band.waiting:
+        if not band.waiting or self.world.has_begun(band.key):
+            return
+        if band.placed:  # it is being stopped, and begins again when all of it has
+            self.plan.reasons[band.key] = gang_reason(band)
             return
         if not band.complete:
             self._wait_for_members(band)
@@ -238,10 +258,7 @@ class Cycle:
             self.plan.failed.extend((ask, reason) for ask in band.waiting.values())
         else:
             self.plan.reasons[band.key] = reason
-
-    def _has_begun(self, gang: GangKey) -> bool:
-        """Whether a gang has its room already: members that come later, or again, are placed one by one."""
-        return bool(self.world.bands[gang].placed)
+            self.world.blocked[band.key] = Blocked(reason, self.world.freed, self.world.limits.changed, self.now)
 
     def _is_blocked(self, key: UnitKey) -> bool:
         """Whether nothing has changed that could help since it was tried last. What is reserved for is always tried."""
@@ -250,6 +267,8 @@ class Cycle:
             return False
         if known.reason.why is Why.QUOTA_EXCEEDED:
             return known.limits_changed == self.world.limits.changed
+        if self.world.reserved_for is None and self.policy.backfill and known.reservable and known.reason.why in TIMELY:
+            return False  # nobody has a reservation: it may be the first that is blocked
         return known.freed == self.world.freed
 
     def _score_next(self, group: Group, unit: Unit) -> float:
@@ -311,8 +330,15 @@ class Cycle:
             return
         self._place(choice)
         self.world.blocked.pop(unit.key, None)
-        if unit.group is not None and unit.group.members:
+        if unit.group is not None:
             self._push(unit.group)
+        elif not isinstance(unit.key, GroupKey):
+            self._push_late(self.world.bands[unit.key])
+
+    def _push_late(self, band: Band) -> None:
+        """A gang has begun: its members beyond those that it needs are placed one by one."""
+        for group in {id(group): group for group in map(self.world.waiting.__getitem__, band.waiting)}.values():
+            self._push(group)
 
     def _place(self, choice: Choice) -> None:
         self.plan.bindings.append(Binding(tuple(choice)))
@@ -346,32 +372,39 @@ class Cycle:
 
     def _blocked(self, unit: Unit) -> None:
         reason = explain(self.world, self.chooser, self.chooser.slots(unit.asks)[0], unit.nodes)
-        worth_waiting = reason.why in (Why.NO_CAPACITY, Why.HELD, Why.ANTI_AFFINITY, Why.SPREAD)
-        if worth_waiting and self.policy.preemption and unit.asks[0].preempts and self._clear(unit):
+        if reason.why in CLEARABLE and self._may_preempt(unit) and self._clear(unit):
             return
-        if worth_waiting and self.policy.backfill and not self.reserved:
-            self._reserve(unit)
-        self._block(unit, reason)
+        reservable = True
+        if reason.why in TIMELY and self.policy.backfill and not self.reserved:
+            reservable = self._reserve(unit)
+        self._block(unit, reason, reservable=reservable)
 
-    def _block(self, unit: Unit, reason: Reason) -> None:
+    def _may_preempt(self, unit: Unit) -> bool:
+        return self.policy.preemption and all(ask.preempts for ask in unit.asks)
+
+    def _block(self, unit: Unit, reason: Reason, *, reservable: bool = True) -> None:
         """Remember it, so that it is not tried again before something changed that could help."""
         self.plan.reasons[unit.key] = reason
         until = self.now + self.policy.quota_backoff_seconds
         if reason.why is Why.HELD or not all(company.is_free(ask, self.world.tallies) for ask in unit.asks):
             until = self.now
-        elif reason.why is Why.NO_CAPACITY and self.policy.preemption and unit.asks[0].preempts:
+        elif reason.why is Why.NO_CAPACITY and self._may_preempt(unit):
             until = self.now + self.policy.preemption_retry_seconds
-        self.world.blocked[unit.key] = Blocked(reason, self.world.freed, self.world.limits.changed, until)
+        self.world.blocked[unit.key] = Blocked(
+            reason, self.world.freed, self.world.limits.changed, until, reservable
+        )  # fmt: skip
 
-    def _reserve(self, unit: Unit) -> None:
+    def _reserve(self, unit: Unit) -> bool:
+        """Keep room for it from the earliest time on at which there is any; whether such a time is known."""
         found = self._standing_reservation(unit) or earliest(self.world, unit.asks, self.holds, self.now)
         if found is None:
-            return
+            return False
         self.reserved = True
         if found is not self.world.reservation:
             self.world.reserved_for, self.world.reservation = unit.key, found
             self.world.reserved_at = self.now
         self.holds.add(found.slots, found.start)
+        return True
 
     def _standing_reservation(self, unit: Unit) -> Reservation | None:
         """The one that was found before, while it can still be right."""
@@ -385,7 +418,7 @@ class Cycle:
         return found if fresh or (known is not None and known.freed == self.world.freed) else None
 
     def _clear(self, unit: Unit) -> bool:
-        priority = self.world.priority(unit.asks[0], self.now)
+        priority = min(self.world.priority(ask, self.now) for ask in unit.asks)
         clearing = self.preemption.clear(unit.asks, priority)
         if clearing is None:
             return False

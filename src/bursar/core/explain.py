@@ -14,6 +14,7 @@ import numpy as np
 from bursar.core import company, why
 from bursar.core.affinity import untolerated
 from bursar.core.answer import (
+    Ahead,
     Evicted,
     Explanation,
     Figures,
@@ -30,7 +31,7 @@ from bursar.core.ask import Ask, Requirement
 from bursar.core.choice import Slot
 from bursar.core.cycle import Cycle, Plan, Policy, Unit, decide, gang_reason, quota_reason
 from bursar.core.fleet import Bools
-from bursar.core.lineup import Lineup, asked, line_up
+from bursar.core.lineup import Lineup, Position, line_up
 from bursar.core.order import score
 from bursar.core.reason import Reason, Why
 from bursar.core.running import Spot
@@ -56,31 +57,28 @@ def explain(world: World, uid: str, policy: Policy, now: float, lineup: Lineup |
     cycle, unit = surveyed(world, policy, now, uid), unit_of(world, uid)
     ask = world.waiting[uid].members[uid]
     dominant, others = reasons(cycle, unit)
-    ahead = lineup.ahead(uid) if uid in lineup.overall else []
+    position = lineup.position(ask, world.waiting[uid])
     return Explanation(
         uid=uid,
         reason=dominant,
         others=others,
         queue=ask.queue,
-        position=lineup.in_queue.get(uid),
-        position_overall=lineup.overall.get(uid),
-        ahead=asked(ahead),
+        position=position.in_queue if position is not None else None,
+        position_overall=position.overall if position is not None else None,
+        ahead=position.ahead if position is not None else Ahead(),
         score=_score(cycle, unit),
         share=_share(cycle, ask.tenant),
-        starts_at=_starts_at(cycle, unit, dominant, ahead),
+        starts_at=_starts_at(cycle, unit, dominant, position),
         nomination=_nomination(world, uid),
         reservation=_reservation(world, uid),
     )
 
 
-def glimpse(world: World, uid: str, policy: Policy, now: float, lineup: Lineup) -> Glimpse | None:
-    """Its position and when it may start."""
-    if uid not in world.waiting:
-        return None
+def glimpse(world: World, uid: str, policy: Policy, now: float, position: Position | None) -> Glimpse:
+    """The position of one that waits, and when it may start."""
     cycle, unit = surveyed(world, policy, now, uid), unit_of(world, uid)
-    dominant = _dominant(cycle, unit)
-    ahead = lineup.ahead(uid) if uid in lineup.overall else []
-    return Glimpse(lineup.in_queue.get(uid), _starts_at(cycle, unit, dominant, ahead))
+    starts_at = _starts_at(cycle, unit, _dominant(cycle, unit), position)
+    return Glimpse(position.in_queue if position is not None else None, starts_at)
 
 
 def unit_of(world: World, uid: str) -> Unit:
@@ -275,7 +273,7 @@ def _reservation(world: World, uid: str) -> Kept | None:
 # When it starts.
 
 
-def _starts_at(cycle: Cycle, unit: Unit, reason: Reason, ahead: Sequence[tuple[Group, int]]) -> float | None:
+def _starts_at(cycle: Cycle, unit: Unit, reason: Reason, position: Position | None) -> float | None:
     """An estimate: when there is room for it, and for what stands before it, by the ends that are known."""
     world = cycle.world
     if reason.why is Why.MAKING_ROOM:
@@ -291,7 +289,7 @@ def _starts_at(cycle: Cycle, unit: Unit, reason: Reason, ahead: Sequence[tuple[G
         if found is None:
             return None
         own = found.start
-    behind = _after_those(cycle, unit, ahead)
+    behind = _after_those(cycle, unit, position.before if position is not None else ())
     return None if behind is None else max(own, behind)
 
 

@@ -33,13 +33,20 @@ class Holds:
         if self.later is None:
             self.later = self.fleet.now.copy()
         for row in dict.fromkeys(row for _, row in slots):
-            if row not in self.starts:
+            if start < self.starts.get(row, NEVER):
+                # Whoever starts first finds the row with less of what runs there gone.
                 self._look_ahead(self.later, row, start)
+                for ask in [ask for ask, other in self.owners if other == row]:
+                    self._settle(self.later, ask, row)
+                self.starts[row] = start
+            self.fleet.now.touched.append(row)
         for ask, row in slots:
-            need = self.fleet.need(ask.shape)
-            self.later.take(row, need, free_devices(self.later, row, need))
-            self.starts[row] = min(self.starts.get(row, NEVER), start)
+            self._settle(self.later, ask, row)
             self.owners.append((ask, row))
+
+    def _settle(self, later: Columns, ask: Ask, row: int) -> None:
+        need = self.fleet.need(ask.shape)
+        later.take(row, need, free_devices(later, row, need))
 
     def mask(self, need: Need, ends_at: float) -> Bools | None:
         """The nodes where something that ends then delays nobody; none when nothing is held."""

@@ -2,55 +2,98 @@
 
 The front of the line is walked as the cycle walks it, as if each were placed in turn, so that shares move and tenants
 alternate. Who comes far behind that stands in the order of submission: long before it is their turn, everything will
-have changed anyway.
+have changed anyway. So the cost of a line is bounded, however long it is.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from heapq import heappop
+from heapq import heappop, nlargest, nsmallest
 
 from bursar.core.answer import Ahead
 from bursar.core.ask import Ask
 from bursar.core.cycle import Cycle, Policy, Unit
 from bursar.core.order import Factors, score, waiting_factor
-from bursar.core.world import Band, Boost, Group, GroupKey, World
+from bursar.core.world import Band, Boost, Group, World
 
-WALK_MAX = 2000
+WALK_MAX = 1000
+GROUPS_MAX = 1000  # that are walked for having waited longest, and as many for being the most urgent
 FRESH_SECONDS = 1.0
-SECONDS_PER_ENTRY = 1e-4  # how long a line stays good for each that stands in it: looking at a long one costs more
+SECONDS_PER_STEP = 5e-4  # how long a line stays good for each step that it took to make
+
+Entry = tuple[float, str]  # (submitted at, uid)
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where something stands, from 1 on, and how many of each group stand before it."""
+
+    overall: int
+    in_queue: int
+    before: tuple[tuple[Group, int], ...]
+
+    @property
+    def ahead(self) -> Ahead:
+        """How many allocations these are, and what they ask for together."""
+        amounts: dict[str, int] = {}
+        for group, count in self.before:
+            for name, amount in group.key.shape.requests:
+                amounts[name] = amounts.get(name, 0) + amount * group.key.shape.nodes * count
+        return Ahead(self.overall - 1, amounts)
 
 
 @dataclass(slots=True)
 class Lineup:
     made_at: float = 0.0
-    overall: dict[str, int] = field(default_factory=dict)  # by uid, from 1 on
-    in_queue: dict[str, int] = field(default_factory=dict)
-    groups: list[Group] = field(default_factory=list)  # of each position
-    _depths: Counter[str] = field(default_factory=Counter)
+    steps: int = 0
+    _front: dict[str, int] = field(default_factory=dict)  # by uid, from 1 on
+    _groups: list[Group] = field(default_factory=list)  # of each position of the front
+    _rest: dict[int, tuple[Group, list[Entry]]] = field(default_factory=dict)  # by the group's identity, in order
+
+    def __len__(self) -> int:
+        return len(self._front) + sum(len(entries) for _, entries in self._rest.values())
 
     def add(self, ask: Ask, group: Group) -> None:
-        self.groups.append(group)
-        self._depths[ask.queue] += 1
-        self.overall[ask.uid] = len(self.groups)
-        self.in_queue[ask.uid] = self._depths[ask.queue]
+        if ask.uid not in self._front:
+            self._groups.append(group)
+            self._front[ask.uid] = len(self._groups)
 
-    def ahead(self, uid: str) -> list[tuple[Group, int]]:
-        """The groups that have somebody standing before this one, and how many."""
-        position = self.overall.get(uid, len(self.groups) + 1)
-        by_id = Counter(map(id, self.groups[: position - 1]))
-        known = {id(group): group for group in self.groups[: position - 1]}
-        return [(known[which], count) for which, count in by_id.items()]
+    def leave(self, group: Group, entries: Iterable[Entry]) -> None:
+        """These stand behind the front, in the order of submission."""
+        rest = sorted(one for one in entries if one[1] in group.members and one[1] not in self._front)
+        if rest:
+            self._rest[id(group)] = (group, rest)
 
+    def has(self, ask: Ask, group: Group) -> bool:
+        if ask.uid in self._front:
+            return True
+        _, entries = self._rest.get(id(group), (group, []))
+        place = bisect_left(entries, (ask.submitted_at, ask.uid))
+        return place < len(entries) and entries[place][1] == ask.uid
 
-def asked(ahead: list[tuple[Group, int]]) -> Ahead:
-    """How many allocations these are, and what they ask for together."""
-    amounts: dict[str, int] = {}
-    for group, count in ahead:
-        for name, amount in group.key.shape.requests:
-            amounts[name] = amounts.get(name, 0) + amount * group.key.shape.nodes * count
-    return Ahead(sum(count for _, count in ahead), amounts)
+    def position(self, ask: Ask, group: Group) -> Position | None:
+        """Where one stands; nothing for whoever is not in line."""
+        if not self.has(ask, group):
+            return None
+        place = self._front.get(ask.uid)
+        before = self._before_front(len(self._groups) if place is None else place - 1)
+        if place is None:
+            before += self._before_rest((ask.submitted_at, ask.uid))
+        ahead = sum(count for _, count in before)
+        same = sum(count for one, count in before if one.key.queue == ask.queue)
+        return Position(ahead + 1, same + 1, tuple(before))
+
+    def _before_front(self, count: int) -> list[tuple[Group, int]]:
+        some = self._groups[:count]
+        known = {id(group): group for group in some}
+        return [(known[which], number) for which, number in Counter(map(id, some)).items()]
+
+    def _before_rest(self, entry: Entry) -> list[tuple[Group, int]]:
+        counted = ((group, bisect_left(entries, entry)) for group, entries in self._rest.values())
+        return [(group, count) for group, count in counted if count]
 
 
 def line_up(world: World, policy: Policy, now: float) -> Lineup:
@@ -79,12 +122,12 @@ class Lineups:
         self._line = Lineup()
 
     def of(self, world: World, policy: Policy, now: float, uid: str = "") -> Lineup:
-        """The line; somebody who is not in it yet has it made anew sooner."""
-        age, length = now - self._line.made_at, len(self._line.groups)
-        good_for = length * SECONDS_PER_ENTRY
-        if not uid or uid in self._line.overall:
+        """The line; for somebody who is not in it yet it is made anew sooner."""
+        good_for = self._line.steps * SECONDS_PER_STEP
+        group = world.waiting.get(uid)
+        if group is None or self._line.has(group.members[uid], group):
             good_for += FRESH_SECONDS
-        if self._world is not world or not 0 <= age <= good_for:
+        if self._world is not world or not 0 <= now - self._line.made_at <= good_for:
             self._world, self._line = world, line_up(world, policy, now)
         return self._line
 
@@ -94,8 +137,8 @@ class _Walk:
         self.cycle = cycle
         self.world = cycle.world
         self.lineup = Lineup(cycle.now)
-        self._orders: dict[int, list[tuple[float, str]]] = {}  # what of each group is not in line yet
-        self._factors: dict[GroupKey, Factors[float]] = {}
+        self._orders: dict[int, tuple[Group, list[Entry]]] = {}  # what of each group was not pushed yet: a heap
+        self._factors: dict[int, Factors[float]] = {}
 
     def run(self) -> Lineup:
         self.cycle.count_depths()
@@ -103,40 +146,63 @@ class _Walk:
             self._take(promised)
         for band in self.world.bands.values():
             self._push_band(band)
-        for group in self.world.groups.values():
-            if group.key.gang is None or self.world.bands[group.key.gang].placed:
-                self._orders[id(group)] = list(group.order)
-                self._push(group)
-        line = self.cycle.line
-        while len(self.lineup.groups) < WALK_MAX and (unit := line.pop()) is not None:
+        groups = [group for group in self.world.groups.values() if self._is_single(group)]
+        self._orders = {id(group): (group, list(group.order)) for group in groups}
+        for group in self._promising(groups):
+            self._push(group)
+        self._walk()
+        self._leave_the_rest()
+        return self.lineup
+
+    def _is_single(self, group: Group) -> bool:
+        return group.key.gang is None or bool(self.world.bands[group.key.gang].placed)
+
+    def _promising(self, groups: list[Group]) -> Iterable[Group]:
+        """The groups that may be at the front: those that waited longest, and the most urgent."""
+        if len(groups) <= 2 * GROUPS_MAX:
+            return groups
+        oldest = nsmallest(GROUPS_MAX, groups, key=lambda group: group.order[0] if group.order else (float("inf"), ""))
+        urgent = nlargest(GROUPS_MAX, groups, key=self._urgency)
+        return {id(group): group for group in (*oldest, *urgent)}.values()
+
+    def _urgency(self, group: Group) -> int:
+        key = group.key
+        boost = self.world.boosts.get((key.kin[0], key.job)) if key.job else None
+        return boost.priority if boost is not None and boost.until > self.cycle.now else key.priority
+
+    def _walk(self) -> None:
+        line, shares = self.cycle.line, self.cycle.shares
+        self.lineup.steps = len(line)
+        for _ in range(WALK_MAX):
+            unit = line.pop()
+            if unit is None:
+                return
+            self.lineup.steps += 1
             self._take(unit)
             for ask in unit.asks:
-                self.cycle.shares.add(ask.tenant, self.world.amounts(ask, [0] * ask.shape.nodes))
+                shares.add(ask.tenant, self.world.amounts(ask, [0] * ask.shape.nodes))
             if unit.group is not None:
                 self._push(unit.group)
-        self._take_the_rest()
-        return self.lineup
 
     def _take(self, unit: Unit) -> None:
         for ask in unit.asks:
-            if ask.uid not in self.lineup.overall:
-                self.lineup.add(ask, self.world.waiting[ask.uid])
+            self.lineup.add(ask, self.world.waiting[ask.uid])
 
     def _push(self, group: Group) -> None:
         ask = self._next(group)
         if ask is None:
             return
         unit = Unit(group.key, (ask,), group)
-        factors = self._factors.get(group.key)
+        factors = self._factors.get(id(group))
         if factors is None:
-            factors = self._factors[group.key] = self.cycle.factors(unit)
+            factors = self._factors[id(group)] = self.cycle.factors(unit)
         factors = factors._replace(
             waiting=waiting_factor(self.cycle.now - ask.submitted_at), deficit=self.cycle.shares.deficit(ask.tenant)
         )
         self._line_push(unit, factors)
 
     def _next(self, group: Group) -> Ask | None:
-        order = self._orders[id(group)]
+        order = self._orders[id(group)][1]
         while order:
             uid = heappop(order)[1]
             if uid in group.members and uid not in self.world.nominated:
@@ -155,12 +221,10 @@ class _Walk:
         points = score(self.cycle.profile(unit), factors, self.cycle.penalty(unit))
         self.cycle.line.push(unit.tenant, points, unit.asks[0].uid, unit)
 
-    def _take_the_rest(self) -> None:
-        rest = [entry for order in self._orders.values() for entry in order]
+    def _leave_the_rest(self) -> None:
         while (unit := self.cycle.line.pop()) is not None:
-            rest += [(ask.submitted_at, ask.uid) for ask in unit.asks]
-        rest.sort()
-        for _, uid in rest:
-            group = self.world.waiting.get(uid)
-            if group is not None and uid not in self.lineup.overall:
-                self.lineup.add(group.members[uid], group)
+            for ask in unit.asks:
+                group = self.world.waiting[ask.uid]
+                self._orders.setdefault(id(group), (group, []))[1].append((ask.submitted_at, ask.uid))
+        for group, entries in self._orders.values():
+            self.lineup.leave(group, entries)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bursar.core.ask import Shape, Where
-from bursar.core.fleet import PODS, Bools, Columns, Fleet, Ints, Need, Rows
+from bursar.core.fleet import ABSENT, PODS, Bools, Columns, Fleet, Ints, Need, Rows
 from bursar.core.habits import History, Typical
 from bursar.core.node import WHOLE
 from bursar.core.node import choose_devices as choose
@@ -26,7 +26,7 @@ REPEATED = 0.2  # how much it counts what a shape could use if only it came; the
 FIT_WEIGHT = 0.005  # devices' worth of a whole node's room: decides among equals, and little else
 PLENTY = 1e18  # how often a shape fits, as far as a resource is concerned that it does not ask for
 ALIKE_MIN = 32  # rows for which it pays to look for those that are in the same state
-CHOICES_MAX = 20_000
+REMEMBERED_MAX = 20_000  # of each sort, before what is remembered is forgotten
 
 Floats = NDArray[np.float64]
 Taken = list[tuple[int, tuple[int, ...]]]  # (device column, indices)
@@ -122,6 +122,8 @@ class Outlook:
         ]
         self._scale = _scale(fleet)
         self._choices: dict[Hashable, int] = {}
+        self._worths: dict[Hashable, float] = {}
+        self._columns_asked: dict[Need, Floats] = {}
 
     def is_of(self, fleet: Fleet) -> bool:
         return self._described == fleet.described and self._names is fleet.names
@@ -131,14 +133,15 @@ class Outlook:
         lost = np.zeros(rows.size)
         for table in self._tables:
             rooms = self._rooms(table, columns, rows)
-            lost += self._worth(table, rooms) - self._worth_after(table, columns, rooms, need, rows)
+            lost += self._worth_before(table, columns, rooms, rows)
+            lost -= self._worth_after(table, columns, rooms, need, rows)
         return lost
 
     def room_left(self, columns: Columns, need: Need, rows: Rows) -> Floats:
         """What is left of nodes, in parts of the largest node there is. Exclusive work leaves all it does not use."""
         free = columns.free[:, rows].astype(np.float64)
         if not need.exclusive:
-            _take(free, need)
+            free -= self._asked(free, need)
         left: Floats = self._scale @ free
         return left
 
@@ -151,7 +154,7 @@ class Outlook:
         key = (need, device, self.state_key(columns, row))
         left = self._choices.get(key)
         if left is None:
-            if len(self._choices) >= CHOICES_MAX:
+            if len(self._choices) >= REMEMBERED_MAX:
                 self._choices.clear()
             left = self._choices[key] = self._best_part(columns, need, row, device, part, parts)
         return line.index(left)
@@ -175,7 +178,7 @@ class Outlook:
         return Rooms(
             free=columns.free[:, rows].astype(np.float64),
             whole=columns.whole[table.device, rows],
-            useful=table.useful[np.clip(parts, -1, WHOLE)].sum(axis=1),
+            useful=table.useful[np.maximum(parts, ABSENT)].sum(axis=1),
             kind=self._kinds[rows],
         )
 
@@ -190,8 +193,20 @@ class Outlook:
         usable[fits < 1.0] = 0.0
         usable *= 1.0 - self._repeated
         usable += self._repeated * many
-        worth: Floats = np.einsum("ij,ij->i", usable, table.weight[rooms.kind])
+        worth: Floats = np.vecdot(usable, table.weight[rooms.kind])
         return worth
+
+    def _worth_before(self, table: Table, columns: Columns, rooms: Rooms, rows: Rows) -> Floats | float:
+        """What nodes are worth as they are. For a single one it is remembered: every shape asks for it."""
+        if rows.size != 1:
+            return self._worth(table, rooms)
+        key = (table.device, self.state_key(columns, int(rows[0])))
+        known = self._worths.get(key)
+        if known is None:
+            if len(self._worths) >= REMEMBERED_MAX:
+                self._worths.clear()
+            known = self._worths[key] = float(self._worth(table, rooms)[0])
+        return known
 
     def _worth_after(self, table: Table, columns: Columns, rooms: Rooms, need: Need, rows: Rows) -> Floats:
         """What is left when one more is there; a share lies where it leaves most."""
@@ -199,7 +214,7 @@ class Outlook:
             return np.zeros(rows.size)
         part = dict(need.shared).get(table.device)
         if part is None:
-            _take(rooms.free, need)
+            rooms.free -= self._asked(rooms.free, need)
             taken = dict(need.whole).get(table.device, 0)
             rooms.whole = rooms.whole - np.int32(taken)
             rooms.useful = rooms.useful - taken * table.useful[WHOLE]
@@ -210,16 +225,27 @@ class Outlook:
         tried[:, 1:] &= lines[:, 1:] != lines[:, :-1]
         at, index = np.nonzero(tried)
         worth = self._worth_with_share(table, rooms, need, at, lines[at, index], part)
-        return np.maximum.reduceat(worth, np.flatnonzero(np.diff(at, prepend=-1)))
+        return np.maximum.reduceat(worth, at.searchsorted(np.arange(rows.size)))
 
     def _worth_with_share(
         self, table: Table, rooms: Rooms, need: Need, at: Rows, left: NDArray[np.int32], part: int
     ) -> Floats:
         """What nodes are worth when a share lies on a device of which so much was left."""
         free = rooms.free[:, at]
-        _take(free, need)
+        free -= self._asked(free, need)
         useful = rooms.useful[at] + table.useful[left - part] - table.useful[left]
         return self._worth(table, Rooms(free, rooms.whole[at] - (left == WHOLE), useful, rooms.kind[at]))
+
+    def _asked(self, free: Floats, need: Need) -> Floats:
+        """What is asked for, as a column to be taken from the free room of nodes."""
+        known = self._columns_asked.get(need)
+        if known is None:
+            if len(self._columns_asked) >= REMEMBERED_MAX:
+                self._columns_asked.clear()
+            known = self._columns_asked[need] = np.zeros((free.shape[0], 1))
+            for column, amount in need.plain:
+                known[column] += amount
+        return known
 
     def _best_part(self, columns: Columns, need: Need, row: int, device: int, part: int, parts: list[int]) -> int:
         for table in self._tables:
@@ -246,7 +272,7 @@ def _table(fleet: Fleet, device: int, known: Sequence[tuple[Typical, Need]], all
     shares = [dict(need.shared).get(device, WHOLE) for _, need, _ in asking]
     sizes, size = np.unique(shares, return_inverse=True)
     left = np.arange(WHOLE + 2)
-    left[-1] = 0  # Index −1 stands for a device that is not there.
+    left[ABSENT] = 0  # The last entry: nothing is left of a device that is not there.
     per = np.zeros((fleet.now.free.shape[0], len(asking)))
     for entry, (_, need, _) in enumerate(asking):
         for column, amount in need.plain:
@@ -281,11 +307,6 @@ def _scale(fleet: Fleet) -> Floats:
         largest[fleet.column_of[PODS]] = 0
     scale: Floats = np.where(largest > 0, 1.0 / np.maximum(largest, 1), 0.0) / max(1, np.count_nonzero(largest))
     return scale
-
-
-def _take(free: Floats, need: Need) -> None:
-    for column, amount in need.plain:
-        free[column] -= amount
 
 
 def _odd_numbers(count: int) -> Ints:

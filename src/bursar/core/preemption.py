@@ -11,17 +11,20 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
+from bursar.core import company
 from bursar.core.ask import Ask, Shape
 from bursar.core.choice import Chooser, Slot
 from bursar.core.eviction import Rule
 from bursar.core.hold import Holds
 from bursar.core.running import NEVER, Placed
 from bursar.core.share import Shares, burst_marks
-from bursar.core.tally import kin_of
+from bursar.core.tally import Kin, kin_of
 from bursar.core.world import World
 
-ROWS_TRIED = 8
+ROWS_TRIED = 32  # where nothing can be cleared, looking further is given up
+WAYS_MAX = 8  # of clearing room that are compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,16 @@ class _Found:
     cost: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Party:
+    """Who goes together: one, or a gang; named after its first."""
+
+    name: str
+    members: list[tuple[Placed, Rule]]
+    worst: int
+    cost: float
+
+
 @dataclass(slots=True)
 class Preemption:
     world: World
@@ -66,12 +79,13 @@ class Preemption:
     now: float
     min_runtime_seconds: float
     _burst: frozenset[str] | None = None
-    _tried: dict[tuple[Shape, Asker], dict[int, _Found | None]] = field(default_factory=dict)
+    _tried: dict[tuple[Shape, Kin, float, Asker], dict[int, _Found | None]] = field(default_factory=dict)
     _seen: int = 0
+    _gone: set[str] = field(default_factory=set)  # who goes for the slots before this one
 
     def clear(self, asks: Sequence[Ask], priority: int) -> Clearing | None:
         """Whom to evict so that all of these have room; the world is left as it was."""
-        amounts = [pair for ask in asks for pair in self.world.amounts(ask, [0] * ask.shape.nodes)]
+        amounts = [pair for ask in asks for pair in self._amounts_at_most(ask)]
         asker = Asker(asks[0].tenant, priority, not self.shares.within_target_after(asks[0].tenant, amounts))
         victims: dict[str, Victim] = {}
         slots: list[tuple[Ask, int]] = []
@@ -85,16 +99,57 @@ class Preemption:
                 row, on_row = found
                 for victim in on_row.victims:
                     victims[victim.uid] = victim
+                    self._gone.add(victim.uid)
                     self._lift(self.world.placed[victim.uid], undo)
                 self._settle(slot, row, undo)
                 slots.append((slot.ask, row))
                 cost += on_row.cost
         finally:
+            self._gone.clear()
             while undo:
                 undo.pop()()
-        if not victims:
+        if not victims or self._could_come_back(victims.values(), asker, amounts):
             return None
         return Clearing(tuple(sorted(victims.values(), key=lambda one: one.uid)), tuple(slots), cost)
+
+    def _amounts_at_most(self, ask: Ask) -> list[tuple[str, int]]:
+        """What it will hold; of whole nodes, whichever they will be, no more than the largest of the right ones."""
+        if not ask.shape.exclusive:
+            return self.world.amounts(ask, [0] * ask.shape.nodes)
+        fleet = self.world.fleet
+        right = np.flatnonzero(self.world.terrains.of(ask.shape.where).allowed & fleet.now.open)
+        return [
+            (name, int(fleet.allocatable[column, right].max(initial=0)) * ask.shape.nodes)
+            for name, column in fleet.column_of.items()
+        ]
+
+    def _could_come_back(
+        self, victims: Iterable[Victim], asker: Asker, amounts: Sequence[tuple[str, int]]
+    ) -> bool:  # fmt: skip
+        """Whether somebody who has to go for being burst would be none any more, and could evict the asker in turn.
+
+        Of several that are over the target together, one alone may be within it.
+        """
+        units: dict[tuple[str, str], list[tuple[str, int]]] = {}
+        gone: list[tuple[str, list[tuple[str, int]]]] = []
+        for victim in victims:
+            one = self.world.placed[victim.uid]
+            held = self.world.amounts(one.ask, [spot.row for spot in one.spots])
+            gone.append((one.ask.tenant, held))
+            if one.ask.tenant != asker.tenant and (asker.burst or victim.rule is Rule.BURST):
+                gang = f"{one.ask.namespace}/{one.ask.gang.group_id}" if one.ask.gang is not None else victim.uid
+                units.setdefault((one.ask.tenant, gang), []).extend(held)
+        if not units:
+            return False
+        for tenant, held in gone:
+            self.shares.add(tenant, held, -1)
+        self.shares.add(asker.tenant, amounts)
+        try:
+            return any(self.shares.within_target_after(tenant, held) for (tenant, _), held in units.items())
+        finally:
+            self.shares.add(asker.tenant, amounts, -1)
+            for tenant, held in gone:
+                self.shares.add(tenant, held)
 
     def evict(self, clearing: Clearing, by: float) -> None:
         """Tell the victims to stop by then, and keep the room for whom it is cleared."""
@@ -126,7 +181,7 @@ class Preemption:
 
     def rule(self, one: Placed, asker: Asker) -> Rule | None:
         """Under which rule this may be evicted for the asker; none when it may not."""
-        if one.ending or one.since + self.min_runtime_seconds > self.now:
+        if one.ending or one.since >= self.now or one.since + self.min_runtime_seconds > self.now:
             return None
         lower = self.world.priority(one.ask, self.now) < asker.priority
         if one.ask.tenant == asker.tenant:
@@ -151,31 +206,37 @@ class Preemption:
         free = self.chooser.free_row(slot, avoid)
         if free is not None:
             return free, _Found((), 0, 0.0)
-        tried = self._known(slot.ask.shape, asker)
-        best: tuple[int, _Found] | None = None
+        tried = self._known(slot, asker)
+        ways: list[tuple[int, _Found]] = []
         for row in self._promising(slot, asker, avoid):
             if row not in tried:
                 tried[row] = self._on_row(slot, row, asker)
             found = tried[row]
-            if found is not None and (best is None or _rank(found, row) < _rank(best[1], best[0])):
-                best = row, found
-        return best
+            if found is not None:
+                ways.append((row, found))
+                if len(ways) == WAYS_MAX:
+                    break
+        return min(ways, key=lambda way: _rank(way[1], way[0]), default=None)
 
-    def _known(self, shape: Shape, asker: Asker) -> dict[int, _Found | None]:
-        """What was found on rows that have not changed since."""
+    def _known(self, slot: Slot, asker: Asker) -> dict[int, _Found | None]:
+        """What was found on rows that have not changed since. Company on one row depends on others as well."""
         touched = self.world.fleet.now.touched
         for row in set(touched[self._seen :]):
             for found in self._tried.values():
                 found.pop(row, None)
         self._seen = len(touched)
-        return self._tried.setdefault((shape, asker), {})
+        if not company.is_free(slot.ask, self.world.tallies):
+            return {}
+        return self._tried.setdefault((slot.ask.shape, slot.kin, slot.ends_at, asker), {})
 
     def _promising(self, slot: Slot, asker: Asker, avoid: Sequence[int]) -> list[int]:
         """The rows that would have room without everybody who might go; where the least urgent run, first."""
         running, fleet = self.world.running.lines, self.world.fleet
         may_go = (running.row >= 0) & running.free_to_stop & (running.since + self.min_runtime_seconds <= self.now)
         if asker.burst or not self._burst_marks():
-            may_go &= running.priority < asker.priority
+            may_go &= self._priorities() < asker.priority
+        for uid in self._gone:
+            may_go[self.world.placed[uid].lines] = False
         lines = np.flatnonzero(may_go)
         if not lines.size:
             return []
@@ -199,46 +260,55 @@ class Preemption:
             candidates = candidates[np.lexsort((candidates, age / mean, urgency / mean))][:ROWS_TRIED]
         return [int(row) for row in candidates]
 
+    def _priorities(self) -> NDArray[np.int64]:
+        """Of everything that runs, with the boosts of the moment."""
+        priority = self.world.running.lines.priority
+        boosted = {job for job, boost in self.world.boosts.items() if boost.until > self.now}
+        if not boosted:
+            return priority
+        priority = priority.copy()
+        for one in self.world.placed.values():
+            if (one.ask.namespace, one.ask.job) in boosted:
+                priority[one.lines] = self.world.priority(one.ask, self.now)
+        return priority
+
     def _on_row(self, slot: Slot, row: int, asker: Asker) -> _Found | None:
         """Evict the cheapest until there is room, then spare whoever need not go after all."""
-        prices = {}
-        for uid in sorted(self.world.running.on_row.get(row, ())):
-            party = self._party(self.world.placed[uid], asker)
-            if party is not None:
-                prices[uid] = (
-                    max(self.world.priority(one.ask, self.now) for one, _ in party),
-                    sum(map(self._cost, party)),
-                )
-        order = sorted(prices, key=lambda uid: (*prices[uid], uid))
-        gone: list[str] = []
+        parties = self._parties(row, asker)
+        gone: list[_Party] = []
         undo: dict[str, list[Callable[[], None]]] = {}
         try:
-            for uid in order:
-                self._lift(self.world.placed[uid], undo.setdefault(uid, []))
-                gone.append(uid)
+            for party in parties:
+                self._lift_all(party, undo)
+                gone.append(party)
                 if self._fits(slot, row):
                     break
             else:
                 return None
-            for uid in reversed(gone[:-1]):
-                while undo[uid]:
-                    undo[uid].pop()()
+            for party in reversed(gone[:-1]):
+                _undo(undo[party.name])
                 if self._fits(slot, row):
-                    gone.remove(uid)
+                    gone.remove(party)
                 else:
-                    self._lift(self.world.placed[uid], undo[uid])
+                    self._lift_all(party, undo)
         finally:
             for steps in undo.values():
-                while steps:
-                    steps.pop()()
+                _undo(steps)
             # Everything is as it was: what is known of the row stays true.
             self._seen = len(self.world.fleet.now.touched)
-        victims = {
-            one.ask.uid: Victim(one.ask.uid, rule)
-            for uid in gone
-            for one, rule in self._party(self.world.placed[uid], asker) or ()
-        }
-        return _Found(tuple(victims.values()), max(prices[uid][0] for uid in gone), sum(prices[uid][1] for uid in gone))
+        victims = tuple(Victim(one.ask.uid, rule) for party in gone for one, rule in party.members)
+        return _Found(victims, max(party.worst for party in gone), sum(party.cost for party in gone))
+
+    def _parties(self, row: int, asker: Asker) -> list[_Party]:
+        """Those on a row who may go, each with everybody who then has to; the least urgent first, then the cheapest."""
+        found: dict[str, _Party] = {}
+        for uid in sorted(self.world.running.on_row.get(row, ())):
+            members = self._party(self.world.placed[uid], asker) if uid not in self._gone else None
+            if members:
+                name = members[0][0].ask.uid
+                worst = max(self.world.priority(one.ask, self.now) for one, _ in members)
+                found[name] = _Party(name, members, worst, sum(self.price(one) for one, _ in members))
+        return sorted(found.values(), key=lambda party: (party.worst, party.cost, party.name))
 
     def _party(self, one: Placed, asker: Asker) -> list[tuple[Placed, Rule]] | None:
         """Everybody who has to go with it: its gang. None when one of them may not."""
@@ -254,14 +324,15 @@ class Preemption:
             party.append((each, rule))
         return party
 
-    def _cost(self, part: tuple[Placed, Rule]) -> float:
-        return self.price(part[0])
-
     def _fits(self, slot: Slot, row: int) -> bool:
         fleet = self.world.fleet
         return fleet.now.fits_at(slot.need, fleet.allocatable, row) and self.chooser.welcome(slot, row)
 
     # Trying.
+
+    def _lift_all(self, party: _Party, undo: dict[str, list[Callable[[], None]]]) -> None:
+        for one, _ in party.members:
+            self._lift(one, undo.setdefault(party.name, []))
 
     def _lift(self, one: Placed, undo: list[Callable[[], None]]) -> None:
         kin = kin_of(one.ask)
@@ -286,6 +357,11 @@ class Preemption:
             self.chooser.give_back(slot, spot)
 
         undo.append(back)
+
+
+def _undo(steps: list[Callable[[], None]]) -> None:
+    while steps:
+        steps.pop()()
 
 
 def _rank(found: _Found, row: int) -> tuple[int, float, int, int]:

@@ -12,9 +12,9 @@ from enum import StrEnum
 class Why(StrEnum):
     """In order of precedence: the first that applies is the dominant one. `no_capacity` names its resource."""
 
-    NO_NODES_ACTIVE = "no_nodes_active"
     GANG_INCOMPLETE = "gang_incomplete"
     QUOTA_EXCEEDED = "quota_exceeded"
+    NO_NODES_ACTIVE = "no_nodes_active"
     NO_MATCHING_NODES = "no_matching_nodes"
     AFFINITY = "pod_affinity"
     ANTI_AFFINITY = "pod_anti_affinity"

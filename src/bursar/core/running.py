@@ -112,6 +112,11 @@ class Running:
         twin._unused = list(self._unused)
         return twin
 
+    def fit_to(self, columns: Columns) -> None:
+        """As many resources and devices as the fleet has by now."""
+        self._columns = columns
+        self._lines.fit_to(columns)
+
     def add(self, placed: Placed, columns: Columns) -> None:
         self._columns = columns
         self._new[placed.ask.uid] = placed
@@ -140,7 +145,9 @@ class Running:
     def restate(self, placed: Placed) -> None:
         """Its end, or that it was told to stop, is known better than before."""
         at, lines = placed.lines, self._lines
-        if at:
+        if placed.ask.uid in self._new:
+            self._new[placed.ask.uid] = placed
+        elif at:
             lines.ends_at[at], lines.since[at] = placed.ends_at, placed.since
             lines.free_to_stop[at] = not placed.ending
             lines.priority[at] = placed.ask.priority

@@ -24,6 +24,7 @@ _CONSTRAINTS: Final = {
     str(Why.ANTI_AFFINITY): "pod anti-affinity",
     str(Why.SPREAD): "topology spread",
 }
+_COMPANY: Final = frozenset({str(Why.AFFINITY), str(Why.ANTI_AFFINITY), str(Why.SPREAD)})
 _NODES: Final = "nodes"
 _TOGETHER: Final = "together"  # how many nodes have room for one part, where all parts together find none
 
@@ -167,12 +168,9 @@ def _more_room(reason: Reason) -> str:
 
 
 def _matching(reason: Reason) -> int:
-    """The nodes that are of the right kind and take work, as far as the counts tell."""
-    return reason.matching or max([reason.nodes - sum(_left_out(reason)), *(one.nodes for one in reason.short), 0])
-
-
-def _left_out(reason: Reason) -> list[int]:
-    return [count for name, count in reason.excluded if name in ("not_ready_or_cordoned", "labels", "taints")]
+    """The nodes that take work and that no rule about labels, taints or company keeps out."""
+    kept_out = sum(count for name, count in reason.excluded if name in _COMPANY)
+    return max([reason.matching - kept_out, *(one.nodes for one in reason.short), 0])
 
 
 # Constraints.

@@ -6,14 +6,14 @@ A requirement is asked of each distinct value of a label, and the answer handed 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bursar.core.affinity import holds, tolerates, untolerated
 from bursar.core.ask import Effect, Requirement, Requirements, Where
-from bursar.core.fleet import Bools, Fleet
+from bursar.core.fleet import NOWHERE, Bools, Fleet
 
 TERRAINS_MAX = 4096
 
@@ -29,6 +29,15 @@ class Terrain:
     allowed: Bools  # both
     preference: Floats | None
     described: int
+    # By topology: the domains in which there are nodes with the labels. Filled when first asked for.
+    domains: dict[str, NDArray[np.int32]] = field(default_factory=dict, compare=False)
+
+    def domains_of(self, fleet: Fleet, key: str) -> NDArray[np.int32]:
+        known = self.domains.get(key)
+        if known is None:
+            codes = fleet.label(key).codes[self.selected]
+            known = self.domains[key] = np.unique(codes[codes != NOWHERE])
+        return known
 
 
 class Terrains:

@@ -60,8 +60,12 @@ def room_at(world: World, asks: Sequence[Ask], holds: Holds, at: float) -> tuple
 
 
 def _alike(asks: Sequence[Ask]) -> list[tuple[Ask, list[Ask]]]:
-    """The asks by shape, those with the most devices first."""
-    ordered = sorted(asks, key=lambda ask: (-sum(amount for _, amount in ask.shape.requests), repr(ask.shape)))
+    """The asks by shape: those that want whole nodes first, then the largest."""
+
+    def size(ask: Ask) -> tuple[bool, int, str]:
+        return not ask.shape.exclusive, -sum(amount for _, amount in ask.shape.requests), repr(ask.shape)
+
+    ordered = sorted(asks, key=size)
     groups = [list(group) for _, group in groupby(ordered, key=lambda ask: ask.shape)]
     return [(group[0], group) for group in groups]
 

@@ -6,7 +6,8 @@ import numpy as np
 
 from bursar.core import company
 from bursar.core.choice import Chooser, Slot
-from bursar.core.fleet import Bools
+from bursar.core.fleet import PODS, Bools
+from bursar.core.node import WHOLE
 from bursar.core.reason import Reason, Short, Why
 from bursar.core.world import World
 
@@ -24,17 +25,18 @@ def explain(world: World, chooser: Chooser, slot: Slot, slots: int = 1) -> Reaso
     right = terrain.allowed & fleet.now.open
     if not right.any():
         return Reason(Why.NO_MATCHING_NODES, nodes=nodes, excluded=excluded)
-    short, matching = shortages(world, slot, right), int(np.count_nonzero(right))
+    matching = int(np.count_nonzero(right))
+    for why, mask in company.masks(slot.ask, slot.kin, terrain, fleet, world.tallies):
+        if kept_out := int(np.count_nonzero(right & ~mask)):
+            excluded = (*excluded, (str(why), kept_out))
+        right &= mask
+        if not right.any():
+            return Reason(why, nodes=nodes, excluded=excluded, matching=matching)
+    short = shortages(world, slot, right)
     fitting = right & fleet.now.fits(slot.need, fleet.allocatable)
     if not fitting.any():
-        resource = short[0].resource if short else ""
+        resource = short[0].resource if short else "nodes"
         return Reason(Why.NO_CAPACITY, resource, nodes, excluded, short, matching=matching)
-    for why, mask in company.masks(slot.ask, slot.kin, terrain, fleet, world.tallies):
-        kept_out = int(np.count_nonzero(fitting & ~mask))
-        fitting &= mask
-        if not fitting.any():
-            kept = (*excluded, (str(why), kept_out))
-            return Reason(why, nodes=nodes, excluded=kept, short=short, matching=matching)
     if slots == 1 and not (chooser.scores(slot)[: fleet.size] > float("-inf")).any():
         return Reason(Why.HELD, nodes=nodes, excluded=excluded, short=short, matching=matching)
     # Each has room, but not all of them together.
@@ -67,17 +69,17 @@ def shortages(world: World, slot: Slot, right: Bools) -> tuple[Short, ...]:
         if taken.any():
             found.append(Short("nodes", slot.ask.shape.nodes, int(np.count_nonzero(right & ~taken)), int(taken.sum())))
     wholes, shares = dict(slot.need.whole), dict(slot.need.shared)
-    for name, amount in slot.ask.shape.requests:
+    one_more = () if slot.need.exclusive or PODS in dict(slot.ask.shape.requests) else ((PODS, WHOLE),)
+    for name, amount in (*slot.ask.shape.requests, *one_more):
         if name not in fleet.column_of:
             continue
         column, device = fleet.column_of[name], fleet.device_column_of.get(name)
         free = fleet.allocatable[column] if slot.need.exclusive else np.where(now.exclusive, 0, now.free[column])
-        lacking = free < amount
         if device in wholes and not slot.need.exclusive:
-            lacking |= now.whole[device] < wholes[device]
+            free = np.minimum(free, now.whole[device].astype(np.int64) * WHOLE)
         if device in shares and not slot.need.exclusive:
-            lacking |= now.widest[device] < shares[device]
-        lacking &= right
+            free = np.minimum(free, now.widest[device])
+        lacking = right & (free < amount)
         if lacking.any():
             most = int(free[right].max())
             at_most = int(np.count_nonzero(free[right] == most))

@@ -6,7 +6,7 @@ sees the last one; what could not be committed is taken out again.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 
@@ -38,6 +38,7 @@ class GroupKey:
     shape: Shape
     job: str
     gang: GangKey | None = None
+    charged: Hashable = None  # what quotas see of it
 
 
 @dataclass(slots=True)
@@ -78,10 +79,11 @@ class Band:
     timeout_seconds: int
     waiting: dict[str, Ask] = field(default_factory=dict)
     placed: set[str] = field(default_factory=set)
+    started: bool = False  # once it has run, whoever is left of it may run again
 
     @property
     def complete(self) -> bool:
-        return len(self.waiting) + len(self.placed) >= self.min_members
+        return self.started or len(self.waiting) + len(self.placed) >= self.min_members
 
     @property
     def since(self) -> float:
@@ -110,6 +112,7 @@ class Blocked:
     freed: int
     limits_changed: int
     until: float
+    reservable: bool = True  # false when no time is known at which there will be room
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +247,7 @@ class World:
 
     # Allocations.
 
-    def wait(self, ask: Ask, nomination: Nomination | None = None) -> None:
+    def wait(self, ask: Ask, nomination: Nomination | None = None, *, again: bool = False) -> None:
         """An allocation waits: it is new, or it was stopped and waits again."""
         known = self.waiting.get(ask.uid)
         if known is None:
@@ -258,6 +261,8 @@ class World:
             self._start_waiting(ask)
         if nomination is not None:
             self.nominated[ask.uid] = nomination
+        if again and ask.gang is not None:
+            self._band(ask).started = True
 
     def renounce(self, uid: str) -> None:
         """No room is being made for it any more: it waits like the others."""
@@ -280,12 +285,16 @@ class World:
             known.since, known.ends_at, known.ending = since, ends_at, ending
             self.running.restate(known)
             return
+        # What has left some of its nodes is counted for all of them until it has left the last.
+        counted = known.nodes_bound if known is not None else 0
         self.forget(ask.uid)
-        one = Placed(ask, self.fleet.need(ask.shape), spots, since, ends_at, ending)
+        one = Placed(ask, self.fleet.need(ask.shape), spots, since, ends_at, ending, counted)
         self.placed[ask.uid] = one
         self._enter(one)
         if ask.gang is not None:
-            self._band(ask).placed.add(ask.uid)
+            band = self._band(ask)
+            band.placed.add(ask.uid)
+            band.started = True
 
     def assume(self, ask: Ask, spots: tuple[Spot, ...], now: float) -> None:
         """What a plan places is placed, as far as all later decisions are concerned."""
@@ -312,6 +321,10 @@ class World:
             self._leave(one)
             self._unplace(one)
             self.freed += 1
+
+    def has_begun(self, gang: GangKey) -> bool:
+        """Whether a gang has its room: who comes later is placed alone. A gang that is being stopped has none."""
+        return any(not self.placed[uid].ending for uid in self.bands[gang].placed)
 
     def ask(self, uid: str) -> Ask | None:
         """What an allocation asks for, whether it waits or has room."""
@@ -415,7 +428,7 @@ class World:
     def _start_waiting(self, ask: Ask) -> None:
         key = GroupKey(
             ask.tenant, kin_of(ask), ask.queue, ask.priority, ask.preempts, ask.ttl_seconds, ask.checkpoint_seconds,
-            ask.shape, ask.job, (ask.namespace, ask.gang.group_id) if ask.gang else None,
+            ask.shape, ask.job, (ask.namespace, ask.gang.group_id) if ask.gang else None, _charged(ask.charge),
         )  # fmt: skip
         if ask.gang is not None:
             self._band(ask).waiting[ask.uid] = ask
@@ -450,3 +463,11 @@ class World:
         if not band.waiting and not band.placed:
             self.bands.pop(band.key, None)
             self.blocked.pop(band.key, None)
+
+
+def _charged(charge: Charge) -> Hashable:
+    """What two charges must have in common to be refused or let in alike; work of one template shares the answer."""
+    known: Hashable = charge.known.get("alike")
+    if known is None:
+        known = charge.known["alike"] = (charge.facts, frozenset({**charge.accepted, **charge.due}.items()))
+    return known

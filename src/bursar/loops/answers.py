@@ -77,9 +77,8 @@ class Answering:
         match question:
             case Explain(uid):
                 return explain(world, uid, policy, now, self._lineups.of(world, policy, now, uid))
-            case Look(uids):
-                first = next((one for one in uids if one in world.waiting), None)
-                return self._look(world, first, policy, now) if first is not None else None
+            case Look(uid, namespace, job):
+                return self._look(world, uid or _first_of(world, (namespace, job)), policy, now)
             case Boosted(namespace, job, priority):
                 return _boosted(world, policy, now, (namespace, job), priority)
             case Simulate(drafts, priorities):
@@ -90,32 +89,45 @@ class Answering:
 
     def _look(self, world: World, uid: str, policy: Policy, now: float) -> Glimpse | None:
         """Its own position, and the estimate of those like it: that is the dear part."""
-        lineup = self._lineups.of(world, policy, now, uid)
-        key = world.waiting[uid].key
-        known = self._glimpses.get(key)
+        if uid not in world.waiting:
+            return None
+        group = world.waiting[uid]
+        position = self._lineups.of(world, policy, now, uid).position(group.members[uid], group)
+        known = self._glimpses.get(group.key)
         if known is not None and 0 <= now - known[0] <= GLIMPSE_SECONDS:
-            return Glimpse(lineup.in_queue.get(uid), known[1])
-        found = glimpse(world, uid, policy, now, lineup)
-        if found is not None:
-            if len(self._glimpses) >= GLIMPSES_MAX:
-                self._glimpses.clear()
-            self._glimpses[key] = (now, found.starts_at)
+            return Glimpse(position.in_queue if position is not None else None, known[1])
+        found = glimpse(world, uid, policy, now, position)
+        if len(self._glimpses) >= GLIMPSES_MAX:
+            self._glimpses.clear()
+        self._glimpses[group.key] = (now, found.starts_at)
         return found
 
 
 def _boosted(world: World, policy: Policy, now: float, job: tuple[str, str], priority: int) -> int | None:
-    """The best position that an allocation of the job would have."""
-    members = [
-        ask.uid
+    """The position that the job's allocation which waits longest would have."""
+    members = _members(world, job)
+    if not members:
+        return None
+    line = line_up_boosted(world, policy, now, job, priority)
+    first = min(members, key=lambda ask: (ask.submitted_at, ask.uid))
+    position = line.position(first, world.waiting[first.uid])
+    return position.in_queue if position is not None else None
+
+
+def _first_of(world: World, job: tuple[str, str]) -> str:
+    """The allocation of a job that waits longest."""
+    members = _members(world, job)
+    return min(members, key=lambda ask: (ask.submitted_at, ask.uid)).uid if members else ""
+
+
+def _members(world: World, job: tuple[str, str]) -> list[Ask]:
+    return [
+        ask
         for group in world.groups.values()
         if group.key.job == job[1]
         for ask in group.members.values()
         if ask.namespace == job[0]
     ]
-    if not members:
-        return None
-    line = line_up_boosted(world, policy, now, job, priority)
-    return min((line.in_queue[uid] for uid in members if uid in line.in_queue), default=None)
 
 
 def _ask(draft: Draft, priorities: Mapping[str, PriorityClassView]) -> Ask:

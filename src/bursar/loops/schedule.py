@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from time import time
 
@@ -28,10 +28,11 @@ from bursar.core.refusal import Code, Refusal
 from bursar.core.running import Spot
 from bursar.core.telling import sentence
 from bursar.core.waits import Waits
-from bursar.core.world import Blocked, World
+from bursar.core.world import Blocked, Group, World
 from bursar.loops.world import Keeper, Lost
 from bursar.ops.allocation import Report, report
 from bursar.ops.bind import Bind, Member, Note, bind, note
+from bursar.ops.command import DEPOSED
 from bursar.ops.evict import Nominee, Preempt, Victim, preempt
 from bursar.ops.office import Office
 from bursar.store import usage as usage_store
@@ -43,6 +44,7 @@ log = structlog.get_logger()
 SCHEDULER = Origin("system:scheduler", "bind")
 PREEMPTING = Origin("system:scheduler", "preempt")
 FAILING = Origin("system:scheduler", "fail")
+NOTING = Origin("system:scheduler", "note")
 TICK_SECONDS = 1.0
 IDLE_SECONDS = 5.0
 HOURS_SECONDS = 60.0
@@ -63,13 +65,18 @@ class Scheduler:
     keeper: Keeper = field(init=False)
     loaded: asyncio.Event = field(default_factory=asyncio.Event)
     idle: asyncio.Event = field(default_factory=asyncio.Event)  # nothing waits, and nothing is being committed
+    _given: Policy = field(init=False)  # the policy before the settings of the system are laid over it
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _commits: set[asyncio.Task[None]] = field(default_factory=set)
+    _deposed: bool = False
+    _noting: asyncio.Task[None] | None = None
     _noted_at: float = 0.0
     _hours_at: float = 0.0
+    _limits_at: float = 0.0
 
     def __post_init__(self) -> None:
         self.keeper = Keeper(self.office)
+        self._given = self.policy
 
     @property
     def world(self) -> World:
@@ -80,10 +87,10 @@ class Scheduler:
         self._wake.set()
 
     async def run(self) -> None:
-        """For ever. A database that is away is waited for; a world that lost its place is loaded anew."""
+        """Until another leads. A database that is away is waited for; a world that lost its place is loaded anew."""
         self.office.on_commit.append(self.nudge)
         try:
-            while True:
+            while not self._deposed:
                 try:
                     await self._follow()
                 except AWAY as error:
@@ -93,21 +100,25 @@ class Scheduler:
                     log.warning("the scheduler loads its world anew", why=str(error))
         finally:
             self.office.on_commit.remove(self.nudge)
-            for task in self._commits:
+            left = [*self._commits, *([self._noting] if self._noting is not None else [])]
+            for task in left:
                 task.cancel()
-            await asyncio.gather(*self._commits, return_exceptions=True)
+            await asyncio.gather(*left, return_exceptions=True)
 
     async def _follow(self) -> None:
         await self._finish_commits(0)
-        self.keeper = Keeper(self.office)
+        self.keeper, self._hours_at = Keeper(self.office), 0.0
         await self.keeper.load()
         self.loaded.set()
         db = await self.office.database.connect()
         try:
             await db.add_listener(CHANNEL, lambda *_: self._wake.set())
-            while True:
+            while not self._deposed:
                 self._wake.clear()
+                if self.keeper.distrusts_limits:
+                    await self._finish_commits(0)
                 await self.keeper.catch_up(db)
+                self.policy = replace(self._given, **self.keeper.settings)
                 await self._tick(db)
                 if not await self._cycle():
                     await self._rest()
@@ -141,7 +152,10 @@ class Scheduler:
         uids += [ask.uid for one in plan.preemptions for ask in one.asks]
         uids += [victim.uid for one in plan.preemptions for victim in one.victims]
         self.keeper.committing.update(uids)
-        task = asyncio.create_task(self._save(plan, uids), name="commit")
+        # As commands now: they name the nodes as they were when this was decided.
+        binds = [bind_command(self.world, binding, self.fence) for binding in plan.bindings]
+        preempts = [preempt_command(self.world, one, self.fence, self.policy) for one in plan.preemptions]
+        task = asyncio.create_task(self._save(plan, binds, preempts, uids), name="commit")
         self._commits.add(task)
         task.add_done_callback(self._committed)
 
@@ -155,12 +169,19 @@ class Scheduler:
         while len(self._commits) > at_most:
             await asyncio.wait(self._commits, return_when=asyncio.FIRST_COMPLETED)
 
-    async def _save(self, plan: Plan, uids: Sequence[str]) -> None:
+    async def _save(self, plan: Plan, binds: Sequence[Bind], preempts: Sequence[Preempt], uids: Sequence[str]) -> None:
         try:
-            # Evictions first: whoever waits for them waits longest.
-            await asyncio.gather(
-                self._save_preemptions(plan.preemptions), self._save_bindings(plan.bindings), self._fail(plan.failed)
+            # Evictions first: whoever waits for them waits longest. Should one of these fail, the others are waited for
+            # all the same: what comes back must find the world that it was decided in.
+            done = await asyncio.gather(
+                self._save_preemptions(plan.preemptions, preempts),
+                self._save_bindings(plan.bindings, binds),
+                self._fail(plan.failed),
+                return_exceptions=True,
             )
+            for error in done:
+                if error is not None:
+                    raise error
         except BaseException:
             # Nobody knows how much of it was committed.
             self.keeper.committing.difference_update(uids)
@@ -168,12 +189,12 @@ class Scheduler:
             raise
         self.keeper.settle(uids)
 
-    async def _save_bindings(self, bindings: Sequence[Binding]) -> None:
-        commands = [bind_command(self.world, binding, self.fence) for binding in bindings]
+    async def _save_bindings(self, bindings: Sequence[Binding], commands: Sequence[Bind]) -> None:
         for binding, reply in zip(bindings, await bind(self.office, commands), strict=True):
             if isinstance(reply, Refusal):
                 self._take_back(binding, reply)
                 continue
+            assert isinstance(reply, tuple), "a unit is answered member by member"
             now = self.clock()
             for (ask, _), written in zip(binding.members, reply, strict=True):
                 self.keeper.committed(ask.uid, written.revision)
@@ -182,9 +203,11 @@ class Scheduler:
 
     def _take_back(self, binding: Binding, refusal: Refusal) -> None:
         """It waits again, and whatever proved wrong about the world is read before the next plan."""
+        self._deposed |= refusal == DEPOSED
         log.info("a placement came back", code=str(refusal.code), message=refusal.message)
         for ask, spots in binding.members:
-            if ask.uid in self.world.placed:
+            # Its node may be gone, and its place with it; it waits all the same.
+            if ask.uid not in self.world.waiting:
                 self.world.unassume(ask)
             for spot in spots:
                 self.keeper.distrust_node(self.world.fleet.names[spot.row])
@@ -204,10 +227,10 @@ class Scheduler:
             # The limits are read anew before the next plan, which counts as one change.
             self.world.blocked[key] = Blocked(Reason(why), self.world.freed, self.world.limits.changed + 1, until)
 
-    async def _save_preemptions(self, preemptions: Sequence[Preempting]) -> None:
-        commands = [preempt_command(self.world, one, self.fence, self.policy) for one in preemptions]
+    async def _save_preemptions(self, preemptions: Sequence[Preempting], commands: Sequence[Preempt]) -> None:
         for one, reply in zip(preemptions, await preempt(self.office, commands), strict=True):
             if isinstance(reply, Refusal):
+                self._deposed |= reply == DEPOSED
                 log.info("a preemption came back", code=str(reply.code), message=reply.message)
                 self.keeper.lost = True
             else:
@@ -235,36 +258,56 @@ class Scheduler:
         if now - self._hours_at >= HOURS_SECONDS:
             self._hours_at = now
             self.keeper.set_hours(await usage_store.load_hours(db, datetime.fromtimestamp(now, UTC)))
-        if now - self._noted_at >= TICK_SECONDS:
+        if now - self._limits_at >= self.policy.quota_backoff_seconds:
+            # What a part of a node was when it was bound is not known for ever: forecasts drift.
+            self._limits_at = now
+            if any(one.reason.why is Why.QUOTA_EXCEEDED for one in self.world.blocked.values()):
+                self.keeper.distrust_limits()
+        if now - self._noted_at >= TICK_SECONDS and (self._noting is None or self._noting.done()):
             self._noted_at = now
-            await self._note(now)
+            if news := self._news(now):
+                # By themselves: nothing that can run waits for them.
+                self._noting = asyncio.create_task(self._note(self.keeper, news), name="notes")
 
-    async def _note(self, now: float) -> None:
+    async def _note(self, keeper: Keeper, news: Sequence[tuple[Ask, Reason]]) -> None:
         """Store why things wait, where that is not what is stored."""
         commands = [
             Note(
-                key=allocation_key(ask), origin=Origin("system:scheduler", "note"), fence=self.fence, uid=ask.uid,
-                reason=reason.code, message=sentence(reason, ask),
+                key=allocation_key(ask), origin=NOTING, fence=self.fence, uid=ask.uid, reason=reason.code,
+                message=sentence(reason, ask),
             )
-            for ask, reason in self._news(now)
+            for ask, reason in news
         ]  # fmt: skip
-        for command, reply in zip(commands, await note(self.office, commands), strict=True):
-            if not isinstance(reply, Refusal):
-                self.keeper.noted[command.uid] = command.reason
+        try:
+            replies = await note(self.office, commands)
+        except AWAY as error:
+            log.info("reasons could not be stored", error=repr(error))
+            return
+        for command, reply in zip(commands, replies, strict=True):
+            if isinstance(reply, Refusal):
+                self._deposed |= reply == DEPOSED
+            elif command.uid in keeper.noted:
+                keeper.noted[command.uid] = command.reason
 
-    def _news(self, now: float) -> Iterable[tuple[Ask, Reason]]:
+    def _news(self, now: float) -> Sequence[tuple[Ask, Reason]]:
         found: list[tuple[Ask, Reason]] = []
         for uid, group in self.world.waiting.items():
-            key: UnitKey = group.key.gang if group.key.gang is not None else group.key
-            blocked = self.world.blocked.get(key)
-            if blocked is None or uid in self.keeper.committing or self.keeper.noted.get(uid) == blocked.reason.code:
+            reason = self._reason(uid, group)
+            if reason is None or uid in self.keeper.committing or self.keeper.noted.get(uid) == reason.code:
                 continue
             ask = group.members[uid]
             if now - ask.submitted_at >= NOTE_AFTER_SECONDS:
-                found.append((ask, blocked.reason))
+                found.append((ask, reason))
                 if len(found) >= NOTES_MAX:
                     break
         return found
+
+    def _reason(self, uid: str, group: Group) -> Reason | None:
+        if uid in self.world.nominated:
+            return Reason(Why.MAKING_ROOM, until=self.world.nominated[uid].until)
+        key: UnitKey = group.key.gang if group.key.gang is not None else group.key
+        blocked = self.world.blocked.get(key)
+        return blocked.reason if blocked is not None else None
 
 
 # Plans as commands.

@@ -6,10 +6,11 @@ Changes of what is being committed right now wait until it is known how that end
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
+from typing import Any
 
 import msgspec
 import structlog
@@ -19,9 +20,11 @@ from bursar.core.ask import Ask
 from bursar.core.budget import penalty, used_fraction
 from bursar.core.node import NodeRoom
 from bursar.core.object import Key
+from bursar.core.quota import Counter
 from bursar.core.running import NEVER, Spot
 from bursar.core.selector import parse_fields
 from bursar.core.share import ShareOf
+from bursar.core.tree import Row, Tree
 from bursar.core.world import Boost, Nomination, World
 from bursar.ops.office import Office
 from bursar.store import change as change_store
@@ -41,10 +44,12 @@ from bursar.wire.ask import (
     queue_profile_of,
     tenant_share_of,
 )
+from bursar.wire.settings import policy_of
 
 log = structlog.get_logger()
 
 READ_MAX = 2000
+DESCRIBED = ("Settings", "PriorityClass", "Queue", "Tenant", "Job")
 TREE_KINDS = frozenset({"Namespace", "ResourceQuota", "Settings", "Tenant", "Tier"})
 
 _decode_map = msgspec.json.Decoder(dict[str, str]).decode
@@ -74,6 +79,7 @@ class _Status(msgspec.Struct, rename="camel"):
     nominated: list[_Nominated] = []
     scheduled_time: str = ""
     start_time: str = ""
+    epoch: int = 0  # how often it was placed
     eviction: _Eviction | None = None
 
 
@@ -101,10 +107,12 @@ class Keeper:
         self._office = office
         self.world = World()
         self.revision = 0
+        self.settings: dict[str, Any] = {}  # what an administrator said about the policy
         self.noted: dict[str, str] = {}  # the reason that is stored with each waiting allocation
         self.committing: set[str] = set()  # uids whose fate is being decided by the database
         self._deferred: list[Seen] = []
         self._known: dict[str, int] = {}  # revisions of our own that have not come back by the feed yet
+        self._overtaken: set[str] = set()  # uids that somebody else changed just before we did
         self._classes: dict[str, PriorityClassView] = {}
         self._shares: dict[str, TenantShare] = {}
         self._hours: Mapping[str, tuple[float, float]] = {}
@@ -118,62 +126,83 @@ class Keeper:
 
     async def load(self) -> None:
         """Everything that matters, as of one revision."""
+        phases = f"status.phase!={',status.phase!='.join(sorted(ENDED))}"
+        live = Query("Allocation", fields=parse_fields(phases, ("status.phase",)))
+        # Read first and entered afterwards: a transaction that is idle for as long as that takes would be ended.
         async with (
             self._office.database.reader() as db,
             db.transaction(isolation="repeatable_read", readonly=True),
         ):
             self.revision = (await change_store.load_position(db)).revision
-            for kind in ("PriorityClass", "Queue", "Tenant", "Job"):
-                for item in (await listing.load_page(db, Query(kind))).items:
-                    self._describe(Key(kind, item.namespace, item.name), item.doc, item.status)
-            nodes = await listing.load_page(db, Query("Node"))
-            self._views = {item.name: node_of(item.doc, item.status) for item in nodes.items}
-            for name, room in sorted((await node_store.load_all(db)).items()):
-                self._put_node(name, room)
-            await self._load_limits(db)
-            phases = f"status.phase!={',status.phase!='.join(sorted(ENDED))}"
-            live = parse_fields(phases, ("status.phase",))
-            for row in await listing.load_live(db, Query("Allocation", fields=live)):
-                self._apply_allocation(row)
-        self._stale_nodes.clear()
+            described = [(kind, (await listing.load_page(db, Query(kind))).items) for kind in DESCRIBED]
+            nodes = (await listing.load_page(db, Query("Node"))).items
+            rooms = await node_store.load_all(db)
+            allocations = await listing.load_live(db, live)
+            tree, counters = await self._read_limits(db)
+        for kind, items in described:
+            for item in items:
+                self._describe(Key(kind, item.namespace, item.name), item.doc, item.status)
+        self._views = {item.name: node_of(item.doc, item.status) for item in nodes}
+        for name, room in sorted(rooms.items()):
+            self._put_node(name, room)
+        for row in allocations:
+            self._apply_allocation(row)
+        # Last: the counters have counted all of it.
+        self.world.limits.load(tree, counters)
 
     # Following.
 
+    @property
+    def distrusts_limits(self) -> bool:
+        """Whether the counters must be read anew, which needs a moment in which nothing is being committed."""
+        return self._stale_limits
+
     async def catch_up(self, db: Connection) -> int:
         """Apply what was committed since; how many changes there were."""
+        count = await self._follow(db)
+        if self._stale_limits and not self.committing:
+            # Counters are not in the feed: they are read together with the place in it at which they were so.
+            async with db.transaction(isolation="repeatable_read", readonly=True):
+                count += await self._follow(db)
+                tree, counters = await self._read_limits(db)
+            self._stale_limits = False
+            self.world.limits.load(tree, counters)
+        return count
+
+    async def _follow(self, db: Connection) -> int:
         count = 0
         while True:
             changes = await change_store.load_seen(db, self.revision, READ_MAX)
             if changes and changes[0].revision != self.revision + 1:
                 raise Lost(f"changes from {self.revision + 1} to {changes[0].revision - 1} are gone")
-            for change in changes:
-                self._apply(change)
+            await self._apply_all(db, changes)
             if changes:
                 self.revision = changes[-1].revision
                 count += len(changes)
             if len(changes) < READ_MAX:
-                break
-        await self._refresh(db)
-        return count
+                return count
 
-    async def _refresh(self, db: Connection) -> None:
-        """Rooms and limits are not in the feed: what may have changed is read again."""
-        if self._stale_nodes:
-            names, self._stale_nodes = self._stale_nodes, set()
-            rooms = await node_store.load(db, names)
-            for name in sorted(names):
-                if name in rooms and name in self._views:
-                    self._put_node(name, rooms[name])
-                elif name in self.world.fleet.row_of:
-                    self._rooms.pop(name, None)
-                    self.world.remove_node(name)
-        if self._stale_limits and not self.committing:
-            self._stale_limits = False
-            await self._load_limits(db)
+    async def _apply_all(self, db: Connection, changes: Sequence[Seen]) -> None:
+        """Rooms are not in the feed: those of nodes that changed are read again. Nodes come before what is placed on
+        them, and go after what was."""
+        for change in changes:
+            if change.key.kind != "Allocation":
+                self._apply(change)
+        names, self._stale_nodes = self._stale_nodes, set()
+        rooms = await node_store.load(db, names) if names else {}
+        for name in sorted(names):
+            if name in rooms:
+                self._put_node(name, rooms[name])
+        for change in changes:
+            if change.key.kind == "Allocation":
+                self._apply(change)
+        for name in sorted(names & self.world.fleet.row_of.keys()):
+            if name not in rooms or name not in self._views:
+                self._rooms.pop(name, None)
+                self.world.remove_node(name)
 
-    async def _load_limits(self, db: Connection) -> None:
-        tree = await self._office.trees.refresh(db)
-        self.world.limits.load(tree, await quota_store.load_limited(db))
+    async def _read_limits(self, db: Connection) -> tuple[Tree, Mapping[Row, Counter]]:
+        return await self._office.trees.refresh(db), await quota_store.load_limited(db)
 
     def distrust_limits(self) -> None:
         """The database counted otherwise than we did: its figures are read before the next plan."""
@@ -210,12 +239,13 @@ class Keeper:
         if kind == "Allocation":
             if change.uid in self.committing:
                 self._deferred.append(change)
-            elif change.revision > self._known.get(change.uid, 0):
+            elif not self._is_known(change):
                 self._apply_allocation(change)
-            elif change.revision == self._known[change.uid]:
-                del self._known[change.uid]
         elif kind == "Node":
             self._apply_node(change)
+        elif kind == "PriorityClass":
+            # It says how urgent each allocation is that names it, or names none.
+            raise Lost(f"priority class {change.key.name} was changed")
         else:
             if kind in TREE_KINDS:
                 self._stale_limits = True
@@ -224,9 +254,24 @@ class Keeper:
             elif change.doc is not None:
                 self._describe(change.key, change.doc, change.status)
 
+    def _is_known(self, change: Seen) -> bool:
+        """Whether it is in the world since it was decided. Our own change comes with what others did before it."""
+        known = self._known.get(change.uid, 0)
+        if change.revision > known:
+            return False
+        if change.revision < known:
+            self._overtaken.add(change.uid)
+            return True
+        del self._known[change.uid]
+        overtook = change.uid in self._overtaken
+        self._overtaken.discard(change.uid)
+        return not overtook
+
     def _describe(self, key: Key, doc: bytes, status: bytes) -> None:
-        """A tenant's share, a queue's profile, a class's value, a job's boost."""
+        """The policy, a tenant's share, a queue's profile, a class's value, a job's boost."""
         match key.kind:
+            case "Settings":
+                self.settings = policy_of(doc)
             case "PriorityClass":
                 self._classes[key.name] = priority_class_of(doc)
             case "Queue":
@@ -243,8 +288,6 @@ class Keeper:
 
     def _undescribe(self, key: Key) -> None:
         match key.kind:
-            case "PriorityClass":
-                self._classes.pop(key.name, None)
             case "Queue":
                 self.world.profiles.pop(key.name, None)
             case "Tenant":
@@ -310,7 +353,7 @@ class Keeper:
         status = _decode_status(change.status)
         if phase == Phase.PENDING:
             self.noted[change.uid] = status.reason
-            self.world.wait(ask, _nomination(status))
+            self.world.wait(ask, _nomination(status), again=status.epoch > 0)
         else:
             self.noted.pop(change.uid, None)
             self._place(ask, status, ending=phase == Phase.TERMINATING)

@@ -102,9 +102,7 @@ class Walk:
             for namespace, charge in command.charges(sheet)
             if namespace in sheet.tree.namespaces
         }
-        rows = {
-            row for (namespace, _), charge in charges.items() for row in rows_of(sheet.tree, namespace, charge)
-        }
+        rows = {row for (namespace, _), charge in charges.items() for row in rows_of(sheet.tree, namespace, charge)}
         if not rows:
             return
         if self._known_in is not sheet.tree:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
-from bursar.core.allocation import ENDED, GangKey, Phase, Request
+from bursar.core.allocation import GangKey, Phase, Request
 from bursar.core.charge import Charge
 from bursar.core.node import NodeRoom, Placement
 from bursar.core.object import Key, Origin, Write
@@ -34,6 +34,8 @@ FEED_MAX = 2048
 
 # What is said of something only while it waits.
 WAITING = ("reason", "message", "nominated", "queuePosition")
+
+PLACED = frozenset({Phase.SCHEDULED, Phase.RUNNING})
 
 # Plans repeat a few amounts for ever.
 _text = lru_cache(4096)(format_amount)
@@ -109,17 +111,14 @@ class Bind(Command):
         return tuple(map(partial(_save, sheet, self.origin), self.members, placings))
 
     def _torn(self, sheet: Sheet, gang: GangKey) -> Refusal | None:
-        """A gang runs with `minMembers` or not at all. Those that run already count; of one that has lost members,
-        all that are left must run."""
+        """A gang starts with `minMembers` or not at all; of one that has lost members, all that are left must start.
+        Whoever comes to what runs already may come alone; what is being stopped does not count as running."""
         row = sheet.gangs.get(gang)
         if row is None:
             return None
         together = sum(1 for member in self.members if (member.key.namespace, member.gang) == gang)
         needed = min(row.min_members, row.members)
-        if together < needed:
-            placed = {Phase.PENDING, *ENDED}
-            together += sum(1 for one in sheet.members(*gang) if phase_of(one) not in placed)
-        if together < needed:
+        if together < needed and not any(phase_of(one) in PLACED for one in sheet.members(*gang)):
             return Refusal(Code.STALE, f"the plan places {together} of the {needed} members of gang {gang[1]}")
         return None
 

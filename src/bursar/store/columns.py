@@ -1,8 +1,8 @@
 """Columns of many rows, each sent as one text and taken apart by the server.
 
 asyncpg looks at every element of an array in Python; a text it only copies. For statements that write hundreds of rows
-of a dozen columns each, that is most of what sending them costs. In SQL such a column reads `string_to_array($1, chr(31))`;
-a single empty text comes out as NULL there, and is put right with `coalesce`.
+of a dozen columns each, that is most of what sending them costs. In SQL such a column reads
+`string_to_array($1, chr(31))`; a single empty text comes out as NULL there, and is put right with `coalesce`.
 """
 
 from __future__ import annotations

@@ -108,7 +108,8 @@ class AllocationStatus(Wire):
     end_time: Text = UNSET
     exit_code: int | UnsetType = UNSET
     allocated_resources: dict[str, Quantity] | UnsetType = UNSET
-    queue_position: int | UnsetType = UNSET
+    queue_position: int | UnsetType = UNSET  # shown when it is read, while it waits
+    estimated_start_time: Text = UNSET
     scheduled_time: Text = UNSET  # when it was placed, the last time
     epoch: int | UnsetType = UNSET  # how often it was placed: each placement has a higher one
     eviction: EvictionNotice | UnsetType = UNSET

@@ -16,7 +16,8 @@ WITH line AS MATERIALIZED (
            coalesce(line.tenant, '') AS tenant, line.type, coalesce(line.labels, was.labels) AS labels, line.fields,
            coalesce(line.before_labels, was.labels) AS before_labels,
            coalesce(line.before_fields, was.fields) AS before_fields, line.gang, line.charge,
-           coalesce(line.doc, was.doc) AS doc, line.status, line.actor, line.verb, coalesce(line.reason, '') AS reason,
+           coalesce(line.doc, was.doc) AS doc, line.status, coalesce(line.actor, '') AS actor,
+           coalesce(line.verb, '') AS verb, coalesce(line.reason, '') AS reason,
            coalesce(line.before_tenant, '') AS before_tenant, line.place
       FROM unnest(
                string_to_array($1, chr(31)), string_to_array($2, ',')::bigint[], string_to_array($3, chr(31)),

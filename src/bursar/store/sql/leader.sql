@@ -23,7 +23,7 @@ UPDATE leader SET holder = '', until = clock_timestamp() WHERE holder = $1 RETUR
 
 -- name: lock
 -- Waits for a takeover under way, and sees what it wrote: the row itself is all that is looked at.
-SELECT fence FROM leader WHERE id = 1 FOR SHARE;
+SELECT fence FROM leader WHERE id = 1 FOR KEY SHARE;
 
 -- name: read
 SELECT holder, fence, until, at, until > clock_timestamp() AS leads FROM leader WHERE id = 1;

@@ -1,0 +1,198 @@
+"""Handlers of the cluster in numbers: how full it is, and how its queues stand."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from bursar.api import metrics
+from bursar.api.explain import time_of
+from bursar.api.house import House
+from bursar.api.route import Answer, Call, Outcome
+from bursar.core.answer import Figures, QueueFigures
+from bursar.core.node import WHOLE
+from bursar.core.quantity import format_amount
+from bursar.core.refusal import Refusal
+from bursar.ops.cluster import Totals
+from bursar.ops.office import now, timestamp
+from bursar.store.database import AWAY
+from bursar.wire.document import encode
+
+# The cluster's own figures come without the scheduler's, should it not be there to tell them.
+FIGURES_SECONDS_MAX = 1.0
+GPU = "/gpu"
+
+
+class NodeCounts(msgspec.Struct, rename="camel"):
+    total: int
+    ready: int
+    not_ready: int
+    cordoned: int
+
+
+class Measured(msgspec.Struct, rename="camel"):
+    """What there is of a resource; `used` where nodes measure it."""
+
+    capacity: str
+    allocatable: str
+    requested: str
+    used: str | UnsetType = UNSET
+    utilization: float | UnsetType = UNSET
+
+
+class Counted(msgspec.Struct, rename="camel"):
+    capacity: int | float
+    allocatable: int | float
+    requested: int | float
+    used: int | float | UnsetType = UNSET
+    utilization: float | UnsetType = UNSET
+
+
+class Cluster(msgspec.Struct, rename="camel"):
+    nodes: NodeCounts
+    cpu: Measured
+    memory: Measured
+    gpu: Counted
+
+
+class Scheduling(msgspec.Struct):
+    pending_allocations: int = msgspec.field(name="pendingAllocations")
+    scheduling_rate: str = msgspec.field(name="schedulingRate")
+    avg_latency: int = msgspec.field(name="avgSchedulingLatencyMs")
+    p99_latency: int = msgspec.field(name="p99SchedulingLatencyMs")
+    preemptions: int = msgspec.field(name="preemptionsLast1h")
+
+
+class Utilization(msgspec.Struct, rename="camel"):
+    timestamp: str
+    cluster: Cluster
+    scheduling: Scheduling | UnsetType = UNSET
+
+
+class Queue(msgspec.Struct, rename="camel", kw_only=True):
+    name: str
+    depth: int
+    oldest_item: str | UnsetType = UNSET
+    avg_wait_time: str
+    p50_wait_time: str
+    p99_wait_time: str
+    scheduled: int = msgspec.field(name="scheduledLast1h")
+
+
+class Queues(msgspec.Struct, rename="camel"):
+    queues: list[Queue]
+
+
+async def queues(call: Call) -> Outcome:
+    found = await call.house.inquiries.figures()
+    if isinstance(found, Refusal):
+        return found
+    return Answer(200, encode(Queues([_queue(one) for one in found.queues])))
+
+
+async def utilization(call: Call) -> Outcome:
+    totals = await call.house.cluster.totals()
+    found = await call.house.inquiries.figures(FIGURES_SECONDS_MAX)
+    scheduling = UNSET if isinstance(found, Refusal) else _scheduling(found)
+    return Answer(200, encode(Utilization(timestamp(now()), _cluster(totals), scheduling)))
+
+
+def _queue(one: QueueFigures) -> Queue:
+    wait = one.wait
+    return Queue(
+        name=one.name,
+        depth=one.depth,
+        oldest_item=time_of(one.oldest_at) or UNSET,
+        avg_wait_time=_seconds(wait.avg_seconds),
+        p50_wait_time=_seconds(wait.p50_seconds),
+        p99_wait_time=_seconds(wait.p99_seconds),
+        scheduled=wait.count,
+    )
+
+
+def _seconds(seconds: float) -> str:
+    return f"{round(seconds)}s"
+
+
+def _cluster(totals: Totals) -> Cluster:
+    nodes = NodeCounts(totals.total, totals.ready, totals.not_ready, totals.cordoned)
+    return Cluster(nodes, _measured(totals, "cpu"), _measured(totals, "memory"), _gpus(totals))
+
+
+def _measured(totals: Totals, name: str) -> Measured:
+    allocatable, used = totals.allocatable.get(name, 0), totals.used.get(name)
+    return Measured(
+        _text(name, totals.capacity.get(name, 0)),
+        _text(name, allocatable),
+        _text(name, totals.requested.get(name, 0)),
+        UNSET if used is None else _text(name, used),
+        UNSET if used is None else _part(used, allocatable),
+    )
+
+
+def _text(name: str, amount: int) -> str:
+    """Sums of cpu are told in thousandths, as they are added up."""
+    return f"{amount}m" if name == "cpu" else format_amount(name, amount)
+
+
+def _gpus(totals: Totals) -> Counted:
+    """Devices of all makers together."""
+
+    def total(amounts: dict[str, int]) -> int:
+        return sum(amount for name, amount in amounts.items() if name.endswith(GPU))
+
+    allocatable = total(totals.allocatable)
+    used = total(totals.used) if any(name.endswith(GPU) for name in totals.used) else None
+    return Counted(
+        _devices(total(totals.capacity)),
+        _devices(allocatable),
+        _devices(total(totals.requested)),
+        UNSET if used is None else _devices(used),
+        UNSET if used is None else _part(used, allocatable),
+    )
+
+
+def _devices(amount: int) -> int | float:
+    return amount / WHOLE if amount % WHOLE else amount // WHOLE
+
+
+def _part(used: int, of: int) -> float:
+    return round(used / of, 4) if of else 0.0
+
+
+def _scheduling(found: Figures) -> Scheduling:
+    return Scheduling(
+        found.waiting,
+        f"{round(found.per_second)}/sec",
+        round(found.latency.avg_seconds * 1000),
+        round(found.latency.p99_seconds * 1000),
+        found.preemptions,
+    )
+
+
+# For Prometheus.
+
+
+async def show_scheduling(house: House) -> None:
+    """The leader's figures as gauges; without a leader that answers there are none."""
+    for one in (metrics.WAITING, metrics.QUEUE_DEPTH, metrics.QUEUE_AGE, metrics.TIME_TO_SCHEDULE):
+        one.clear()
+    try:
+        found = await house.inquiries.figures(FIGURES_SECONDS_MAX)
+    except AWAY:
+        return
+    if isinstance(found, Refusal):
+        return
+    for code, count in found.waiting_by_reason.items():
+        metrics.WAITING.labels(code).set(count)
+    at = datetime.now(UTC).timestamp()
+    for queue in found.queues:
+        oldest_at = at if queue.oldest_at is None else queue.oldest_at
+        metrics.QUEUE_DEPTH.labels(queue.name).set(queue.depth)
+        metrics.QUEUE_AGE.labels(queue.name).set(max(0.0, at - oldest_at))
+        for quantile, seconds in (("0.5", queue.wait.p50_seconds), ("0.99", queue.wait.p99_seconds)):
+            metrics.TIME_TO_SCHEDULE.labels(queue.name, quantile).set(seconds)
+    metrics.SCHEDULED_PER_SECOND.set(found.per_second)
+    metrics.PREEMPTIONS.set(found.preemptions)

@@ -1,0 +1,408 @@
+"""Handlers that ask the leader: why something waits, and what would become of something that is not there yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from bursar.api.body import Body, read_document, read_object
+from bursar.api.object import find, key_of, kind_of, namespace_tenant, origin_of
+from bursar.api.route import JSON, Answer, Call, Outcome
+from bursar.core import answer as told
+from bursar.core.job import all_turns, turn_name
+from bursar.core.object import Key, Stored
+from bursar.core.quantity import format_amount
+from bursar.core.reason import Reason
+from bursar.core.refusal import Refusal, invalid
+from bursar.core.telling import constraint, help, sentence  # noqa: A004
+from bursar.core.wording import dimension_label
+from bursar.ops import object as object_ops
+from bursar.ops.ceiling import unsatisfiable
+from bursar.ops.dispatch import create_command
+from bursar.ops.inquiry import Draft, Simulate
+from bursar.ops.member import progress_in
+from bursar.ops.object import Create
+from bursar.ops.office import timestamp
+from bursar.ops.rehearsal import rehearse
+from bursar.store import job as job_store
+from bursar.store import listing
+from bursar.store.listing import Query
+from bursar.wire.allocation import ALLOCATION, gang_of
+from bursar.wire.ask import PriorityClassView, priority_class_of
+from bursar.wire.document import encode
+from bursar.wire.job import JOB_LABEL
+
+ITEMS_MAX = 64
+
+
+# What is answered.
+
+
+class Shortage(msgspec.Struct, rename="camel"):
+    resource: str
+    needs: str
+    has: str
+    short_by: str
+    nodes: int  # on so many it is too little
+
+
+class Constraint(msgspec.Struct, rename="camel"):
+    constraint: str
+    nodes: int  # so many it keeps out
+
+
+class QuotaShort(msgspec.Struct, rename="camel"):
+    scope: str
+    dimension: str
+    limit: str
+    bound: str
+    requested: str
+    short_by: str
+
+
+class Why(msgspec.Struct, rename="camel", omit_defaults=True):
+    """One reason to wait, with its numbers and what would help."""
+
+    code: str
+    message: str
+    help: str = ""
+    nodes: int = 0
+    matching_nodes: int = 0
+    short: list[Shortage] = []
+    excluded: list[Constraint] = []
+    quotas: list[QuotaShort] = []
+    members: int = 0
+    min_members: int = 0
+    until: str = ""
+
+
+class Ahead(msgspec.Struct, rename="camel"):
+    allocations: int
+    resources: dict[str, str]
+
+
+class Term(msgspec.Struct, rename="camel"):
+    factor: str
+    value: float
+    weight: float
+    points: float
+
+
+class Score(msgspec.Struct, rename="camel"):
+    total: float
+    penalty: float
+    profile: str
+    terms: list[Term]
+
+
+class Share(msgspec.Struct, rename="camel"):
+    """What the tenant holds of the cluster, what it should hold, and how its budget weighs."""
+
+    tenant: str
+    actual: float
+    target: float
+    effective_target: float
+    deficit: float
+    budget_penalty: float
+
+
+class Kept(msgspec.Struct, rename="camel", omit_defaults=True):
+    """Room that is kept for it: from a time on when it is reserved, until one while others make way."""
+
+    nodes: list[str]
+    from_time: str = ""
+    until: str = ""
+
+
+class PlacedOn(msgspec.Struct, rename="camel", omit_defaults=True):
+    name: str
+    devices: dict[str, list[int]] = {}
+
+
+class Explanation(msgspec.Struct, rename="camel", omit_defaults=True):
+    """Why an allocation waits; of one that does not, where and since when it was placed."""
+
+    name: str
+    namespace: str
+    uid: str
+    phase: str
+    message: str
+    kind: str = "Explanation"
+    reason: Why | None = None
+    other_reasons: list[Why] = []
+    queue: str = ""
+    queue_position: int | None = None
+    overall_position: int | None = None
+    ahead: Ahead | None = None
+    estimated_start_time: str = ""
+    score: Score | None = None
+    share: Share | None = None
+    reservation: Kept | None = None
+    nomination: Kept | None = None
+    nodes: list[PlacedOn] = []
+    scheduled_time: str = ""
+
+
+class Evicted(msgspec.Struct, rename="camel"):
+    namespace: str
+    name: str
+    rule: str
+
+
+class Outlook(msgspec.Struct, rename="camel", omit_defaults=True):
+    """What would become of one allocation."""
+
+    name: str
+    would_run: bool
+    message: str
+    nodes: list[PlacedOn] = []
+    estimated_start_time: str = ""
+    evictions: list[Evicted] = []
+    evictions_of_other_tenants: int = 0
+    reason: Why | None = None
+    other_reasons: list[Why] = []
+    queue_position: int | None = None
+    ahead: Ahead | None = None
+
+
+class Simulation(msgspec.Struct, rename="camel", kw_only=True):
+    """What would happen; nothing has."""
+
+    kind: str = "Simulation"
+    would_run: bool  # all of them, now
+    allocations: list[Outlook]
+
+
+# Why it waits.
+
+
+async def explain(call: Call) -> Outcome:
+    found = await find(call, key_of(call))
+    return found if isinstance(found, Refusal) else await _explained(call, found)
+
+
+async def explain_job(call: Call) -> Outcome:
+    """Of a job, the first of its allocations that waits."""
+    job = await find(call, key_of(call))
+    if isinstance(job, Refusal):
+        return job
+    names = [turn_name(job.key.name, turn) for turn in all_turns(progress_in(job))]
+    async with call.house.database.reader() as db:
+        there = await job_store.list_shown(db, job.key.namespace, names, {JOB_LABEL: job.key.name})
+    waiting = next((name for name in names if there.get(name, {}).get("status.phase") == "Pending"), None)
+    if waiting is not None:
+        one = await object_ops.get(call.house.office, Key("Allocation", job.key.namespace, waiting))
+        if not isinstance(one, Refusal):
+            return await _explained(call, one)
+    status = msgspec.json.decode(job.status)
+    phase = str(status.get("phase", ""))
+    told_of = status.get("message") or f"none of its {len(there)} allocations is waiting"
+    return Answer(200, encode(Explanation(job.key.name, job.key.namespace, job.uid, phase, told_of)))
+
+
+async def _explained(call: Call, one: Stored) -> Outcome:
+    status: dict[str, Any] = msgspec.json.decode(one.status)
+    if status.get("phase") != "Pending":
+        return Answer(200, encode(_settled(one, status)))
+    found = await call.house.inquiries.explain(one.uid)
+    if isinstance(found, Refusal):
+        return found
+    return Answer(200, encode(_waiting(one, found) if found is not None else _stored(one, status)))
+
+
+def _settled(one: Stored, status: dict[str, Any]) -> Explanation:
+    """Of what does not wait there is only to say where it is, or was."""
+    phase, nodes = str(status.get("phase", "")), status.get("nodes") or []
+    where = ", ".join(node["name"] for node in nodes)
+    since = status.get("startTime") or status.get("scheduledTime") or ""
+    message = f"it is not waiting: it is {phase}"
+    if where:
+        message += f" on {where}" + (f" since {since}" if since else "")
+    return Explanation(
+        one.key.name, one.key.namespace, one.uid, phase, message,
+        nodes=[PlacedOn(node["name"], node.get("devices") or {}) for node in nodes],
+        scheduled_time=status.get("scheduledTime") or "",
+    )  # fmt: skip
+
+
+def _stored(one: Stored, status: dict[str, Any]) -> Explanation:
+    """The scheduler does not know it as waiting, or not yet: what was last noted stands."""
+    code, message = status.get("reason") or "not_yet_tried", status.get("message") or ""
+    said = message or "the scheduler is about to place it, or has not seen it yet"
+    return Explanation(one.key.name, one.key.namespace, one.uid, "Pending", said, reason=Why(code, said))
+
+
+def _waiting(one: Stored, found: told.Explanation) -> Explanation:
+    reason = why(found.reason)
+    return Explanation(
+        one.key.name, one.key.namespace, one.uid, "Pending", reason.message,
+        reason=reason,
+        other_reasons=[why(each) for each in found.others],
+        queue=found.queue,
+        queue_position=found.position,
+        overall_position=found.position_overall,
+        ahead=_ahead(found.ahead) if found.position is not None else None,
+        estimated_start_time=time_of(found.starts_at),
+        score=_score(found.score),
+        share=_share(found.share),
+        reservation=Kept(list(found.reservation.nodes), time_of(found.reservation.at)) if found.reservation else None,
+        nomination=Kept(list(found.nomination.nodes), until=time_of(found.nomination.at)) if found.nomination else None,
+    )  # fmt: skip
+
+
+def why(reason: Reason) -> Why:
+    return Why(
+        code=reason.code,
+        message=sentence(reason),
+        help=help(reason),
+        nodes=reason.nodes,
+        matching_nodes=reason.matching,
+        short=[
+            Shortage(
+                one.resource, _counted(one.resource, one.needs), _counted(one.resource, one.has),
+                _counted(one.resource, max(0, one.needs - one.has)), one.nodes,
+            )
+            for one in reason.short
+        ],
+        excluded=[Constraint(constraint(name), count) for name, count in reason.excluded if name != "together"],
+        quotas=[
+            QuotaShort(
+                scope, dimension_label(dimension), format_amount(dimension, hard), format_amount(dimension, bound),
+                format_amount(dimension, asked), format_amount(dimension, max(0, bound + asked - hard)),
+            )
+            for scope, dimension, hard, bound, asked in reason.limits
+        ],
+        members=reason.members,
+        min_members=reason.members_min,
+        until=time_of(reason.until or None),
+    )  # fmt: skip
+
+
+def _counted(resource: str, amount: int) -> str:
+    """Whole nodes are counted; everything else is measured."""
+    return str(amount) if resource == "nodes" else format_amount(resource, amount)
+
+
+def _ahead(ahead: told.Ahead) -> Ahead:
+    amounts = {name: format_amount(name, amount) for name, amount in sorted(ahead.amounts.items())}
+    return Ahead(ahead.allocations, amounts)
+
+
+def _score(score: told.Score | None) -> Score | None:
+    if score is None:
+        return None
+    terms = [Term(one.factor, one.value, one.weight, one.value * one.weight) for one in score.terms]
+    return Score(score.total, score.penalty, score.profile, terms)
+
+
+def _share(share: told.ShareNow | None) -> Share | None:
+    if share is None:
+        return None
+    return Share(share.tenant, share.actual, share.target, share.effective, share.deficit, share.penalty)
+
+
+def time_of(seconds: float | None) -> str:
+    return "" if seconds is None else timestamp(datetime.fromtimestamp(seconds, UTC))
+
+
+# What if.
+
+
+async def simulate(call: Call) -> Outcome:
+    """What would refuse the allocations refuses here as well; of what would be let in the leader is asked."""
+    bodies = _bodies(call)
+    if isinstance(bodies, Refusal):
+        return bodies
+    tenant = await namespace_tenant(call, kind_of(call))
+    if isinstance(tenant, Refusal):
+        return tenant
+    for body in bodies:
+        gang = gang_of(body.object.metadata, body.object.spec)
+        members = gang.min_members if gang is not None else 1
+        if never := await unsatisfiable(call.house.office, body.object.spec, members):
+            return never
+    origin = origin_of(call)
+    creations = [create_command(ALLOCATION, body.object, origin, seen_tenant=tenant) for body in bodies]
+    if refused := await rehearse(call.house.office, creations, tenant or call.identity.tenant):
+        return refused
+    question = Simulate([_draft(one, tenant or "") for one in creations], await _priorities(call))
+    found = await call.house.inquiries.simulate(question)
+    if isinstance(found, Refusal):
+        return found
+    shown = [await _outlook(call, one) for one in found]
+    return Answer(200, encode(Simulation(would_run=all(one.would_run for one in shown), allocations=shown)))
+
+
+def _bodies(call: Call) -> list[Body] | Refusal:
+    """One allocation, or several as `items`."""
+    document = read_document(call)
+    if isinstance(document, Refusal):
+        return document
+    if not isinstance(document, dict) or "items" not in document:
+        body = read_object(call, ALLOCATION)
+        return body if isinstance(body, Refusal) else [body]
+    items = document["items"]
+    if not isinstance(items, list) or not 1 <= len(items) <= ITEMS_MAX:
+        return invalid(f"items must be a list of 1 to {ITEMS_MAX} allocations")
+    bodies: list[Body] = []
+    for index, item in enumerate(items):
+        part = replace(call, body=encode(item), headers={**call.headers, "content-type": JSON})
+        body = read_object(part, ALLOCATION)
+        if isinstance(body, Refusal):
+            causes = tuple(replace(one, field=f"items[{index}].{one.field}") for one in body.causes)
+            return replace(body, message=f"items[{index}]: {body.message}", causes=causes)
+        bodies.append(body)
+    return bodies
+
+
+def _draft(creation: Create, tenant: str) -> Draft:
+    draft = creation.draft
+    return Draft(draft.uid, tenant, dict(draft.labels), msgspec.Raw(draft.doc))
+
+
+async def _priorities(call: Call) -> dict[str, PriorityClassView]:
+    async with call.house.database.reader() as db:
+        page = await listing.load_page(db, Query("PriorityClass"))
+    return {item.name: priority_class_of(item.doc) for item in page.items}
+
+
+async def _outlook(call: Call, found: told.Outlook) -> Outlook:
+    """Names of what is another tenant's are not told, only how many of them would have to go."""
+    named, others = await _victims(call, found.victims)
+    shown = Outlook(
+        found.name, found.runs_now, "",
+        nodes=[PlacedOn(one.node, {name: list(which) for name, which in one.devices.items()}) for one in found.places],
+        estimated_start_time=time_of(found.starts_at),
+        evictions=named,
+        evictions_of_other_tenants=others,
+    )  # fmt: skip
+    if found.waits is not None:
+        shown.reason = why(found.waits.reason)
+        shown.other_reasons = [why(one) for one in found.waits.others]
+        shown.queue_position = found.waits.position
+        shown.ahead = _ahead(found.waits.ahead) if found.waits.position is not None else None
+    shown.message = _said(shown)
+    return shown
+
+
+async def _victims(call: Call, victims: Sequence[told.Evicted]) -> tuple[list[Evicted], int]:
+    named = [
+        Evicted(one.namespace, one.name, one.rule)
+        for one in victims
+        if await call.house.sees(call.identity, one.tenant)
+    ]
+    return named, len(victims) - len(named)
+
+
+def _said(shown: Outlook) -> str:
+    where = ", ".join(one.name for one in shown.nodes)
+    victims = len(shown.evictions) + shown.evictions_of_other_tenants
+    if shown.would_run:
+        return f"it would run now, on {where}"
+    if victims:
+        return f"it would run on {where} after {victims} allocation{'s' if victims > 1 else ''} made way"
+    return f"it would wait: {shown.reason.message}" if shown.reason is not None else "it would be given up"

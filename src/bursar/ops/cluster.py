@@ -1,0 +1,114 @@
+"""The cluster in numbers, from the database: how many nodes are in which state, and what they have, give and use.
+
+Nodes are read as far as they changed; what they have given away is read each time. Whoever asks within a second of
+another gets the same figures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from bursar.core.charge import Amounts
+from bursar.core.node import EXCLUSIVE, NodeRoom
+from bursar.store import ceiling as store
+from bursar.store import node as node_store
+from bursar.store.ceiling import Edition
+from bursar.store.database import Connection, Database
+from bursar.wire.ask import node_of
+from bursar.wire.limits import amounts
+from bursar.wire.meta import Quantity
+from bursar.wire.node import capacity_in
+
+AGE_SECONDS_MAX = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFigures:
+    ready: bool
+    cordoned: bool
+    capacity: Amounts
+    used: Amounts | None  # as it measured; None where it does not say
+
+
+@dataclass(slots=True)
+class Totals:
+    """Of each resource, over all nodes. What nobody measured is not in `used`."""
+
+    total: int = 0
+    ready: int = 0
+    not_ready: int = 0
+    cordoned: int = 0  # of those that are ready
+    capacity: dict[str, int] = field(default_factory=dict)
+    allocatable: dict[str, int] = field(default_factory=dict)
+    requested: dict[str, int] = field(default_factory=dict)
+    used: dict[str, int] = field(default_factory=dict)
+
+
+class ClusterCache:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._nodes: dict[str, NodeFigures] = {}
+        self._edition = Edition()
+        self._totals = Totals()
+        self._read_at = float("-inf")
+        self._lock = asyncio.Lock()
+
+    async def totals(self) -> Totals:
+        async with self._lock:
+            now = asyncio.get_running_loop().time()
+            if now - self._read_at > AGE_SECONDS_MAX:
+                async with self._database.reader() as db:
+                    await self._read_nodes(db)
+                    self._totals = totals_of(self._nodes, await node_store.load_all(db))
+                self._read_at = now
+            return self._totals
+
+    async def _read_nodes(self, db: Connection) -> None:
+        edition = await store.load_edition(db)
+        if edition == self._edition:
+            return
+        changed = await store.load_nodes(db, self._edition.revision)
+        nodes = {**self._nodes, **{name: figures_of(doc, status) for name, doc, status in changed}}
+        if len(nodes) != edition.nodes:
+            # Some are gone, or came meanwhile; which, only all of them tell.
+            nodes = {name: figures_of(doc, status) for name, doc, status in await store.load_nodes(db)}
+        self._nodes, self._edition = nodes, edition
+
+
+class _Measured(msgspec.Struct):
+    used: dict[str, Quantity] | None = None
+
+
+_decode_measured = msgspec.json.Decoder(_Measured).decode
+
+
+def figures_of(doc: bytes, status: bytes) -> NodeFigures:
+    view, used = node_of(doc, status), _decode_measured(status).used
+    return NodeFigures(
+        view.ready, view.unschedulable, capacity_in(doc, status), amounts(used) if used is not None else None
+    )
+
+
+def totals_of(nodes: Mapping[str, NodeFigures], rooms: Mapping[str, NodeRoom]) -> Totals:
+    """Each node is counted in one state."""
+    totals = Totals(total=len(nodes))
+    for one in nodes.values():
+        totals.not_ready += not one.ready
+        totals.cordoned += one.ready and one.cordoned
+        totals.ready += one.ready and not one.cordoned
+        _add(totals.capacity, one.capacity)
+        _add(totals.used, one.used or {})
+    for room in rooms.values():
+        _add(totals.allocatable, room.allocatable)
+        # What is given as a whole is asked for as a whole.
+        _add(totals.requested, room.allocatable if EXCLUSIVE in room.allocated else room.allocated)
+    return totals
+
+
+def _add(sums: dict[str, int], more: Amounts) -> None:
+    for name, amount in more.items():
+        sums[name] = sums.get(name, 0) + amount

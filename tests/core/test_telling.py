@@ -1,0 +1,133 @@
+"""Reasons in plain words, with their numbers, and what would help."""
+
+import pytest
+
+from bursar.core.ask import Ask, Shape
+from bursar.core.reason import Reason, Short, Why
+from bursar.core.telling import help, sentence  # noqa: A004
+
+GPU = "nvidia.com/gpu"
+
+
+@pytest.mark.parametrize(
+    ("reason", "said", "helps"),
+    [
+        (
+            Reason(Why.NO_CAPACITY, GPU, 15, short=(Short(GPU, 4000, 2000, 12, 3),), matching=12),
+            "no node has 4 nvidia.com/gpu free: the most is 2, on 3 of 12 matching nodes",
+            "Wait for 2 more nvidia.com/gpu to come free on one node, or add a node; 2 nvidia.com/gpu would fit now.",
+        ),
+        (
+            Reason(Why.NO_CAPACITY, GPU, 1, short=(Short(GPU, 4000, 0, 1, 1),), matching=1),
+            "no node has 4 nvidia.com/gpu free: none of 1 matching node has any",
+            "Wait for 4 more nvidia.com/gpu to come free on one node, or add a node.",
+        ),
+        (
+            Reason(
+                Why.NO_CAPACITY,
+                GPU,
+                12,
+                short=(Short(GPU, 4000, 8000, 9, 3), Short("memory", 64 << 30, 96 << 30, 3, 1)),
+                matching=12,
+            ),
+            "none of 12 matching nodes has all of it free: 9 lack 4 nvidia.com/gpu, 3 lack 64Gi memory",
+            "Wait for something to end, add a node, or ask for less.",
+        ),
+        (
+            Reason(
+                Why.NO_CAPACITY, GPU, 12, (("pod_anti_affinity", 10),), (Short(GPU, 4000, 1000, 2, 1),), matching=12
+            ),
+            "no node has 4 nvidia.com/gpu free: the most is 1, on 1 of 2 matching nodes",
+            "Wait for 3 more nvidia.com/gpu to come free on one node, or add a node; 1 nvidia.com/gpu would fit now.",
+        ),
+        (
+            Reason(Why.NO_CAPACITY, "nodes", 4, short=(Short("nodes", 3, 1, 3),), matching=4),
+            "3 whole nodes asked: 1 of 4 matching nodes are empty",
+            "Wait for something to end, add a node, or ask for less.",
+        ),
+        (
+            Reason(Why.NO_CAPACITY, GPU, 4, (("together", 2),), matching=4),
+            "there is no room for all of them at once: 2 nodes of 4 could take one now",
+            "Wait for something to end, add a node, or ask for less.",
+        ),
+        (
+            Reason(Why.QUOTA_EXCEEDED, limits=(("tenant:physics", GPU, 100_000, 98_000, 4000),)),
+            "waiting for quota headroom: tenant physics has 98 of 100 nvidia.com/gpu bound, 4 asked",
+            "Wait for work under the same limit to end, or raise nvidia.com/gpu of tenant physics by 2.",
+        ),
+        (
+            Reason(
+                Why.QUOTA_EXCEEDED,
+                limits=(
+                    ("quota:team/small", "memory", 1 << 30, 1 << 30, 1 << 29),
+                    ("system", "nodes", 2000, 2000, 500),
+                ),
+            ),
+            (
+                "waiting for quota headroom: quota team/small has 1Gi of 1Gi memory bound, 512Mi asked; "
+                "the system has 2 of 2 nodes bound, 500m asked"
+            ),
+            (
+                "Wait for work under the same limit to end, or raise memory of quota team/small by 512Mi"
+                " and raise max_nodes of the system by 500m."
+            ),
+        ),
+        (
+            Reason(Why.NO_MATCHING_NODES, nodes=3, excluded=(("nodeSelector zone=b", 2), ("not_ready_or_cordoned", 1))),
+            (
+                "none of 3 nodes is of the kind that is asked for; kept out by nodeSelector zone=b (2), "
+                "not ready or cordoned (1)"
+            ),
+            "Change nodeSelector zone=b, or label, untaint or add a node so that one matches.",
+        ),
+        (
+            Reason(Why.NO_MATCHING_NODES, nodes=3, excluded=(("labels", 3),)),
+            "none of 3 nodes is of the kind that is asked for; kept out by node selector or affinity (3)",
+            "Change the node selector, affinity or tolerations, or label, untaint or add a node so that one matches.",
+        ),
+        (
+            Reason(Why.GANG_INCOMPLETE, members=2, members_min=4),
+            "waiting for gang members: 2 of 4 are there",
+            "Submit 2 more with the same groupId, or ask for a smaller minMembers.",
+        ),
+        (
+            Reason(Why.NO_NODES_ACTIVE),
+            "there are no nodes",
+            "Add a node, uncordon one, or bring one back that is not ready.",
+        ),
+        (
+            Reason(Why.NO_NODES_ACTIVE, nodes=2),
+            "none of 2 nodes takes work: all are cordoned or not ready",
+            "Add a node, uncordon one, or bring one back that is not ready.",
+        ),
+        (
+            Reason(Why.SPREAD, nodes=9, excluded=(("topology_spread", 9),), matching=9),
+            "every node with room is where too many of its kind are already; kept out by topology spread (9)",
+            "Free room in the emptier domains, raise maxSkew, or use whenUnsatisfiable: ScheduleAnyway.",
+        ),
+    ],
+)
+def test_the_words(reason: Reason, said: str, helps: str) -> None:
+    assert sentence(reason) == said
+    assert help(reason) == helps
+
+
+@pytest.mark.parametrize("why", list(Why))
+def test_every_reason_has_its_words_and_says_what_would_help(why: Why) -> None:
+    said, helps = sentence(Reason(why)), help(Reason(why))
+    assert said[0].islower()
+    assert not said.endswith(".")
+    assert helps[0].isupper()
+    assert helps.endswith(".")
+
+
+def test_the_words_of_quota_and_of_capacity_differ() -> None:
+    quota, capacity = sentence(Reason(Why.QUOTA_EXCEEDED)), sentence(Reason(Why.NO_CAPACITY, GPU))
+    assert "quota" in quota
+    assert "quota" not in capacity
+
+
+def test_several_nodes_that_must_be_free_at_once_are_counted() -> None:
+    ask = Ask("u", "team", "a", "physics", Shape(((GPU, 8000),), nodes=4), 0.0)
+    reason = Reason(Why.NO_CAPACITY, GPU, 9, (("together", 2),), matching=9)
+    assert sentence(reason, ask) == "there is no room for all 4 at once: 2 nodes of 9 could take one now"

@@ -1,0 +1,313 @@
+"""The scheduler's world on a real database: whatever happens, following the feed ends where loading would begin."""
+
+import asyncio
+import os
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from bursar.core.allocation import ENDED, Phase
+from bursar.core.object import Key, Stored
+from bursar.core.running import Spot
+from bursar.loops.world import Keeper, Lost
+from bursar.ops import job as job_ops
+from bursar.ops import object as object_ops
+from bursar.ops.allocation import Report, report
+from bursar.ops.bind import Note, note
+from bursar.ops.command import Reply, Written
+from bursar.ops.evict import Preempt, evict, preempt
+from bursar.ops.office import Office, now
+from bursar.store.database import Connection, connect
+from bursar.store.listing import Query, load_page
+from evictions import PREEMPTED
+from offices import TEST, bind, bind_unit, change, code, create, delete, end, member, namespace, node, quota, tenant
+from schedulers import GPU, assert_as_if_loaded, edit, gang, label, loaded, portrait, submit
+
+SOAK = bool(os.environ.get("BURSAR_SOAK"))
+SEEDS = range(200) if SOAK else range(6)
+STEPS = 120 if SOAK else 50
+SPACES = {"a": "t1", "b": "t2"}
+
+
+@pytest.fixture
+async def db(database_url: str) -> AsyncIterator[Connection]:
+    one = await connect(database_url)
+    yield one
+    await one.close()
+
+
+# Anything in any order.
+
+
+class Anybody:
+    """Users, nodes and administrators, each of whom does what comes to mind. Being refused is part of it."""
+
+    def __init__(self, office: Office, seed: int) -> None:
+        self.office = office
+        self.random = random.Random(seed)
+        self.made = 0
+        self.done: list[str] = []  # what was done, and whether it was refused
+
+    async def prepare(self) -> None:
+        for name in SPACES.values():
+            assert code(await tenant(self.office, name)) == "ok"
+        for space, owner in SPACES.items():
+            assert code(await namespace(self.office, space, owner)) == "ok"
+
+    async def step(self) -> None:
+        acts = sorted(self.acts().items())
+        name, (_, act) = self.random.choices(acts, [weight for _, (weight, _) in acts])[0]
+        reply = await act()
+        self.done.append(f"{name}: {'nothing' if reply is None else code(reply)}")
+
+    def acts(self) -> dict[str, tuple[int, Callable[[], Awaitable[Reply | None]]]]:
+        often, now_and_then, seldom = 6, 3, 1
+        return {
+            "submit": (often, self.submit),
+            "submit a gang": (now_and_then, self.submit_gang),
+            "bind": (2 * often, self.bind),
+            "say running": (now_and_then, lambda: self.report(Phase.RUNNING)),
+            "say ended": (now_and_then, lambda: self.report(self.random.choice(sorted(ENDED)))),
+            "requeue": (now_and_then, lambda: self.report(Phase.PENDING)),
+            "say ended on one node": (now_and_then, self.report_of_one_node),
+            "evict": (now_and_then, self.evict),
+            "delete": (now_and_then, self.delete),
+            "relabel": (now_and_then, self.relabel),
+            "note": (now_and_then, self.note),
+            "nominate": (now_and_then, self.nominate),
+            "register a node": (often, self.register),
+            "describe a node": (often, self.describe_node),
+            "resize a node": (now_and_then, self.resize_node),
+            "delete a node": (now_and_then, self.delete_node),
+            "limit a tenant": (now_and_then, self.limit_tenant),
+            "limit the system": (seldom, self.limit_system),
+            "put a quota": (now_and_then, self.put_quota),
+            "drop a quota": (seldom, self.drop_quota),
+            "submit a job": (now_and_then, self.submit_job),
+            "boost a job": (now_and_then, self.boost_job),
+            "change a queue": (seldom, self.change_queue),
+            "change a priority class": (seldom, self.change_class),
+        }
+
+    # What there is.
+
+    async def all(self, kind: str) -> list[Stored]:
+        async with self.office.database.reader() as db:
+            page = await load_page(db, Query(kind))
+        found = [await object_ops.get(self.office, Key(kind, one.namespace, one.name)) for one in page.items]
+        return [one for one in found if isinstance(one, Stored)]
+
+    async def some(self, *phases: str) -> Stored | None:
+        found = [one for one in await self.all("Allocation") if not phases or one.fields["status.phase"] in phases]
+        return self.random.choice(found) if found else None
+
+    async def nodes(self) -> list[str]:
+        return [one.key.name for one in await self.all("Node")]
+
+    def name(self, stem: str) -> str:
+        self.made += 1
+        return f"{stem}{self.made}"
+
+    def space(self) -> str:
+        return self.random.choice(sorted(SPACES))
+
+    # Users.
+
+    def wish(self) -> dict[str, Any]:
+        """A spec that shares, is exclusive, wants several nodes, or keeps its distance."""
+        any_ = self.random.choice
+        spec: dict[str, Any] = {"resources": {"requests": {GPU: any_(["0.25", "0.5", "1", "2"]), "cpu": any_("12")}}}
+        spec |= any_([{}, {}, {}, {"exclusive": True}, {"nodes": 2}, {"nodes": 2, "exclusive": True}])
+        spec |= any_([{}, {"ttl": "1h"}, {"priority": 7}, {"priorityClass": "high-priority"}, {"queue": "default"}])
+        if self.random.random() < 0.2:
+            term = {"labelSelector": {"matchLabels": {"app": "web"}}, "topologyKey": "zone"}
+            spec["scheduling"] = {
+                "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+            }
+        return spec
+
+    async def submit(self) -> Reply:
+        metadata = {"name": self.name("one"), "namespace": self.space(), "labels": self.labels()}
+        return await create(self.office, "Allocation", {"metadata": metadata, "spec": self.wish()})
+
+    def labels(self) -> dict[str, str]:
+        return {"app": self.random.choice(["web", "db"])}
+
+    async def submit_gang(self) -> Reply | None:
+        group, space, wish = self.name("gang"), self.space(), self.wish() | gang("", 2)
+        wish["gangScheduling"]["groupId"] = group
+        reply = None
+        for _ in range(self.random.choice([1, 2, 2, 3])):
+            metadata = {"name": self.name("part"), "namespace": space, "labels": self.labels()}
+            reply = await create(self.office, "Allocation", {"metadata": metadata, "spec": wish})
+        return reply
+
+    async def delete(self) -> Reply | None:
+        one = await self.some()
+        return await delete(self.office, *one.key) if one is not None else None
+
+    async def relabel(self) -> Reply | None:
+        one = await self.some()
+        return await label(self.office, *one.key, **self.labels()) if one is not None else None
+
+    async def submit_job(self) -> Reply:
+        template = {"spec": {"resources": {"requests": {GPU: "1"}}}}
+        metadata = {"name": self.name("job"), "namespace": self.space()}
+        return await create(self.office, "Job", {"metadata": metadata, "spec": {"template": template}})
+
+    async def boost_job(self) -> Reply | None:
+        jobs = await self.all("Job")
+        if not jobs:
+            return None
+        priority, seconds = self.random.choice([1, 50]), self.random.choice([1, 600])
+        return await job_ops.boost(
+            self.office, self.random.choice(jobs), TEST, priority=priority, seconds=seconds, reason="", approved_by="me"
+        )
+
+    # The scheduler and the nodes.
+
+    async def bind(self) -> Reply | None:
+        one, nodes = await self.some("Pending"), await self.nodes()
+        if one is None or not nodes:
+            return None
+        count = min(len(nodes), msgspec.json.decode(one.doc)["spec"].get("nodes", 1))
+        where = tuple(self.random.sample(nodes, count))
+        if not one.gang:
+            return await bind(self.office, one.key.namespace, one.key.name, *where)
+        waiting = [each for each in await self.all("Allocation") if each.gang == one.gang]
+        unit = {each.key.name: where for each in waiting if each.fields["status.phase"] == "Pending"}
+        return await bind_unit(self.office, one.key.namespace, unit)
+
+    async def report(self, phase: Phase) -> Reply | None:
+        one = await self.some("Scheduled", "Running", "Terminating")
+        return await end(self.office, one.key.namespace, one.key.name, phase) if one is not None else None
+
+    async def report_of_one_node(self) -> Reply | None:
+        one = await self.some("Scheduled", "Running", "Terminating")
+        if one is None:
+            return None
+        where = self.random.choice(msgspec.json.decode(one.status)["nodes"])["name"]
+        phase = self.random.choice([Phase.SUCCEEDED, Phase.FAILED])
+        return await report(self.office, Report(key=one.key, origin=TEST, phase=phase, node=where, gang=one.gang))
+
+    async def evict(self) -> Reply | None:
+        one = await self.some("Scheduled", "Running")
+        return await evict(self.office, one, PREEMPTED, TEST) if one is not None else None
+
+    async def note(self) -> Reply | None:
+        one = await self.some("Pending")
+        if one is None:
+            return None
+        reason = self.random.choice(["no_capacity_cpu", "quota_exceeded"])
+        (reply,) = await note(
+            self.office, [Note(key=one.key, origin=TEST, uid=one.uid, reason=reason, message="why")]
+        )
+        return reply
+
+    async def nominate(self) -> Reply | None:
+        one, nodes = await self.some("Pending"), await self.nodes()
+        if one is None or not nodes:
+            return None
+        room, until = (self.random.choice(nodes),), now() + timedelta(seconds=self.random.choice([-5, 600]))
+        command = Preempt(key=one.key, uid=one.uid, nominated=room, until=until, victims=(), origin=TEST)
+        (reply,) = await preempt(self.office, [command])
+        return reply
+
+    # Administrators.
+
+    async def register(self) -> Reply:
+        capacity: dict[str, Any] = {"gpu": self.random.choice([2, 4, 12]), "cpu": self.random.choice([4, 8])}
+        capacity |= self.random.choice([{}, {"pods": 3}, {"memory": "1Gi"}])
+        return await node(self.office, f"n{self.random.randrange(6)}", **capacity)
+
+    async def describe_node(self) -> Reply | None:
+        nodes = await self.nodes()
+        if not nodes:
+            return None
+        name = self.random.choice(nodes)
+        match self.random.randrange(4):
+            case 0:
+                return await label(self.office, "Node", "", name, zone=self.random.choice(["east", "west"]))
+            case 1:
+                return await change(self.office, "Node", "", name, unschedulable=self.random.random() < 0.5)
+            case 2:
+                taints = self.random.choice([[], [{"key": "spot", "value": "yes", "effect": "NoSchedule"}]])
+                return await change(self.office, "Node", "", name, taints=taints)
+            case _:
+                phase = self.random.choice(["Ready", "NotReady"])
+
+                def say(document: dict[str, Any]) -> None:
+                    document["status"] = {**document.get("status", {}), "phase": phase}
+
+                return await edit(self.office, "Node", "", name, say, status=True)
+
+    async def resize_node(self) -> Reply | None:
+        """It loses devices that are in use, or gets more than any had; it offers something new, or something less."""
+        nodes = await self.nodes()
+        if not nodes:
+            return None
+        capacity: dict[str, str] = {"cpu": self.random.choice(["2", "8"])}
+        capacity |= self.random.choice([{}, {GPU: "1"}, {GPU: "4"}, {GPU: "16"}])
+        capacity |= self.random.choice([{}, {"pods": "2"}, {"example.com/fpga": "2"}])
+        return await change(self.office, "Node", "", self.random.choice(nodes), capacity=capacity)
+
+    async def delete_node(self) -> Reply | None:
+        nodes = await self.nodes()
+        return await delete(self.office, "Node", "", self.random.choice(nodes)) if nodes else None
+
+    def limits(self) -> dict[str, int]:
+        return self.random.choice([{}, {GPU: 2}, {GPU: 8, "allocations": 3}, {"nodes": 2}, {"cpu": 4}])
+
+    async def limit_tenant(self) -> Reply:
+        spec = {"limits": self.limits(), "weight": self.random.choice([1, 2.5])}
+        spec |= self.random.choice([{}, {"fairShareTarget": 0.3}, {"burstAllowance": 1.5}, {"gpuHoursBudget": 10}])
+        return await change(self.office, "Tenant", "", self.random.choice(["t1", "t2"]), enforcement="Queue", **spec)
+
+    async def limit_system(self) -> Reply:
+        return await change(self.office, "Settings", "", "system", limits=self.limits())
+
+    async def put_quota(self) -> Reply:
+        space, hard = self.space(), {name: str(value) for name, value in ({GPU: 6} | self.limits()).items()}
+        reply = await quota(self.office, space, "q", hard=hard, enforcement="Queue")
+        return await change(self.office, "ResourceQuota", space, "q", hard=hard) if code(reply) != "ok" else reply
+
+    async def drop_quota(self) -> Reply:
+        return await delete(self.office, "ResourceQuota", self.space(), "q")
+
+    async def change_queue(self) -> Reply:
+        return await change(self.office, "Queue", "", "default", profile=self.random.choice(["hpc", "ml"]))
+
+    async def change_class(self) -> Reply:
+        value = self.random.choice([100, 2000])
+        return await edit(self.office, "PriorityClass", "", "high-priority", lambda one: one.update(value=value))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_following_ends_where_loading_would_begin(office: Office, db: Connection, seed: int) -> None:
+    anybody = Anybody(office, seed)
+    await anybody.prepare()
+    keeper = await loaded(office)
+    for _ in range(STEPS):
+        for _ in range(anybody.random.choice([1, 1, 2, 5])):
+            await anybody.step()
+        keeper = await followed(office, keeper, db, anybody.done)
+        try:
+            await assert_as_if_loaded(office, keeper)
+        except AssertionError as error:
+            error.add_note("\n".join(anybody.done[-12:]))
+            raise
+    assert sum(line.endswith(": ok") for line in anybody.done) > STEPS / 2
+
+
+async def followed(office: Office, keeper: Keeper, db: Connection, done: Sequence[str]) -> Keeper:
+    """The keeper after what was committed since. A priority class is all that makes it begin anew."""
+    try:
+        await keeper.catch_up(db)
+    except Lost:
+        assert "change a priority class: ok" in done[-5:]
+        return await loaded(office)
+    return keeper
