@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from time import time
 from typing import Any
 
 import msgspec
@@ -281,11 +282,16 @@ async def term(office: Office, holder: str = "test", *, depose: bool = False) ->
 
 @asynccontextmanager
 async def scheduling(
-    office: Office, policy: Policy | None = None, *, fence: int | None = None, **changed: Any
+    office: Office,
+    policy: Policy | None = None,
+    *,
+    fence: int | None = None,
+    clock: Callable[[], float] = time,
+    **changed: Any,
 ) -> AsyncIterator[Scheduler]:
     """A leader that schedules from when its world is loaded."""
     number = await term(office) if fence is None else fence
-    one = Scheduler(office, number, replace(policy or Policy(), **changed))
+    one = Scheduler(office, number, replace(policy or Policy(), **changed), clock)
     task = asyncio.create_task(one.run())
     loading = asyncio.create_task(one.loaded.wait())
     try:

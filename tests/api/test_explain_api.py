@@ -10,8 +10,10 @@ import pytest
 
 from bursar.core.cycle import Policy, decide
 from bursar.core.object import Key
+from bursar.core.quota import Counter
 from bursar.core.refusal import Refusal
 from bursar.core.running import Spot
+from bursar.core.share import ShareOf
 from bursar.core.waits import Waits
 from bursar.core.world import Nomination, World
 from bursar.loops.answers import run_answers
@@ -93,8 +95,6 @@ async def test_quota_and_capacity_are_told_apart(site: Site) -> None:
     await pending(site, team, "a", gpu=8)
     await enter(site, world, team, "a")
     tree = await site.house.tree(fresh=True)
-    from bursar.core.quota import Counter
-
     world.limits.load(tree, {(f"quota:{team}/q", GPU): Counter(hard=6000, bound=2000)})
     async with leading(site, world):
         body = (await site.get(f"namespaces/{team}/allocations/a/explain")).body
@@ -121,7 +121,7 @@ async def test_what_the_scheduler_does_not_know_yet_is_told_as_it_was_stored(sit
     await pending(site, team, "a")
     async with leading(site, world_of()):
         body = (await site.get(f"namespaces/{team}/allocations/a/explain")).body
-    assert (body["phase"], body["reason"]["code"]) == ("Pending", "Unscheduled")
+    assert (body["phase"], body["reason"]["code"]) == ("Pending", "not_yet_tried")
 
 
 async def test_without_a_leader_it_is_503_with_a_hint(site: Site) -> None:
@@ -167,7 +167,7 @@ async def test_a_job_is_explained_by_the_first_of_its_allocations_that_waits(sit
         await enter(site, world, team, name)
     async with leading(site, world):
         body = (await site.get(f"namespaces/{team}/jobs/train/explain")).body
-        assert (body["name"], body["reason"]["code"]) == (sorted(names)[0], f"no_capacity_{GPU}")
+        assert (body["name"], body["reason"]["code"]) == (min(names), f"no_capacity_{GPU}")
         status = (await site.get(f"namespaces/{team}/jobs/train/status")).body["status"]
         assert status["queuePosition"] == 1
         boost = {"newPriority": 500, "reason": "incident", "duration": "60s", "approvedBy": "me"}
@@ -248,6 +248,7 @@ async def test_names_of_those_who_would_be_evicted_are_told_to_their_own_tenant_
     team, other, where = await site.namespace(), await site.namespace(), site.name("n")
     await node(site.house.office, where, cpu=64, memory="256Gi", gpu=4)
     world = world_of(4, where)
+    world.tenants = {team: ShareOf(team, target=1.0), other: ShareOf(other, target=0.0)}
     for index, namespace in enumerate((team, other)):
         await pending(site, namespace, "low", gpu=2)
         ask = await enter(site, world, namespace, "low")

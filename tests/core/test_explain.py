@@ -1,6 +1,7 @@
 """Why it waits, what if, and the figures: asked of small worlds."""
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,9 @@ from bursar.core.running import Spot
 from bursar.core.selector import parse
 from bursar.core.share import ShareOf
 from bursar.core.tree import Namespace, Tenant, Tree
+from bursar.core.twin import twin_of
 from bursar.core.waits import Waits
-from bursar.core.world import World
+from bursar.core.world import Boost, World
 
 GPU = "nvidia.com/gpu"
 NOW = 1_000_000.0
@@ -434,12 +436,29 @@ def test_a_copy_decides_as_its_world_does() -> None:
     apart = Where(apart=(Company("kubernetes.io/hostname", parse("app=x")),))
     waiting(world, *(ask(f"a{index}", 1 + index % 4, submitted_at=NOW - index) for index in range(30)))
     waiting(world, ask("lonely", where=apart), *(ask(f"g{index}", gang=Gang("g", 3)) for index in range(3)))
-    twin = world.copy()
+    twin = twin_of(world)
     theirs, ours = decide(twin, POLICY, NOW), decide(world, POLICY, NOW)
     assert theirs.bindings == ours.bindings
     assert theirs.reasons == ours.reasons
     assert snapshot(twin) == snapshot(world)
     assert np.array_equal(twin.fleet.now.whole, world.fleet.now.whole)
+
+
+def test_a_copy_has_all_that_its_world_has() -> None:
+    world = limited(world_of(4), hard=100, bound=1)
+    world.tenants, world.profiles = {"physics": ShareOf("physics")}, {"default": "ml"}
+    world.boosts["team", "train"] = Boost(5, NOW + 60)
+    placed(world, ask("r", 2), "n0", (0, 1), ends_in=600)
+    placed(world, ask("low", 1), "n0", (2,))
+    waiting(world, ask("large", 4, preempts=False), ask("g", gang=Gang("g", 2)), ask("high", 2, priority=9))
+    decide(world, POLICY, NOW)
+    twin = twin_of(world)
+    compared = {one.name for one in fields(World) if one.init} - {"fleet", "running", "limits"}
+    assert {name for name in compared if getattr(twin, name) != getattr(world, name)} == set()
+    untouched = World()
+    assert {name for name in compared if getattr(world, name) == getattr(untouched, name)} <= {"habits"}, (
+        "what is not used here is not compared"
+    )
 
 
 # Figures.

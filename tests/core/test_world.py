@@ -266,7 +266,9 @@ def tallies(world: World, those: Iterable[Ask]) -> list[dict[str, int]]:
         crowds = [(each.topology_key, crowd_of(each, one.namespace)) for each in (*where.near, *where.apart)]
         for key, crowd in crowds:
             counts = world.tallies.counts(key, crowd)
-            found.append({name: int(counts[code]) for name, code in world.fleet.label(key).code_of.items() if counts[code]})
+            found.append(
+                {name: int(counts[code]) for name, code in world.fleet.label(key).code_of.items() if counts[code]}
+            )
     return found
 
 
@@ -321,7 +323,11 @@ def test_after_any_history_everything_counted_equals_what_a_fresh_world_counts(d
             spots = [
                 Spot(
                     fresh.fleet.row_of[names[spot.row]],
-                    tuple((fresh.fleet.device_column_of[columns[column]], which) for column, which in spot.devices),
+                    tuple(
+                        (fresh.fleet.device_column_of[columns[column]], which)
+                        for column, which in spot.devices
+                        if columns[column] in fresh.fleet.device_column_of
+                    ),
                 )
                 for spot in kept.spots
             ]

@@ -157,7 +157,9 @@ def requires(*terms: tuple[tuple[str, str, str], ...]) -> Where:
     """Any of the terms; each is a tuple of (label, operator, values divided by commas)."""
     return Where(
         required=tuple(
-            tuple(Requirement(key, Operator(name), tuple(filter(None, values.split(",")))) for key, name, values in term)
+            tuple(
+                Requirement(key, Operator(name), tuple(filter(None, values.split(",")))) for key, name, values in term
+            )
             for term in terms
         )
     )
@@ -285,7 +287,9 @@ def limit(
         namespaces={name: Namespace(name, tenant) for name, tenant in owners.items()},
         quotas=by_namespace,
     )
-    counters = {(f"tenant:{one.name}", dimension): Counter(hard) for one in tenants for dimension, hard in one.limits.items()}
+    counters = {
+        (f"tenant:{one.name}", dimension): Counter(hard) for one in tenants for dimension, hard in one.limits.items()
+    }
     counters.update({(one.scope, dimension): Counter(hard) for one in quotas for dimension, hard in one.hard.items()})
     world.limits.load(tree, counters)
     for one in world.placed.values():

@@ -13,6 +13,7 @@ import pytest
 from bursar.core.allocation import ENDED, Phase
 from bursar.core.object import Key, Stored
 from bursar.core.running import Spot
+from bursar.loops import world as keeper_module
 from bursar.loops.world import Keeper, Lost
 from bursar.ops import job as job_ops
 from bursar.ops import object as object_ops
@@ -24,7 +25,7 @@ from bursar.ops.office import Office, now
 from bursar.store.database import Connection, connect
 from bursar.store.listing import Query, load_page
 from evictions import PREEMPTED
-from offices import TEST, bind, bind_unit, change, code, create, delete, end, member, namespace, node, quota, tenant
+from offices import TEST, bind, bind_unit, change, code, create, delete, end, namespace, node, quota, tenant
 from schedulers import GPU, assert_as_if_loaded, edit, gang, label, loaded, portrait, submit
 
 SOAK = bool(os.environ.get("BURSAR_SOAK"))
@@ -203,9 +204,7 @@ class Anybody:
         if one is None:
             return None
         reason = self.random.choice(["no_capacity_cpu", "quota_exceeded"])
-        (reply,) = await note(
-            self.office, [Note(key=one.key, origin=TEST, uid=one.uid, reason=reason, message="why")]
-        )
+        (reply,) = await note(self.office, [Note(key=one.key, origin=TEST, uid=one.uid, reason=reason, message="why")])
         return reply
 
     async def nominate(self) -> Reply | None:
@@ -311,3 +310,193 @@ async def followed(office: Office, keeper: Keeper, db: Connection, done: Sequenc
         assert "change a priority class: ok" in done[-5:]
         return await loaded(office)
     return keeper
+
+
+# What is being committed.
+
+
+@pytest.fixture
+async def waiting(office: Office) -> Office:
+    """A node, and an allocation that waits."""
+    await node(office, "n1", gpu=4)
+    await submit(office, "one", labels={"app": "web"})
+    return office
+
+
+async def uid_of(office: Office, name: str) -> str:
+    found = await object_ops.get(office, Key("Allocation", "default", name))
+    assert isinstance(found, Stored)
+    return found.uid
+
+
+def assume(keeper: Keeper, uid: str, at: float = 1000.0) -> None:
+    """As if a plan had placed it on the only node."""
+    ask = keeper.world.waiting[uid].members[uid]
+    keeper.world.assume(ask, (Spot(0, ((0, (0,)),)),), at)
+    keeper.committing.add(uid)
+
+
+async def test_changes_of_what_is_being_committed_wait_until_it_is_known_how_that_ended(
+    waiting: Office, db: Connection
+) -> None:
+    keeper, uid = await loaded(waiting), await uid_of(waiting, "one")
+    assume(keeper, uid)
+    await delete(waiting, "Allocation", "default", "one")
+    await submit(waiting, "two")
+    assert await keeper.catch_up(db) == 2
+    assert uid in keeper.world.placed, "the plan stands until it is refused"
+    assert await uid_of(waiting, "two") in keeper.world.waiting, "others are told of at once"
+    keeper.settle(["somebody else's"])
+    assert uid in keeper.world.placed
+    keeper.settle([uid])
+    await assert_as_if_loaded(waiting, keeper)
+
+
+async def test_our_own_commits_are_passed_by_when_they_come_back(waiting: Office, db: Connection) -> None:
+    keeper, uid = await loaded(waiting), await uid_of(waiting, "one")
+    assume(keeper, uid)
+    bound = await bind(waiting, "default", "one", "n1")
+    assert isinstance(bound, Written)
+    keeper.committed(uid, bound.revision)
+    keeper.settle([uid])
+    assert await keeper.catch_up(db) == 1
+    assert keeper.world.placed[uid].since == 1000.0, "it was not entered a second time"
+    assert portrait(keeper)["nodes"] == portrait(await loaded(waiting))["nodes"]
+    await end(waiting, "default", "one", Phase.RUNNING)
+    await keeper.catch_up(db)
+    keeper.noted.clear()
+    await assert_as_if_loaded(waiting, keeper)
+
+
+@pytest.mark.parametrize("read_before", [True, False])
+async def test_what_another_did_just_before_our_own_commit_is_not_lost(
+    waiting: Office, db: Connection, read_before: bool
+) -> None:
+    keeper, uid = await loaded(waiting), await uid_of(waiting, "one")
+    assume(keeper, uid)
+    await label(waiting, "Allocation", "default", "one", app="db")
+    if read_before:
+        await keeper.catch_up(db)
+    bound = await bind(waiting, "default", "one", "n1")
+    assert isinstance(bound, Written)
+    keeper.committed(uid, bound.revision)
+    keeper.settle([uid])
+    await keeper.catch_up(db)
+    assert keeper.world.placed[uid].ask.labels == {"app": "db"}
+    keeper.noted.clear()
+    await assert_as_if_loaded(waiting, keeper)
+
+
+# What is not in the feed.
+
+
+class Interrupted:
+    """A connection on which something happens right after the first answer."""
+
+    def __init__(self, db: Connection, act: Callable[[], Awaitable[Reply]]) -> None:
+        self._db = db
+        self._act: Callable[[], Awaitable[Reply]] | None = act
+
+    async def fetch(self, *arguments: Any) -> Any:
+        rows = await self._db.fetch(*arguments)
+        if self._act is not None:
+            act, self._act = self._act, None
+            assert code(await act()) == "ok"
+        return rows
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._db, name)
+
+
+@pytest.mark.parametrize("verb", ["bind", "end"])
+async def test_counters_are_read_together_with_their_place_in_the_feed(
+    waiting: Office, db: Connection, verb: str
+) -> None:
+    """What is committed after the changes were read, and before the counters are, is counted once."""
+    keeper = await loaded(waiting)
+    if verb == "end":
+        await bind(waiting, "default", "one", "n1")
+        await keeper.catch_up(db)
+    await change(waiting, "Tenant", "", "default", limits={GPU: 8}, enforcement="Queue")
+
+    async def act() -> Reply:
+        if verb == "end":
+            return await end(waiting, "default", "one")
+        return await bind(waiting, "default", "one", "n1")
+
+    await keeper.catch_up(Interrupted(db, act))
+    await keeper.catch_up(db)
+    await assert_as_if_loaded(waiting, keeper)
+
+
+async def test_counters_are_not_read_while_something_is_being_committed(waiting: Office, db: Connection) -> None:
+    keeper, uid = await loaded(waiting), await uid_of(waiting, "one")
+    assume(keeper, uid)
+    await change(waiting, "Tenant", "", "default", limits={GPU: 8}, enforcement="Queue")
+    await keeper.catch_up(db)
+    stale = [keeper.distrusts_limits]
+    bound = await bind(waiting, "default", "one", "n1")
+    assert isinstance(bound, Written)
+    keeper.committed(uid, bound.revision)
+    keeper.settle([uid])
+    await keeper.catch_up(db)
+    assert [*stale, keeper.distrusts_limits] == [True, False]
+    assert portrait(keeper)["limits"] == {("tenant:default", GPU): (8000, 1000)}
+
+
+async def test_what_left_one_of_its_nodes_counts_for_all_of_them_until_it_has_left_the_last(
+    office: Office, db: Connection
+) -> None:
+    await change(office, "Tenant", "", "default", limits={"nodes": 4}, enforcement="Queue")
+    for name in ("n1", "n2"):
+        await node(office, name, gpu=4)
+    keeper = await loaded(office)
+    await submit(office, "wide", gpu=2, spec={"nodes": 2})
+    await bind(office, "default", "wide", "n1", "n2")
+    for where, left in (("n1", 1000), ("n2", 0)):
+        one = Report(key=Key("Allocation", "default", "wide"), origin=TEST, phase=Phase.SUCCEEDED, node=where)
+        await keeper.catch_up(db)
+        assert code(await report(office, one)) == "ok"
+        await keeper.catch_up(db)
+        assert portrait(keeper)["limits"] == {("tenant:default", "nodes"): (4000, left)}
+
+
+# Losing one's place.
+
+
+async def test_a_gap_in_the_feed_is_noticed(waiting: Office, db: Connection) -> None:
+    keeper = await loaded(waiting)
+    for name in ("two", "three"):
+        await submit(waiting, name)
+    await db.execute("DELETE FROM change WHERE revision = $1", keeper.revision + 1)
+    with pytest.raises(Lost, match="are gone"):
+        await keeper.catch_up(db)
+
+
+async def test_a_change_of_what_is_not_known_is_noticed(waiting: Office, db: Connection) -> None:
+    keeper = await loaded(waiting)
+    keeper.world.forget(await uid_of(waiting, "one"))
+    await label(waiting, "Allocation", "default", "one", app="db")
+    with pytest.raises(Lost, match="one is not known"):
+        await keeper.catch_up(db)
+
+
+async def test_a_class_that_is_worth_something_else_is_worth_it_to_what_waits(waiting: Office, db: Connection) -> None:
+    await submit(waiting, "urgent", spec={"priorityClass": "high-priority"})
+    keeper, uid = await loaded(waiting), await uid_of(waiting, "urgent")
+    assert keeper.world.waiting[uid].members[uid].priority == 1000
+    await edit(waiting, "PriorityClass", "", "high-priority", lambda one: one.update(value=7))
+    with pytest.raises(Lost, match="priority class"):
+        await keeper.catch_up(db)
+    again = await loaded(waiting)
+    assert again.world.waiting[uid].members[uid].priority == 7
+
+
+async def test_more_is_followed_than_is_read_at_once(
+    office: Office, db: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = await loaded(office)
+    monkeypatch.setattr(keeper_module, "READ_MAX", 7)
+    await asyncio.gather(*(submit(office, f"job-{number}") for number in range(30)))
+    assert await keeper.catch_up(db) == 30
+    await assert_as_if_loaded(office, keeper)

@@ -32,7 +32,7 @@ class NodeCounts(msgspec.Struct, rename="camel"):
     cordoned: int
 
 
-class Measured(msgspec.Struct, rename="camel"):
+class MeasuredResource(msgspec.Struct, rename="camel"):
     """What there is of a resource; `used` where nodes measure it."""
 
     capacity: str
@@ -42,7 +42,7 @@ class Measured(msgspec.Struct, rename="camel"):
     utilization: float | UnsetType = UNSET
 
 
-class Counted(msgspec.Struct, rename="camel"):
+class CountedDevices(msgspec.Struct, rename="camel"):
     capacity: int | float
     allocatable: int | float
     requested: int | float
@@ -50,14 +50,14 @@ class Counted(msgspec.Struct, rename="camel"):
     utilization: float | UnsetType = UNSET
 
 
-class Cluster(msgspec.Struct, rename="camel"):
+class ClusterFigures(msgspec.Struct, rename="camel"):
     nodes: NodeCounts
-    cpu: Measured
-    memory: Measured
-    gpu: Counted
+    cpu: MeasuredResource
+    memory: MeasuredResource
+    gpu: CountedDevices
 
 
-class Scheduling(msgspec.Struct):
+class SchedulingFigures(msgspec.Struct):
     pending_allocations: int = msgspec.field(name="pendingAllocations")
     scheduling_rate: str = msgspec.field(name="schedulingRate")
     avg_latency: int = msgspec.field(name="avgSchedulingLatencyMs")
@@ -67,11 +67,11 @@ class Scheduling(msgspec.Struct):
 
 class Utilization(msgspec.Struct, rename="camel"):
     timestamp: str
-    cluster: Cluster
-    scheduling: Scheduling | UnsetType = UNSET
+    cluster: ClusterFigures
+    scheduling: SchedulingFigures | UnsetType = UNSET
 
 
-class Queue(msgspec.Struct, rename="camel", kw_only=True):
+class QueueState(msgspec.Struct, rename="camel", kw_only=True):
     name: str
     depth: int
     oldest_item: str | UnsetType = UNSET
@@ -81,15 +81,15 @@ class Queue(msgspec.Struct, rename="camel", kw_only=True):
     scheduled: int = msgspec.field(name="scheduledLast1h")
 
 
-class Queues(msgspec.Struct, rename="camel"):
-    queues: list[Queue]
+class QueueStates(msgspec.Struct, rename="camel"):
+    queues: list[QueueState]
 
 
 async def queues(call: Call) -> Outcome:
     found = await call.house.inquiries.figures()
     if isinstance(found, Refusal):
         return found
-    return Answer(200, encode(Queues([_queue(one) for one in found.queues])))
+    return Answer(200, encode(QueueStates([_queue(one) for one in found.queues])))
 
 
 async def utilization(call: Call) -> Outcome:
@@ -99,9 +99,9 @@ async def utilization(call: Call) -> Outcome:
     return Answer(200, encode(Utilization(timestamp(now()), _cluster(totals), scheduling)))
 
 
-def _queue(one: QueueFigures) -> Queue:
+def _queue(one: QueueFigures) -> QueueState:
     wait = one.wait
-    return Queue(
+    return QueueState(
         name=one.name,
         depth=one.depth,
         oldest_item=time_of(one.oldest_at) or UNSET,
@@ -116,14 +116,14 @@ def _seconds(seconds: float) -> str:
     return f"{round(seconds)}s"
 
 
-def _cluster(totals: Totals) -> Cluster:
+def _cluster(totals: Totals) -> ClusterFigures:
     nodes = NodeCounts(totals.total, totals.ready, totals.not_ready, totals.cordoned)
-    return Cluster(nodes, _measured(totals, "cpu"), _measured(totals, "memory"), _gpus(totals))
+    return ClusterFigures(nodes, _measured(totals, "cpu"), _measured(totals, "memory"), _gpus(totals))
 
 
-def _measured(totals: Totals, name: str) -> Measured:
+def _measured(totals: Totals, name: str) -> MeasuredResource:
     allocatable, used = totals.allocatable.get(name, 0), totals.used.get(name)
-    return Measured(
+    return MeasuredResource(
         _text(name, totals.capacity.get(name, 0)),
         _text(name, allocatable),
         _text(name, totals.requested.get(name, 0)),
@@ -137,7 +137,7 @@ def _text(name: str, amount: int) -> str:
     return f"{amount}m" if name == "cpu" else format_amount(name, amount)
 
 
-def _gpus(totals: Totals) -> Counted:
+def _gpus(totals: Totals) -> CountedDevices:
     """Devices of all makers together."""
 
     def total(amounts: dict[str, int]) -> int:
@@ -145,7 +145,7 @@ def _gpus(totals: Totals) -> Counted:
 
     allocatable = total(totals.allocatable)
     used = total(totals.used) if any(name.endswith(GPU) for name in totals.used) else None
-    return Counted(
+    return CountedDevices(
         _devices(total(totals.capacity)),
         _devices(allocatable),
         _devices(total(totals.requested)),
@@ -162,8 +162,8 @@ def _part(used: int, of: int) -> float:
     return round(used / of, 4) if of else 0.0
 
 
-def _scheduling(found: Figures) -> Scheduling:
-    return Scheduling(
+def _scheduling(found: Figures) -> SchedulingFigures:
+    return SchedulingFigures(
         found.waiting,
         f"{round(found.per_second)}/sec",
         round(found.latency.avg_seconds * 1000),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -37,12 +37,13 @@ from bursar.wire.document import encode
 from bursar.wire.job import JOB_LABEL
 
 ITEMS_MAX = 64
+KIND: Final = "Explanation"
 
 
 # What is answered.
 
 
-class Shortage(msgspec.Struct, rename="camel"):
+class ResourceShort(msgspec.Struct, rename="camel"):
     resource: str
     needs: str
     has: str
@@ -50,7 +51,7 @@ class Shortage(msgspec.Struct, rename="camel"):
     nodes: int  # on so many it is too little
 
 
-class Constraint(msgspec.Struct, rename="camel"):
+class ExcludedNodes(msgspec.Struct, rename="camel"):
     constraint: str
     nodes: int  # so many it keeps out
 
@@ -64,7 +65,7 @@ class QuotaShort(msgspec.Struct, rename="camel"):
     short_by: str
 
 
-class Why(msgspec.Struct, rename="camel", omit_defaults=True):
+class WaitingReason(msgspec.Struct, rename="camel", omit_defaults=True):
     """One reason to wait, with its numbers and what would help."""
 
     code: str
@@ -72,34 +73,34 @@ class Why(msgspec.Struct, rename="camel", omit_defaults=True):
     help: str = ""
     nodes: int = 0
     matching_nodes: int = 0
-    short: list[Shortage] = []
-    excluded: list[Constraint] = []
+    short: list[ResourceShort] = []
+    excluded: list[ExcludedNodes] = []
     quotas: list[QuotaShort] = []
     members: int = 0
     min_members: int = 0
     until: str = ""
 
 
-class Ahead(msgspec.Struct, rename="camel"):
+class AheadInLine(msgspec.Struct, rename="camel"):
     allocations: int
     resources: dict[str, str]
 
 
-class Term(msgspec.Struct, rename="camel"):
+class ScoreTerm(msgspec.Struct, rename="camel"):
     factor: str
     value: float
     weight: float
     points: float
 
 
-class Score(msgspec.Struct, rename="camel"):
+class QueueScore(msgspec.Struct, rename="camel"):
     total: float
     penalty: float
     profile: str
-    terms: list[Term]
+    terms: list[ScoreTerm]
 
 
-class Share(msgspec.Struct, rename="camel"):
+class ShareNow(msgspec.Struct, rename="camel"):
     """What the tenant holds of the cluster, what it should hold, and how its budget weighs."""
 
     tenant: str
@@ -110,7 +111,7 @@ class Share(msgspec.Struct, rename="camel"):
     budget_penalty: float
 
 
-class Kept(msgspec.Struct, rename="camel", omit_defaults=True):
+class KeptRoom(msgspec.Struct, rename="camel", omit_defaults=True):
     """Room that is kept for it: from a time on when it is reserved, until one while others make way."""
 
     nodes: list[str]
@@ -118,36 +119,36 @@ class Kept(msgspec.Struct, rename="camel", omit_defaults=True):
     until: str = ""
 
 
-class PlacedOn(msgspec.Struct, rename="camel", omit_defaults=True):
+class RoomOn(msgspec.Struct, rename="camel", omit_defaults=True):
     name: str
     devices: dict[str, list[int]] = {}
 
 
 class Explanation(msgspec.Struct, rename="camel", omit_defaults=True):
-    """Why an allocation waits; of one that does not, where and since when it was placed."""
+    """WaitingReason an allocation waits; of one that does not, where and since when it was placed."""
 
     name: str
     namespace: str
     uid: str
     phase: str
     message: str
-    kind: str = "Explanation"
-    reason: Why | None = None
-    other_reasons: list[Why] = []
+    kind: Literal["Explanation"]
+    reason: WaitingReason | None = None
+    other_reasons: list[WaitingReason] = []
     queue: str = ""
     queue_position: int | None = None
     overall_position: int | None = None
-    ahead: Ahead | None = None
+    ahead: AheadInLine | None = None
     estimated_start_time: str = ""
-    score: Score | None = None
-    share: Share | None = None
-    reservation: Kept | None = None
-    nomination: Kept | None = None
-    nodes: list[PlacedOn] = []
+    score: QueueScore | None = None
+    share: ShareNow | None = None
+    reservation: KeptRoom | None = None
+    nomination: KeptRoom | None = None
+    nodes: list[RoomOn] = []
     scheduled_time: str = ""
 
 
-class Evicted(msgspec.Struct, rename="camel"):
+class WouldEvict(msgspec.Struct, rename="camel"):
     namespace: str
     name: str
     rule: str
@@ -159,14 +160,14 @@ class Outlook(msgspec.Struct, rename="camel", omit_defaults=True):
     name: str
     would_run: bool
     message: str
-    nodes: list[PlacedOn] = []
+    nodes: list[RoomOn] = []
     estimated_start_time: str = ""
-    evictions: list[Evicted] = []
+    evictions: list[WouldEvict] = []
     evictions_of_other_tenants: int = 0
-    reason: Why | None = None
-    other_reasons: list[Why] = []
+    reason: WaitingReason | None = None
+    other_reasons: list[WaitingReason] = []
     queue_position: int | None = None
-    ahead: Ahead | None = None
+    ahead: AheadInLine | None = None
 
 
 class Simulation(msgspec.Struct, rename="camel", kw_only=True):
@@ -177,7 +178,7 @@ class Simulation(msgspec.Struct, rename="camel", kw_only=True):
     allocations: list[Outlook]
 
 
-# Why it waits.
+# WaitingReason it waits.
 
 
 async def explain(call: Call) -> Outcome:
@@ -200,8 +201,8 @@ async def explain_job(call: Call) -> Outcome:
             return await _explained(call, one)
     status = msgspec.json.decode(job.status)
     phase = str(status.get("phase", ""))
-    told_of = status.get("message") or f"none of its {len(there)} allocations is waiting"
-    return Answer(200, encode(Explanation(job.key.name, job.key.namespace, job.uid, phase, told_of)))
+    said = status.get("message") or f"none of its {len(there)} allocations is waiting"
+    return Answer(200, encode(Explanation(job.key.name, job.key.namespace, job.uid, phase, said, KIND)))
 
 
 async def _explained(call: Call, one: Stored) -> Outcome:
@@ -223,8 +224,8 @@ def _settled(one: Stored, status: dict[str, Any]) -> Explanation:
     if where:
         message += f" on {where}" + (f" since {since}" if since else "")
     return Explanation(
-        one.key.name, one.key.namespace, one.uid, phase, message,
-        nodes=[PlacedOn(node["name"], node.get("devices") or {}) for node in nodes],
+        one.key.name, one.key.namespace, one.uid, phase, message, KIND,
+        nodes=[RoomOn(node["name"], node.get("devices") or {}) for node in nodes],
         scheduled_time=status.get("scheduledTime") or "",
     )  # fmt: skip
 
@@ -233,14 +234,13 @@ def _stored(one: Stored, status: dict[str, Any]) -> Explanation:
     """The scheduler does not know it as waiting, or not yet: what was last noted stands."""
     code, message = status.get("reason") or "not_yet_tried", status.get("message") or ""
     said = message or "the scheduler is about to place it, or has not seen it yet"
-    return Explanation(one.key.name, one.key.namespace, one.uid, "Pending", said, reason=Why(code, said))
+    return Explanation(one.key.name, one.key.namespace, one.uid, "Pending", said, KIND, WaitingReason(code, said))
 
 
 def _waiting(one: Stored, found: told.Explanation) -> Explanation:
     reason = why(found.reason)
     return Explanation(
-        one.key.name, one.key.namespace, one.uid, "Pending", reason.message,
-        reason=reason,
+        one.key.name, one.key.namespace, one.uid, "Pending", reason.message, KIND, reason,
         other_reasons=[why(each) for each in found.others],
         queue=found.queue,
         queue_position=found.position,
@@ -249,26 +249,26 @@ def _waiting(one: Stored, found: told.Explanation) -> Explanation:
         estimated_start_time=time_of(found.starts_at),
         score=_score(found.score),
         share=_share(found.share),
-        reservation=Kept(list(found.reservation.nodes), time_of(found.reservation.at)) if found.reservation else None,
-        nomination=Kept(list(found.nomination.nodes), until=time_of(found.nomination.at)) if found.nomination else None,
+        reservation=_reservation(found.reservation),
+        nomination=_nomination(found.nomination),
     )  # fmt: skip
 
 
-def why(reason: Reason) -> Why:
-    return Why(
+def why(reason: Reason) -> WaitingReason:
+    return WaitingReason(
         code=reason.code,
         message=sentence(reason),
         help=help(reason),
         nodes=reason.nodes,
         matching_nodes=reason.matching,
         short=[
-            Shortage(
+            ResourceShort(
                 one.resource, _counted(one.resource, one.needs), _counted(one.resource, one.has),
                 _counted(one.resource, max(0, one.needs - one.has)), one.nodes,
             )
             for one in reason.short
         ],
-        excluded=[Constraint(constraint(name), count) for name, count in reason.excluded if name != "together"],
+        excluded=[ExcludedNodes(constraint(name), count) for name, count in reason.excluded if name != "together"],
         quotas=[
             QuotaShort(
                 scope, dimension_label(dimension), format_amount(dimension, hard), format_amount(dimension, bound),
@@ -287,22 +287,30 @@ def _counted(resource: str, amount: int) -> str:
     return str(amount) if resource == "nodes" else format_amount(resource, amount)
 
 
-def _ahead(ahead: told.Ahead) -> Ahead:
+def _ahead(ahead: told.Ahead) -> AheadInLine:
     amounts = {name: format_amount(name, amount) for name, amount in sorted(ahead.amounts.items())}
-    return Ahead(ahead.allocations, amounts)
+    return AheadInLine(ahead.allocations, amounts)
 
 
-def _score(score: told.Score | None) -> Score | None:
+def _reservation(kept: told.Kept | None) -> KeptRoom | None:
+    return KeptRoom(list(kept.nodes), time_of(kept.at)) if kept is not None else None
+
+
+def _nomination(kept: told.Kept | None) -> KeptRoom | None:
+    return KeptRoom(list(kept.nodes), until=time_of(kept.at)) if kept is not None else None
+
+
+def _score(score: told.Score | None) -> QueueScore | None:
     if score is None:
         return None
-    terms = [Term(one.factor, one.value, one.weight, one.value * one.weight) for one in score.terms]
-    return Score(score.total, score.penalty, score.profile, terms)
+    terms = [ScoreTerm(one.factor, one.value, one.weight, one.value * one.weight) for one in score.terms]
+    return QueueScore(score.total, score.penalty, score.profile, terms)
 
 
-def _share(share: told.ShareNow | None) -> Share | None:
+def _share(share: told.ShareNow | None) -> ShareNow | None:
     if share is None:
         return None
-    return Share(share.tenant, share.actual, share.target, share.effective, share.deficit, share.penalty)
+    return ShareNow(share.tenant, share.actual, share.target, share.effective, share.deficit, share.penalty)
 
 
 def time_of(seconds: float | None) -> str:
@@ -329,7 +337,7 @@ async def simulate(call: Call) -> Outcome:
     creations = [create_command(ALLOCATION, body.object, origin, seen_tenant=tenant) for body in bodies]
     if refused := await rehearse(call.house.office, creations, tenant or call.identity.tenant):
         return refused
-    question = Simulate([_draft(one, tenant or "") for one in creations], await _priorities(call))
+    question = Simulate([_draft(*one, tenant or "") for one in enumerate(creations)], await _priorities(call))
     found = await call.house.inquiries.simulate(question)
     if isinstance(found, Refusal):
         return found
@@ -359,9 +367,10 @@ def _bodies(call: Call) -> list[Body] | Refusal:
     return bodies
 
 
-def _draft(creation: Create, tenant: str) -> Draft:
+def _draft(number: int, creation: Create, tenant: str) -> Draft:
+    """Of those that are alike the first comes first: it has the smaller uid."""
     draft = creation.draft
-    return Draft(draft.uid, tenant, dict(draft.labels), msgspec.Raw(draft.doc))
+    return Draft(f"{number:03}-{draft.uid}", tenant, dict(draft.labels), msgspec.Raw(draft.doc))
 
 
 async def _priorities(call: Call) -> dict[str, PriorityClassView]:
@@ -375,7 +384,7 @@ async def _outlook(call: Call, found: told.Outlook) -> Outlook:
     named, others = await _victims(call, found.victims)
     shown = Outlook(
         found.name, found.runs_now, "",
-        nodes=[PlacedOn(one.node, {name: list(which) for name, which in one.devices.items()}) for one in found.places],
+        nodes=[RoomOn(one.node, {name: list(which) for name, which in one.devices.items()}) for one in found.places],
         estimated_start_time=time_of(found.starts_at),
         evictions=named,
         evictions_of_other_tenants=others,
@@ -389,9 +398,9 @@ async def _outlook(call: Call, found: told.Outlook) -> Outlook:
     return shown
 
 
-async def _victims(call: Call, victims: Sequence[told.Evicted]) -> tuple[list[Evicted], int]:
+async def _victims(call: Call, victims: Sequence[told.Evicted]) -> tuple[list[WouldEvict], int]:
     named = [
-        Evicted(one.namespace, one.name, one.rule)
+        WouldEvict(one.namespace, one.name, one.rule)
         for one in victims
         if await call.house.sees(call.identity, one.tenant)
     ]

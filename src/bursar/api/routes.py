@@ -241,7 +241,7 @@ def _asking_routes() -> Iterator[Route]:
     )  # fmt: skip
     yield Route(
         "GET", f"{ROOT}/metrics/queues", cluster.queues, "How the queues stand.", "get", "metrics",
-        answer=cluster.Queues, refusals=(503,),
+        answer=cluster.QueueStates, refusals=(503,),
     )  # fmt: skip
     yield Route(
         "GET", f"{ROOT}/metrics/cluster/utilization", cluster.utilization, "How full the cluster is.", "get", "metrics",

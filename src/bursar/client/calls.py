@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 from urllib.parse import quote
 
 import msgspec
@@ -251,6 +251,18 @@ def boost(
     return action(place, name, "boost", body)
 
 
+def explain(place: Place, name: str) -> Flow[Document]:
+    """Why an allocation, or a job, waits: the reasons with their numbers, its place in line, and what would help."""
+    return document_of(Request("GET", place.path_of(name, "explain")), place.retries)
+
+
+def simulate(place: Place, given: Given | Sequence[Given]) -> Flow[Document]:
+    """What would become of an allocation, or of several together, if it were created now; nothing is."""
+    alone = as_document(given) if isinstance(given, Mapping | msgspec.Struct) else None
+    body = alone if alone is not None else {"items": [as_document(one) for one in cast("Sequence[Given]", given)]}
+    return _write("POST", place.path_of("simulate"), place, body)
+
+
 def name_of(document: Mapping[str, Any]) -> str:
     name = (document.get("metadata") or {}).get("name")
     if not name:
@@ -352,6 +364,16 @@ def _post(retries: Retries, path: str, body: object, *, dry_run: bool = False, r
         headers[IDEMPOTENCY_KEY] = request_id
     query = {"dryRun": "All"} if dry_run else {}
     return document_of(Request("POST", path, query, headers, encoded(body)), retries)
+
+
+def queue_metrics(retries: Retries) -> Flow[Document]:
+    """How many wait in each queue, since when, and how long one waits there."""
+    return document_of(Request("GET", f"{ROOT}/metrics/queues"), retries)
+
+
+def cluster_utilization(retries: Retries) -> Flow[Document]:
+    """How full the cluster is, and how its scheduler does."""
+    return document_of(Request("GET", f"{ROOT}/metrics/cluster/utilization"), retries)
 
 
 def whoami(retries: Retries) -> Flow[Document]:

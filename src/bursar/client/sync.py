@@ -154,6 +154,8 @@ class Resource(_Driven[Place]):
     action = _call(calls.action)
     cancel = _call(calls.cancel)
     boost = _call(calls.boost)
+    explain = _call(calls.explain)
+    simulate = _call(calls.simulate)
 
 
 class Client(_Driven[Retries], Kinds[Resource]):
@@ -182,6 +184,8 @@ class Client(_Driven[Retries], Kinds[Resource]):
     drain = _call(calls.drain)
     drain_status = _call(calls.drain_status)
     preempt = _call(calls.preempt)
+    queue_metrics = _call(calls.queue_metrics)
+    cluster_utilization = _call(calls.cluster_utilization)
     whoami = _call(calls.whoami)
 
     def close(self) -> None:

@@ -19,9 +19,9 @@ from bursar.core import company
 from bursar.core.ask import Ask, Shape
 from bursar.core.fleet import NOWHERE, Bools, Columns, Fleet, Ints, Need
 from bursar.core.hold import Holds
-from bursar.core.node import is_device
+from bursar.core.node import WHOLE, is_device
 from bursar.core.packing import choose_devices
-from bursar.core.running import NEVER, Spot
+from bursar.core.running import NEVER, DeviceSets, Spot
 from bursar.core.tally import Kin, kin_of
 from bursar.core.terrain import Floats
 from bursar.core.view import NO
@@ -90,6 +90,28 @@ class Chooser:
             score = np.where(mask, score, NO)
         bonus = company.wishes(ask, view.terrain, world.fleet, world.tallies)
         return score if bonus is None else score + bonus
+
+    def run_length(self, shape: Shape, row: int) -> int:
+        """How many more of this a node takes while it gets no worse; none of what shares devices, or takes it whole."""
+        view = self._world.views.of(shape)
+        if view.need.shared or view.need.exclusive:
+            return 0
+        return self._world.views.run_length(view, row)
+
+    def devices_for(self, shape: Shape, row: int, count: int) -> list[DeviceSets]:
+        """Whole devices for so many, from the left, as they would be chosen one by one."""
+        fleet = self._world.fleet
+        free = {
+            column: [index for index, left in enumerate(fleet.now.devices[column][row].tolist()) if left == WHOLE]
+            for column, _ in fleet.need(shape).whole
+        }
+        return [
+            tuple(
+                (column, tuple(free[column][number * each : (number + 1) * each]))
+                for column, each in fleet.need(shape).whole
+            )
+            for number in range(count)
+        ]
 
     def free_row(self, slot: Slot, avoid: Sequence[int]) -> int | None:
         """The best node that has room as it is."""

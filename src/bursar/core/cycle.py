@@ -19,7 +19,7 @@ import numpy as np
 
 from bursar.core import company
 from bursar.core.allocation import GangKey
-from bursar.core.ask import Ask
+from bursar.core.ask import Ask, Shape
 from bursar.core.choice import LEVELS, Choice, Chooser, room_for
 from bursar.core.fleet import NOWHERE
 from bursar.core.hold import Holds
@@ -47,6 +47,8 @@ from bursar.core.share import Shares
 from bursar.core.timeline import earliest
 from bursar.core.why import explain
 from bursar.core.world import Band, Blocked, Group, GroupKey, Nomination, Reservation, World
+
+MOMENT = 1e-5  # a difference of scores that is less than a second's wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,8 @@ class Cycle:
         self._alike = _largest_uniform_group(world)
         self._depths: dict[str, int] = {}
         # By the identity of groups, which live as long as anything of theirs is in the line.
-        self._factors: dict[int, tuple[Profile, Factors[float], float]] = {}
+        self._together: dict[Shape, int | None] = {}
+        self._terms: dict[int, tuple[float, float]] = {}  # all but the wait, and what the wait counts
 
     def run(self) -> Plan:
         self.world.views.trim()
@@ -273,12 +276,12 @@ class Cycle:
 
     def _score_next(self, group: Group, unit: Unit) -> float:
         """The members of a group differ in how long they have waited, and in nothing else."""
-        known = self._factors.get(id(group))
+        known = self._terms.get(id(group))
         if known is None:
-            known = self._factors[id(group)] = (self.profile(unit), self.factors(unit), self.penalty(unit))
-        profile, factors, penalty = known
-        waiting = waiting_factor(self.now - unit.asks[0].submitted_at)
-        return score(profile, factors._replace(waiting=waiting), penalty)
+            profile, penalty = self.profile(unit), self.penalty(unit)
+            rest = score(profile, self.factors(unit)._replace(waiting=0.0), penalty)
+            known = self._terms[id(group)] = (rest, profile.weights.waiting * penalty)
+        return known[0] + known[1] * waiting_factor(self.now - unit.asks[0].submitted_at)
 
     def _score(self, unit: Unit) -> float:
         return score(self.profile(unit), self.factors(unit), self.penalty(unit))
@@ -308,12 +311,19 @@ class Cycle:
         """How much of the unit the best rack could take; one node is always together with itself."""
         if unit.nodes == 1:
             return 1.0
+        shape = unit.asks[0].shape
+        if shape not in self._together:
+            self._together[shape] = self._room_together(shape)
+        return topology_factor(unit.nodes, self._together[shape])
+
+    def _room_together(self, shape: Shape) -> int | None:
+        """How many slots of this shape the best rack had room for when the cycle began; unknown without racks."""
         column = self.world.fleet.label(LEVELS[0])
         known = column.codes != NOWHERE
         if not known.any():
-            return topology_factor(unit.nodes, None)
-        counts = room_for(self.world.fleet, self.world.fleet.now, self.world.fleet.need(unit.asks[0].shape))
-        return topology_factor(unit.nodes, int(np.bincount(column.codes[known], weights=counts[known]).max()))
+            return None
+        counts = room_for(self.world.fleet, self.world.fleet.now, self.world.fleet.need(shape))
+        return int(np.bincount(column.codes[known], weights=counts[known]).max())
 
     # 3. Placing.
 
@@ -328,12 +338,56 @@ class Cycle:
         if exceeded := self.exceeded(choice):
             self._block(unit, quota_reason(exceeded))
             return
-        self._place(choice)
         self.world.blocked.pop(unit.key, None)
-        if unit.group is not None:
-            self._push(unit.group)
-        elif not isinstance(unit.key, GroupKey):
-            self._push_late(self.world.bands[unit.key])
+        if unit.group is None:
+            self._place(choice)
+            if not isinstance(unit.key, GroupKey):
+                self._push_late(self.world.bands[unit.key])
+            return
+        members = self._fellows(unit, unit.group, choice[0][1][0].row)
+        if len(members) > 1:
+            self._place_many(members, choice[0][1][0].row)
+        else:
+            self._place(choice)
+        self._push(unit.group)
+
+    def _fellows(self, unit: Unit, group: Group, row: int) -> list[Ask]:
+        """The unit, and more of the same that the walk and the choice would bring to the same node anyway.
+
+        That is so while the node gets no worse, the tenant's standing is what it was, and nobody else in the line has
+        a score that is better by more than a moment's wait.
+        """
+        ask = unit.asks[0]
+        most = min(len(group.members), self.policy.placements_max - self.placements)
+        if most < 2 or ask.shape.nodes > 1 or ask.gang is not None or row in self.holds.starts:
+            return [ask]
+        if not company.is_free(ask, self.world.tallies):
+            return [ask]
+        most = min(most, self.chooser.run_length(ask.shape, row))
+        most = self.shares.repeats(unit.tenant, ask.shape.requests, most)
+        if most < 2:
+            return [ask]
+        members = group.next(most, self.world.nominated)
+        rival = self.line.next_score()
+        while len(members) > 1 and not self._keeps_up(group, members, rival):
+            group.wait_again(members.pop())
+        return members
+
+    def _keeps_up(self, group: Group, members: list[Ask], rival: float | None) -> bool:
+        """Whether the last of these comes no later than who is next in the line, and all are within their limits."""
+        if rival is not None and self._score_next(group, Unit(group.key, (members[-1],))) < rival - MOMENT:
+            return False
+        return not self.world.limits.cells or not self.exceeded([(one, ()) for one in members])
+
+    def _place_many(self, members: Sequence[Ask], row: int) -> None:
+        first = members[0]
+        devices = self.chooser.devices_for(first.shape, row, len(members))
+        spots = [(Spot(row, own),) for own in devices]
+        self.plan.bindings.extend([Binding((pair,)) for pair in zip(members, spots, strict=True)])
+        self.placements += len(members)
+        self.world.assume_many(members, spots, self.now)
+        amounts = [(name, amount * len(members)) for name, amount in first.shape.requests]
+        self.shares.add(first.tenant, amounts)
 
     def _push_late(self, band: Band) -> None:
         """A gang has begun: its members beyond those that it needs are placed one by one."""

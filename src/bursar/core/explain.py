@@ -37,6 +37,7 @@ from bursar.core.reason import Reason, Why
 from bursar.core.running import Spot
 from bursar.core.terrain import by_label, meets
 from bursar.core.timeline import earliest
+from bursar.core.twin import twin_of
 from bursar.core.waits import Waits
 from bursar.core.world import Group, GroupKey, World
 
@@ -357,7 +358,7 @@ def _wanted(unit: Unit, rivals: Sequence[tuple[Group, int]]) -> dict[str, int]:
 
 def simulate(world: World, asks: Sequence[Ask], policy: Policy, now: float) -> tuple[Outlook, ...]:
     """What would become of these if they were submitted now, all together: decided on a copy of the world."""
-    twin = world.copy()
+    twin = twin_of(world)
     for ask in asks:
         twin.pretend(ask)
     plans = _plans(twin, policy, now)

@@ -98,6 +98,16 @@ class Columns:
         """Give a node's room away; `devices` are (device column, indices)."""
         self._move(row, need, devices, -1)
 
+    def take_many(self, row: int, need: Need, devices: Sequence[tuple[int, Sequence[int]]], count: int) -> None:
+        """Give away room for so many at once, none of which shares a device; `devices` are those of all of them."""
+        self.placed[row] += count
+        for column, amount in need.plain:
+            self.free[column, row] -= amount * count
+        for column, indices in devices:
+            self.devices[column][row, list(indices)] = 0
+            self.derive(column, row)
+        self.touched.append(row)
+
     def give_back(self, row: int, need: Need, devices: Sequence[tuple[int, Sequence[int]]]) -> None:
         """The exact reverse of `take`."""
         self._move(row, need, devices, 1)

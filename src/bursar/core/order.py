@@ -207,6 +207,12 @@ class Line(Generic[T]):
         self._touched.add(seat)
         self._length += 1
 
+    def next_score(self) -> float | None:
+        """The score of the item that would be taken next; none when nothing waits."""
+        self._catch_up()
+        best = self._root.best()
+        return -best if best is not None else None
+
     def pop(self) -> T | None:
         """Take the next item; none when nothing waits."""
         self._catch_up()

@@ -112,7 +112,7 @@ class Preemption:
             return None
         return Clearing(tuple(sorted(victims.values(), key=lambda one: one.uid)), tuple(slots), cost)
 
-    def _amounts_at_most(self, ask: Ask) -> list[tuple[str, int]]:
+    def _amounts_at_most(self, ask: Ask) -> Sequence[tuple[str, int]]:
         """What it will hold; of whole nodes, whichever they will be, no more than the largest of the right ones."""
         if not ask.shape.exclusive:
             return self.world.amounts(ask, [0] * ask.shape.nodes)
@@ -131,7 +131,7 @@ class Preemption:
         Of several that are over the target together, one alone may be within it.
         """
         units: dict[tuple[str, str], list[tuple[str, int]]] = {}
-        gone: list[tuple[str, list[tuple[str, int]]]] = []
+        gone: list[tuple[str, Sequence[tuple[str, int]]]] = []
         for victim in victims:
             one = self.world.placed[victim.uid]
             held = self.world.amounts(one.ask, [spot.row for spot in one.spots])
@@ -167,7 +167,7 @@ class Preemption:
     def _burst_marks(self) -> frozenset[str]:
         """What runs beyond its tenant's target; looked for only where somebody holds more than that."""
         if self._burst is None:
-            by_tenant: dict[str, list[tuple[float, str, list[tuple[str, int]]]]] = {}
+            by_tenant: dict[str, list[tuple[float, str, Sequence[tuple[str, int]]]]] = {}
             over = {tenant for tenant in self.world.used if self._is_over(tenant)}
             for one in self.world.placed.values() if over else ():
                 if one.ask.tenant in over:

@@ -17,7 +17,7 @@ from bursar.core.node import WHOLE
 
 NEVER = float("inf")
 
-DeviceColumns = Sequence[tuple[int, Sequence[int]]]  # (device column, indices)
+DeviceSets = tuple[tuple[int, tuple[int, ...]], ...]  # (device column, indices)
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,12 @@ def share_deficit(effective: float, actual: float) -> float:
 
 def standing(seat: Seat) -> int:
     """Deficit × budget penalty in whole hundredths, rounded down, so that those who are nearly equal count as equal."""
-    return int(share_deficit(seat.effective, seat.actual) * seat.share.penalty * 100.0 + ROUNDING)
+    return stands_at(seat, seat.actual)
+
+
+def stands_at(seat: Seat, actual: float) -> int:
+    """The standing that a share would give."""
+    return int(share_deficit(seat.effective, actual) * seat.share.penalty * 100.0 + ROUNDING)
 
 
 def sound(share: ShareOf) -> ShareOf:
@@ -132,6 +137,21 @@ class Shares:
             each.actual = max(map(truediv, used, full), default=0.0)
         for touched in self._watchers:
             touched.add(seat)
+
+    def repeats(self, tenant: str, amounts: Amounts, most: int) -> int:
+        """How often this may be added before the tenant, or anybody above it, stands differently; at most `most`."""
+        steps = [(self.resources[name], amount) for name, amount in amounts if name in self.resources]
+        for seat in self.seat(tenant).path:
+            stands = standing(seat)
+            # Holding more never raises a standing: where the last step leaves it, so do all before it.
+            while most and stands_at(seat, self._after(seat, steps, most)) != stands:
+                most -= 1
+        return most
+
+    def _after(self, seat: Seat, steps: Sequence[tuple[int, int]], count: int) -> float:
+        """The share that a seat would have with so many more."""
+        used, full = seat.used, self.full
+        return max(seat.actual, *[(used[place] + count * amount) / full[place] for place, amount in steps], 0.0)
 
     def actual(self, tenant: str) -> float:
         """The dominant share: the largest part that its subtree holds of any resource."""

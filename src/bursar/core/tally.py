@@ -28,8 +28,8 @@ JOB = ":job"
 
 
 def kin_of(ask: Ask) -> Kin:
-    labels = tuple(sorted(ask.labels.items()))
-    if any(spread.selector is None for spread in ask.shape.where.spreads):
+    labels = tuple(sorted(ask.labels.items())) if ask.labels else ()
+    if ask.shape.where.spreads and any(spread.selector is None for spread in ask.shape.where.spreads):
         labels += tuple((key, value) for key, value in ((GANG, _gang(ask)), (JOB, ask.job)) if value)
     return ask.namespace, labels
 

@@ -13,12 +13,13 @@ import numpy as np
 
 from bursar.core.ask import Shape
 from bursar.core.fleet import Fleet, Need, Rows
-from bursar.core.packing import Habits, rate, state_key
+from bursar.core.packing import Habits, choose_devices, rate, state_key
 from bursar.core.terrain import Floats, Terrain, Terrains
 
 NO = float("-inf")
 VIEWS_MAX = 2048
 MEMO_MAX = 20_000
+RUN_MAX = 256
 FEW = 48  # rows that are cheaper looked at one by one
 LOG_MAX = 1_000_000
 PREFERENCE_WEIGHT = 2.0  # what is preferred counts for more than how well things pack
@@ -27,7 +28,7 @@ PREFERENCE_WEIGHT = 2.0  # what is preferred counts for more than how well thing
 class View:
     """The scores of all nodes for one shape; minus infinity where it may not, or does not fit."""
 
-    __slots__ = ("memo", "need", "score", "seen", "shape", "terrain", "version")
+    __slots__ = ("memo", "need", "runs", "score", "seen", "shape", "terrain", "version")
 
     def __init__(self, shape: Shape, need: Need, terrain: Terrain) -> None:
         self.shape = shape
@@ -36,7 +37,9 @@ class View:
         self.score: Floats = np.empty(0)
         self.seen = -1
         self.version = -1
-        self.memo: dict[int, float] = {}  # by the number of a node's state
+        # By the number of a node's state: how good it is, and how many more it takes while it gets no worse.
+        self.memo: dict[int, float] = {}
+        self.runs: dict[int, int] = {}
 
 
 class Views:
@@ -67,6 +70,33 @@ class Views:
         view.seen = len(touched)
         return view
 
+    def run_length(self, view: View, row: int) -> int:
+        """How many more of a shape without shared devices a node takes while it gets no worse with any of them: if it
+        is the best of all now, it stays that."""
+        self._forget_states()
+        state = self._states.get(row)
+        if state is None:
+            state = self._states[row] = self._number(row)
+        known = view.runs.get(state)
+        if known is None:
+            known = view.runs[state] = self._try_run(view, row)
+        return known
+
+    def _try_run(self, view: View, row: int) -> int:
+        now, need = self._fleet.now, view.need
+        taken: list[list[tuple[int, tuple[int, ...]]]] = []
+        last = self._rate_anew(view, row)
+        while last > NO and len(taken) < RUN_MAX:
+            taken.append(choose_devices(self._fleet, now, row, view.shape, self._habits))
+            now.take(row, need, taken[-1])
+            after = self._rate_anew(view, row)
+            if after < last and after > NO:
+                break
+            last = after
+        for devices in reversed(taken):
+            now.give_back(row, need, devices)
+        return len(taken)
+
     def trim(self) -> None:
         """Forget the log of changes once it is long; those who have not read it start anew."""
         log = self._fleet.now.touched
@@ -82,7 +112,7 @@ class Views:
         view.need = fleet.need(view.shape)
         view.terrain = self.terrains.of(view.shape.where)
         view.version = self._habits.version
-        view.memo = {}
+        view.memo, view.runs = {}, {}
         view.score = np.full(fleet.now.placed.shape[0], NO)
         fitting = fleet.now.fits(view.need, fleet.allocatable) & view.terrain.allowed
         self._rate(view, np.flatnonzero(fitting))
@@ -139,6 +169,7 @@ class Views:
             self._numbers.clear()
             for view in self._views.values():
                 view.memo.clear()
+                view.runs.clear()
             self._states_of = version
         else:
             for row in touched[self._states_seen :]:

@@ -63,6 +63,18 @@ class Group:
             heappop(self.order)
         return self.members[self.order[0][1]] if self.order else None
 
+    def next(self, count: int, nominated: Container[str] = ()) -> list[Ask]:
+        """Those that wait longest, so many or fewer; the caller places them, or lets them wait again."""
+        found: list[Ask] = []
+        while len(found) < count and self.order:
+            uid = heappop(self.order)[1]
+            if uid in self.members and uid not in nominated:
+                found.append(self.members[uid])
+        return found
+
+    def wait_again(self, ask: Ask) -> None:
+        heappush(self.order, (ask.submitted_at, ask.uid))
+
     def remove(self, uid: str) -> None:
         del self.members[uid]
         if len(self.order) > 2 * len(self.members) + 16:
@@ -154,39 +166,6 @@ class World:
         self.tallies = Tallies(self.fleet)
         self.terrains = Terrains(self.fleet)
         self.views = Views(self.fleet, self.habits, self.terrains)
-
-    def copy(self) -> World:
-        """A world to try things out in, for as long as this one stands still: what describes the nodes is shared.
-
-        Nodes must not be changed in it. Allocations may come and be placed, and be told to stop.
-        """
-        twins = {id(group): group.copy() for group in self.groups.values()}
-        twin = World(
-            fleet=replace(self.fleet, now=self.fleet.now.copy()),
-            running=self.running.copy(),
-            placed=dict(self.placed),
-            waiting={uid: twins[id(group)] for uid, group in self.waiting.items()},
-            groups={group.key: group for group in twins.values()},
-            bands={
-                key: replace(one, waiting=dict(one.waiting), placed=set(one.placed)) for key, one in self.bands.items()
-            },
-            nominated=dict(self.nominated),
-            tenants=self.tenants,
-            profiles=self.profiles,
-            boosts=dict(self.boosts),
-            limits=self.limits.copy(),
-            habits=self.habits,
-            used={tenant: dict(amounts) for tenant, amounts in self.used.items()},
-            capacity=self.capacity,
-            blocked=dict(self.blocked),
-            reserved_for=self.reserved_for,
-            reservation=self.reservation,
-            reserved_at=self.reserved_at,
-            uniform=self.uniform,
-            freed=self.freed,
-        )
-        twin.tallies = self.tallies.copy(twin.fleet)
-        return twin
 
     def pretend(self, ask: Ask) -> None:
         """An allocation waits in a copy of the world: nothing is learnt from it, for it may never come."""
@@ -300,6 +279,27 @@ class World:
         """What a plan places is placed, as far as all later decisions are concerned."""
         self.place(ask, spots, since=now, ends_at=now + ask.ttl_seconds if ask.ttl_seconds else NEVER)
 
+    def assume_many(self, asks: Sequence[Ask], spots: Sequence[tuple[Spot]], now: float) -> None:
+        """The same for members of one group on one node, none of which shares a device."""
+        first, row = asks[0], spots[0][0].row
+        need, group, count = self.fleet.need(first.shape), self.waiting[first.uid], len(asks)
+        ends_at = now + first.ttl_seconds if first.ttl_seconds else NEVER
+        taken: dict[int, list[int]] = {}
+        for ask, at in zip(asks, spots, strict=True):
+            del self.waiting[ask.uid], group.members[ask.uid]
+            one = self.placed[ask.uid] = Placed(ask, need, at, now, ends_at)
+            self.running.add(one, self.fleet.now)
+            self._count_bound(one, 1)
+            for column, indices in at[0].devices:
+                taken.setdefault(column, []).extend(indices)
+        if not group.members:
+            self._drop_group(group)
+        self.fleet.now.take_many(row, need, list(taken.items()), count)
+        self.tallies.come(first, group.key.kin, row, count)
+        used = self.used.setdefault(first.tenant, {})
+        for name, amount in first.shape.requests:
+            used[name] = used.get(name, 0) + amount * count
+
     def unassume(self, ask: Ask) -> None:
         """A plan that was not committed: it waits as before."""
         self.forget(ask.uid)
@@ -337,8 +337,10 @@ class World:
         boost = self.boosts.get((ask.namespace, ask.job)) if ask.job else None
         return boost.priority if boost is not None and boost.until > now else ask.priority
 
-    def amounts(self, ask: Ask, rows: Sequence[int]) -> list[tuple[str, int]]:
+    def amounts(self, ask: Ask, rows: Sequence[int]) -> Sequence[tuple[str, int]]:
         """What it holds of the cluster on these nodes: whole nodes when it is exclusive."""
+        if not ask.shape.exclusive and len(rows) == 1:
+            return ask.shape.requests
         if not ask.shape.exclusive:
             return [(name, amount * len(rows)) for name, amount in ask.shape.requests]
         return [
@@ -444,12 +446,15 @@ class World:
         group.remove(uid)
         self.nominated.pop(uid, None)
         if not group.members:
-            self.groups.pop(group.key, None)
-            self.blocked.pop(group.key, None)
+            self._drop_group(group)
         if ask.gang is not None:
             band = self._band(ask)
             band.waiting.pop(uid, None)
             self._drop_if_empty(band)
+
+    def _drop_group(self, group: Group) -> None:
+        self.groups.pop(group.key, None)
+        self.blocked.pop(group.key, None)
 
     def _band(self, ask: Ask) -> Band:
         assert ask.gang is not None

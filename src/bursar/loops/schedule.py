@@ -29,6 +29,7 @@ from bursar.core.running import Spot
 from bursar.core.telling import sentence
 from bursar.core.waits import Waits
 from bursar.core.world import Blocked, Group, World
+from bursar.loops.answers import run_answers
 from bursar.loops.world import Keeper, Lost
 from bursar.ops.allocation import Report, report
 from bursar.ops.bind import Bind, Member, Note, bind, note
@@ -107,6 +108,7 @@ class Scheduler:
 
     async def _follow(self) -> None:
         await self._finish_commits(0)
+        self.loaded.clear()
         self.keeper, self._hours_at = Keeper(self.office), 0.0
         await self.keeper.load()
         self.loaded.set()
@@ -366,5 +368,14 @@ def _told(rule: Rule, by: str, priority: int) -> str:
 
 
 async def run_schedule(office: Office, fence: int, *, policy: Policy | None = None) -> None:
-    """Schedule for as long as we lead."""
-    await Scheduler(office, fence, policy or Policy()).run()
+    """Schedule, and answer what is asked about it, for as long as we lead."""
+    one = Scheduler(office, fence, policy or Policy())
+    answers = run_answers(
+        office, lambda: one.world if one.loaded.is_set() else None, lambda: one.policy, one.clock, one.waits
+    )
+    answering = asyncio.create_task(answers, name="answers")
+    try:
+        await one.run()
+    finally:
+        answering.cancel()
+        await asyncio.gather(answering, return_exceptions=True)

@@ -1,0 +1,63 @@
+"""`bursar simulate`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import click
+
+from bursar.cli import manifest
+from bursar.cli.connection import Connection, connected, namespace_option
+from bursar.cli.output import to_json
+from bursar.cli.problem import Problem
+
+Document = Mapping[str, Any]
+
+
+@click.command()
+@manifest.files_option
+@manifest.recursive_option
+@namespace_option
+@click.option("--json", "as_json", is_flag=True, help="The whole answer, as the API gives it.")
+@connected
+def simulate(connection: Connection, files: Sequence[str], recursive: bool, as_json: bool) -> None:
+    """Show what would become of allocations, and create nothing.
+
+    All that are in the files are tried together.
+
+    \b
+    bursar simulate -f allocation.yaml
+    """
+    if not files:
+        raise click.UsageError("name a file with -f; -f - is standard input")
+    wanted = manifest.read(files, recursive=recursive)
+    resources = {}
+    for one in wanted:
+        noun, resource = manifest.place(one, connection, "allocation")
+        if noun.plural != "allocations":
+            raise Problem(f"{one.source}: only allocations can be simulated, not {noun.kind}")
+        own = str((one.document.get("metadata") or {}).get("namespace") or connection.effective_namespace)
+        resources[own] = resource
+    if len(resources) > 1:
+        raise Problem("what is simulated together must be in one namespace", f"there are {', '.join(resources)}")
+    (resource,) = resources.values()
+    answer = resource.simulate([one.document for one in wanted])
+    click.echo(to_json(answer) if as_json else "\n".join(line for one in answer["allocations"] for line in lines(one)))
+
+
+def lines(one: Document) -> Iterator[str]:
+    yield f"allocation/{one['name']}: {one['message']}"
+    reason = one.get("reason")
+    if reason and reason.get("help"):
+        yield f"  help     {reason['help']}"
+    for other in one.get("otherReasons") or []:
+        yield f"  also     {other['message']}"
+    for victim in one.get("evictions") or []:
+        yield f"  evicts   {victim['namespace']}/{victim['name']} ({victim['rule']})"
+    if others := one.get("evictionsOfOtherTenants"):
+        yield f"  evicts   {others} of other tenants"
+    if one.get("queuePosition") and not one["wouldRun"]:
+        yield f"  line     {one['queuePosition']} in its queue; {one['ahead']['allocations']} ahead"
+    if one.get("estimatedStartTime") and not one["wouldRun"]:
+        yield f"  start    about {one['estimatedStartTime']} (an estimate)"

@@ -1,0 +1,59 @@
+"""`bursar top`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from bursar.cli.connection import Connection, connected
+from bursar.cli.output import NONE, print_rows, to_json
+
+Document = Mapping[str, Any]
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Both answers, as the API gives them.")
+@connected
+def top(connection: Connection, as_json: bool) -> None:
+    """Show how full the cluster is, and how its queues stand."""
+    from bursar.client import Unavailable
+
+    cluster = connection.client.cluster_utilization()
+    try:
+        queues: Document = connection.client.queue_metrics() if cluster.get("scheduling") else {}
+    except Unavailable:
+        queues = {}
+    if as_json:
+        click.echo(to_json({**cluster, **queues}))
+        return
+    show_cluster(cluster)
+    if queues:
+        click.echo()
+        print_rows(("Queue", "Waiting", "Oldest", "Avg wait", "P99 wait"), map(_queue, queues["queues"]))
+    else:
+        click.echo("\nno scheduler leads at the moment: nothing is known of the queues", err=True)
+
+
+def show_cluster(answer: Document) -> None:
+    cluster, scheduling = answer["cluster"], answer.get("scheduling")
+    nodes = cluster["nodes"]
+    counts = f"{nodes['ready']} ready, {nodes['notReady']} not ready, {nodes['cordoned']} cordoned"
+    click.echo(f"{nodes['total']} nodes: {counts}")
+    if scheduling:
+        latency = f"{scheduling['avgSchedulingLatencyMs']} ms on average, p99 {scheduling['p99SchedulingLatencyMs']} ms"
+        click.echo(f"{scheduling['pendingAllocations']} waiting; placed {scheduling['schedulingRate']}, {latency}")
+    click.echo()
+    header = ("Resource", "Capacity", "Allocatable", "Requested", "Used", "Utilization")
+    print_rows(header, [_resource(name, cluster[name]) for name in ("cpu", "memory", "gpu")])
+
+
+def _resource(name: str, one: Document) -> list[str]:
+    share = one.get("utilization")
+    cells = [str(one.get(column, NONE)) for column in ("capacity", "allocatable", "requested", "used")]
+    return [name, *cells, NONE if share is None else f"{share:.0%}"]
+
+
+def _queue(one: Document) -> list[str]:
+    return [one["name"], str(one["depth"]), one.get("oldestItem", NONE), one["avgWaitTime"], one["p99WaitTime"]]

@@ -1,0 +1,313 @@
+"""Reservations and who may jump ahead: nobody who does delays the one for whom room is kept."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from worlds import (
+    GPU,
+    HOST,
+    NOW,
+    Machine,
+    apart,
+    ask,
+    bound,
+    cycle,
+    end,
+    end_what_is_due,
+    machine,
+    members,
+    place,
+    put,
+    run,
+    submit,
+    why,
+    world_of,
+)
+
+from bursar.core.ask import Ask
+from bursar.core.reason import Why
+from bursar.core.running import NEVER
+from bursar.core.world import Reservation, World
+
+
+def reserved(world: World) -> Reservation:
+    assert world.reservation is not None
+    return world.reservation
+
+
+def busy(*ends: float, gpus: int = 4) -> World:
+    """Node `a` full of one-GPU work, one for each end; `b` has one GPU that is free."""
+    world = world_of(machine("a", gpus=gpus), machine("b", gpus=1))
+    for number, ends_in in enumerate(ends):
+        run(world, ask(f"old{number}", gpus=1), "a", ends_in=ends_in)
+    return world
+
+
+LARGE = ask("large", gpus=4, priority=100, preempts=False)
+
+
+# What is reserved.
+
+
+def test_the_reservation_starts_when_enough_will_have_ended() -> None:
+    world = busy(100, 300, 200, 400)
+    submit(world, LARGE)
+    cycle(world)
+    assert reserved(world).start == NOW + 400
+    assert [(one.uid, world.fleet.names[row]) for one, row in reserved(world).slots] == [("large", "a")]
+
+
+def test_it_starts_no_later_than_needed() -> None:
+    world = busy(100, 300, 200, 400)
+    submit(world, ask("two", gpus=2, priority=100, preempts=False))
+    cycle(world)
+    assert reserved(world).start == NOW + 200
+
+
+def test_what_has_no_known_end_is_not_counted_on() -> None:
+    world = busy(100, 200, 300, NEVER)
+    submit(world, LARGE)
+    plan = cycle(world)
+    assert world.reservation is None
+    assert why(world, plan, "large").code == f"no_capacity_{GPU}"
+    assert place(world, ask("long", gpus=1)) == {"long": ("b",)}
+
+
+def test_a_gang_is_reserved_for_as_a_whole() -> None:
+    world = world_of(machine("a", gpus=2), machine("b", gpus=2))
+    run(world, ask("o1", gpus=2), "a", ends_in=100)
+    run(world, ask("o2", gpus=1), "b", ends_in=300)
+    submit(world, *members("g", 4, gpus=1, preempts=False))
+    cycle(world)
+    assert reserved(world).start == NOW + 300
+    assert sorted(world.fleet.names[row] for _, row in reserved(world).slots) == ["a", "a", "b", "b"]
+
+
+def test_several_whole_nodes_are_reserved_together() -> None:
+    world = world_of(*(machine(name, gpus=2) for name in "abc"))
+    for name, ends_in in (("a", 100.0), ("b", 200.0), ("c", 300.0)):
+        run(world, ask(f"o{name}", gpus=1), name, ends_in=ends_in)
+    submit(world, ask("x", nodes=2, exclusive=True, preempts=False))
+    cycle(world)
+    assert reserved(world).start == NOW + 200
+    assert {world.fleet.names[row] for _, row in reserved(world).slots} == {"a", "b"}
+
+
+def test_only_the_first_that_is_blocked_gets_one() -> None:
+    world = busy(100, 100, 100, 100)
+    submit(world, LARGE, ask("second", gpus=4, preempts=False, at=NOW - 5))
+    cycle(world)
+    assert {one.uid for one, _ in reserved(world).slots} == {"large"}
+
+
+def test_what_is_overdue_may_end_any_moment() -> None:
+    world = busy(-50, 100, -10, -1)
+    submit(world, ask("three", gpus=3, priority=100, preempts=False))
+    cycle(world)
+    assert reserved(world).start == NOW
+    assert place(world, ask("tiny", gpus=1, ttl=1)) == {"tiny": ("b",)}
+
+
+def test_a_unit_kept_out_by_company_gets_no_reservation_and_holds_up_nobody() -> None:
+    world = world_of(machine("a", gpus=2), machine("b", gpus=2, cordoned=True))
+    run(world, ask("old", gpus=1, labels={"app": "x"}), "a")
+    run(world, ask("brief", cpu=0), "b", ends_in=50)
+    submit(world, ask("shy", gpus=1, priority=100, preempts=False, where=apart(HOST, app="x")))
+    plan = cycle(world)
+    assert why(world, plan, "shy").why is Why.ANTI_AFFINITY
+    assert world.reservation is None
+    assert place(world, ask("long", gpus=1)) == {"long": ("a",)}
+
+
+# Who may jump ahead.
+
+
+@pytest.mark.parametrize(
+    ("ttl", "gpus", "expected"),
+    [
+        pytest.param(100, 1, True, id="a short one, for it has ended by then"),
+        pytest.param(400, 1, True, id="one that ends at that very moment"),
+        pytest.param(401, 1, False, id="one that ends a moment too late"),
+        pytest.param(0, 1, False, id="one that nobody knows the end of"),
+        pytest.param(50, 2, False, id="a short one that does not fit now"),
+    ],
+)
+def test_others_jump_ahead_only_if_they_cannot_delay_it(ttl: int, gpus: int, expected: bool) -> None:
+    world = world_of(machine("a", gpus=4))
+    for number, ends_in in enumerate((100, 200, 400)):
+        run(world, ask(f"old{number}", gpus=1), "a", ends_in=ends_in)
+    assert ("x" in place(world, LARGE, ask("x", gpus=gpus, ttl=ttl))) is expected
+    if not expected and gpus == 1:
+        assert why(world, cycle(world), "x").why is Why.HELD
+
+
+def test_a_long_one_may_go_where_it_fits_beside() -> None:
+    world = world_of(machine("a", gpus=4), machine("b", gpus=1))
+    run(world, ask("old", gpus=2), "a", ends_in=100)
+    submit(world, ask("three", gpus=3, priority=100, preempts=False))
+    submit(world, ask("l1", gpus=1, at=NOW - 9), ask("l2", gpus=1), ask("l3", gpus=1, at=NOW - 1))
+    assert sorted(bound(world, cycle(world)).values()) == [("a",), ("b",)], "one beside it, one elsewhere, no third"
+
+
+def test_beside_means_on_devices_that_stay_free() -> None:
+    """Two halves are free now; the whole one that is coming needs the device on which one of them is."""
+    world = world_of(machine("a", gpus=2))
+    run(world, ask("half", gpus=0.5), "a", devices=(0,), ends_in=NEVER)
+    run(world, ask("brief", gpus=0.5), "a", devices=(1,), ends_in=100)
+    submit(world, ask("whole", gpus=1, priority=100, preempts=False))
+    submit(world, ask("long", gpus=0.5), ask("longer", gpus=0.5, at=NOW - 1))
+    assert set(bound(world, cycle(world))) == {"long"}
+    assert world.placed["long"].spots[0].devices[0][1] == (0,)
+
+
+def test_nobody_goes_beside_one_that_wants_the_whole_node() -> None:
+    world = world_of(machine("a", cpu=8))
+    run(world, ask("old", cpu=1), "a", ends_in=100)
+    placed = place(
+        world, ask("alone", exclusive=True, priority=100, preempts=False), ask("l", cpu=1), ask("s", cpu=1, ttl=99)
+    )
+    assert set(placed) == {"s"}
+
+
+def test_without_backfill_nothing_is_kept() -> None:
+    world = busy(100, 100, 100, 100)
+    assert set(place(world, LARGE, ask("long", gpus=1), backfill=False)) == {"long"}
+    assert world.reservation is None
+
+
+# Over several cycles.
+
+
+def test_the_reservation_stands_while_others_come_and_go() -> None:
+    world = world_of(machine("a", gpus=4))
+    for number, ends_in in enumerate((100, 200, 400)):
+        run(world, ask(f"old{number}", gpus=1), "a", ends_in=ends_in)
+    submit(world, LARGE)
+    for second in range(0, 400, 7):
+        now = NOW + second
+        end_what_is_due(world, now)
+        submit(world, ask(f"long{second}", gpus=1, at=now), ask(f"short{second}", gpus=1, ttl=30, at=now))
+        cycle(world, now)
+        assert reserved(world).start <= NOW + 400
+        assert not any(uid.startswith("long") for uid in world.placed)
+    end_what_is_due(world, NOW + 400)
+    assert "large" in bound(world, cycle(world, NOW + 400))
+
+
+def test_when_the_reserved_one_goes_away_the_next_blocked_one_is_kept_room_for() -> None:
+    world = world_of(machine("a", gpus=4))
+    run(world, ask("old", gpus=3), "a", ends_in=400)
+    second = ask("second", gpus=4, priority=50, preempts=False)
+    submit(world, LARGE, second)
+    cycle(world)
+    end(world, "large")
+    assert place(world, ask("long", gpus=1), now=NOW + 1) == {}
+    assert {one.uid for one, _ in reserved(world).slots} == {"second"}
+
+
+def test_room_that_comes_early_is_used_early() -> None:
+    world = busy(100, 300, 200, 400)
+    submit(world, LARGE)
+    cycle(world)
+    end(world, *(f"old{number}" for number in range(4)))
+    assert bound(world, cycle(world, NOW + 1)) == {"large": ("a",)}
+
+
+def test_a_node_that_comes_brings_the_start_forward() -> None:
+    world = busy(100, 300, 200, 400)
+    submit(world, LARGE)
+    cycle(world)
+    put(world, machine("c", gpus=4))
+    assert bound(world, cycle(world, NOW + 1)) == {"large": ("c",)}
+
+
+# The promise.
+
+
+# So far from one another that nothing else decides the order.
+PRIORITIES = (30_000, 3_000, 1_000, 300, 0, -300, -1_000, -3_000)
+LAST = -30_000
+
+
+@st.composite
+def contested(draw: st.DrawFn) -> tuple[list[Machine], list[tuple[Ask, str, float]], list[Ask]]:
+    """Nodes, what runs on them and until when, and what waits, of one tenant in the order of priority."""
+    nodes = [machine(name, gpus=draw(st.integers(1, 4)), cpu=4) for name in "abc"[: draw(st.integers(1, 3))]]
+    free = {one.name: one.offers[GPU] // 1000 for one in nodes}
+    residents = []
+    for number in range(draw(st.integers(1, 6))):
+        name = draw(st.sampled_from(sorted(free)))
+        gpus = draw(st.sampled_from([0.5, 1, 1, 2]))
+        if free[name] >= gpus + (gpus % 1):
+            free[name] -= int(gpus + gpus % 1)
+            resident = ask(f"old{number}", gpus=gpus, cpu=draw(st.sampled_from([0, 1])))
+            residents.append((resident, name, float(draw(st.sampled_from([50, 100, 200, 400, NEVER])))))
+    waiting = [
+        ask(
+            f"w{number}",
+            gpus=draw(st.sampled_from([0.5, 1, 1, 2, 3])),
+            cpu=draw(st.sampled_from([0, 1, 2])),
+            nodes=draw(st.sampled_from([1, 1, 1, 2])),
+            exclusive=draw(st.integers(0, 7)) == 0,
+            ttl=draw(st.sampled_from([0, 30, 100, 150, 300])),
+            priority=PRIORITIES[number],
+            preempts=False,
+            queue="by-priority",
+        )
+        for number in range(draw(st.integers(2, 8)))
+    ]
+    return nodes, residents, waiting
+
+
+def ready(case: tuple[list[Machine], list[tuple[Ask, str, float]], list[Ask]]) -> World:
+    nodes, residents, waiting = case
+    world = world_of(*nodes, profiles={"by-priority": "sensitive"})
+    for one, name, ends_in in residents:
+        cpu = world.fleet.column_of["cpu"]
+        if world.fleet.now.free[cpu, world.fleet.row_of[name]] >= dict(one.shape.requests).get("cpu", 0):
+            run(world, one, name, ends_in=ends_in)
+    submit(world, *waiting)
+    return world
+
+
+@settings(max_examples=300)
+@given(contested())
+def test_a_reservation_is_never_delayed_by_what_jumped_ahead(
+    case: tuple[list[Machine], list[tuple[Ask, str, float]], list[Ask]],
+) -> None:
+    world = ready(case)
+    cycle(world)
+    if world.reservation is None:
+        return
+    found = reserved(world)
+    owners = {one.uid for one, _ in found.slots}
+    end_what_is_due(world, found.start)
+    cycle(world, found.start)
+    assert owners <= set(world.placed)
+
+
+@settings(max_examples=150)
+@given(contested())
+def test_nor_by_all_the_cycles_in_between(
+    case: tuple[list[Machine], list[tuple[Ask, str, float]], list[Ask]],
+) -> None:
+    """A cycle at every end, and new work that is less urgent arriving at each of them."""
+    world = ready(case)
+    cycle(world)
+    if world.reservation is None:
+        return
+    found = reserved(world)
+    owners = {one.uid for one, _ in found.slots}
+    number = 0
+    while world.placed and (now := min(one.ends_at for one in world.placed.values())) <= found.start:
+        end_what_is_due(world, now)
+        for ttl in (0, 40):
+            number += 1
+            late = ask(f"new{number}", gpus=1, ttl=ttl, priority=LAST, preempts=False, queue="by-priority", at=now)
+            submit(world, late)
+        cycle(world, now)
+        if owners <= set(world.placed):
+            return
+        assert world.reservation is not None
+        assert reserved(world).start <= found.start or not owners <= set(world.waiting)
+        assert now < found.start, f"{owners} should have begun by {found.start - NOW}"

@@ -1,0 +1,88 @@
+"""The scheduler at work, asked about what it does by another process."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from bursar.core.answer import Explanation, Figures
+from bursar.core.object import Key
+from bursar.core.reason import Why
+from bursar.core.refusal import Refusal
+from bursar.loops.schedule import run_schedule
+from bursar.ops import object as object_ops
+from bursar.ops.inquiry import Draft, Inquiries, Look, Simulate
+from bursar.ops.office import Office
+from bursar.store.database import Database
+from houses import eventually
+from offices import allocation, document, namespace, node, tenant
+from schedulers import term
+
+GPU = "nvidia.com/gpu"
+
+
+@asynccontextmanager
+async def asked(office: Office, database_url: str) -> AsyncIterator[Inquiries]:
+    """A leader that schedules and answers, and somebody elsewhere who asks."""
+    database = await Database.open(database_url)
+    asker = Inquiries(database)
+    task = asyncio.create_task(run_schedule(office, await term(office)))
+    try:
+        yield asker
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await asker.close()
+        await database.close()
+
+
+async def test_why_what_if_and_how_many(office: Office, database_url: str) -> None:
+    await tenant(office, "physics")
+    await namespace(office, "team", "physics")
+    await node(office, "n0", cpu=8, memory="64Gi", gpu=4)
+    async with asked(office, database_url) as asker:
+        await allocation(office, "team", "runs", spec={"ttl": "1h"}, gpu=3)
+        await eventually(lambda: in_phase(office, "runs", "Scheduled"))
+        uid = document(await allocation(office, "team", "waits", gpu=2))["metadata"]["uid"]
+        await eventually(lambda: is_reason(office, "waits", f"no_capacity_{GPU}"))
+
+        found = await asker.explain(uid)
+        assert isinstance(found, Explanation)
+        assert (found.reason.why, found.reason.short[0].has, found.position) == (Why.NO_CAPACITY, 1000, 1)
+        assert found.starts_at is not None, "what runs ends within the hour"
+        seen = await asker.glimpse(Look(uid))
+        assert seen is not None
+        assert seen.position == 1
+
+        drafts = [draft("small", 1), draft("large", 4)]
+        outlooks = await asker.simulate(Simulate(drafts, {}))
+        assert not isinstance(outlooks, Refusal)
+        assert [(one.name, one.runs_now) for one in outlooks] == [("small", True), ("large", False)]
+        assert outlooks[0].places[0].node == "n0"
+
+        figures = await asker.figures()
+        assert isinstance(figures, Figures)
+        assert (figures.waiting, figures.waiting_by_reason) == (1, {f"no_capacity_{GPU}": 1})
+        assert figures.latency.count == 1
+        default = next(one for one in figures.queues if one.name == "default")
+        assert (default.depth, default.wait.count) == (1, 1)
+        assert await in_phase(office, "waits", "Pending"), "a question places nothing"
+
+
+def draft(name: str, gpus: int) -> Draft:
+    doc = {
+        "metadata": {"name": name, "namespace": "team", "creationTimestamp": "2030-01-01T00:00:00Z"},
+        "spec": {"resources": {"requests": {GPU: str(gpus)}}, "ttl": "60s"},
+    }
+    return Draft(f"sim-{name}", "physics", {}, msgspec.Raw(msgspec.json.encode(doc)))
+
+
+async def in_phase(office: Office, name: str, phase: str) -> bool:
+    one = await object_ops.get(office, Key("Allocation", "team", name))
+    return not isinstance(one, Refusal) and one.fields.get("status.phase") == phase
+
+
+async def is_reason(office: Office, name: str, reason: str) -> bool:
+    one = await object_ops.get(office, Key("Allocation", "team", name))
+    return not isinstance(one, Refusal) and msgspec.json.decode(one.status).get("reason") == reason
