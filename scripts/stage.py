@@ -138,9 +138,7 @@ def running_nodes(home: Path, admin: Client, *options: str) -> Iterator[None]:
 
 
 @contextmanager
-def started(
-    command: Sequence[str], environment: dict[str, str], log_file: Path
-) -> Iterator[subprocess.Popen[bytes]]:
+def started(command: Sequence[str], environment: dict[str, str], log_file: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process in a session of its own: Ctrl-C is for us, and we stop it in order."""
     with log_file.open("wb") as log:
         process = subprocess.Popen(

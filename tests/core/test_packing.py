@@ -102,6 +102,18 @@ def test_a_model_that_is_asked_for_is_kept_from_those_who_do_not_care() -> None:
     )  # Nobody asks for it: the first of equals.
 
 
+def test_a_scarce_model_is_kept_even_when_its_cpu_is_left_over() -> None:
+    """A fifth of the work insists on a ninth of the devices: they are kept for it, though cpu is scarcer elsewhere."""
+    scarce = Where(node_labels=(("model", "A100"),))
+    habits = habits_of((asks(1, cpu=8), 40), (asks(1, cpu=8, where=scarce), 10))
+    fleet = fleet_of((2, 64), (8, 64), (8, 64), model=("A100", "T4", "T4"))
+    hungry = asks(1, cpu=24)
+    assert best(fleet, habits, hungry) == "n1"
+    careless = Outlook(fleet, habits.typical, pressing=False)
+    careless_loss = careless.loss(fleet.now, fleet.need(hungry), np.arange(fleet.size))
+    assert careless_loss.argmin() == 0
+
+
 def test_exclusive_work_takes_the_node_that_is_worth_least() -> None:
     habits = habits_of((asks(1, cpu=8), 20))
     assert best(fleet_of((8, 64), (4, 64), (8, 64)), habits, asks(1, exclusive=True)) == "n1"
@@ -322,7 +334,14 @@ def slow_worth(fleet: Fleet, columns: Columns, row: int, typical: Sequence[Typic
         useful = [part for part in parts if part >= min(gpus, 1)]
         usable = sum(useful) if len(useful) >= gpus else 0.0
         times = min(int(columns.free[fleet.column_of[name], row]) / amount for name, amount in asked.items())
-        total += one.weight * ((1 - REPEATED) * (usable if times >= 1 else 0) + REPEATED * min(usable, times * gpus))
+        may = [r for r in range(fleet.size) if all(fleet.labels[r].get(k) == v for k, v in one.shape.where.node_labels)]
+        offered = fleet.allocatable[fleet.column_of[GPU]]
+        pressure = offered.sum() / max(1, offered[may].sum())
+        total += (
+            pressure
+            * one.weight
+            * ((1 - REPEATED) * (usable if times >= 1 else 0) + REPEATED * min(usable, times * gpus))
+        )
     return total
 
 

@@ -382,15 +382,16 @@ def test_another_s_burst_is_no_business_of_ours() -> None:
     assert marks(found, {"a": works((1, "x", 30)), "b": works((2, "y", 30))}) == {"x"}
 
 
-def test_what_children_hold_beyond_their_parent_s_target_is_burst_newest_first() -> None:
+def test_what_the_parent_may_hold_beyond_its_target_makes_nothing_of_its_children_less_burst() -> None:
+    """Its allowance comes and goes with the cluster's load, and what is burst may be evicted: that must not."""
     found = shares(
-        ShareOf("top", target=0.3, burst=2.0),  # so each child is within its own target, and both are beyond hers
+        ShareOf("top", target=0.3, burst=2.0),  # each child's target is scaled down to half of that
         ShareOf("a", "top", target=0.2),
         ShareOf("b", "top", target=0.2),
         wanting=["a", "b"],
     )
     running = {"a": works((1, "a1", 10), (4, "a2", 10)), "b": works((2, "b1", 10), (3, "b2", 10))}
-    assert marks(found, running) == {"a2"}
+    assert marks(found, running) == {"a2", "b2"}
 
 
 def test_burst_of_the_children_is_counted_before_the_parent_s() -> None:

@@ -137,10 +137,10 @@ async def test_quota_that_waits_is_told_and_goes_on_as_soon_as_something_ends(of
     await node(office, "n1", gpu=8)
     # It would try again by itself only after ten minutes.
     async with scheduling(office, quota_backoff_seconds=600.0):
-        for name in ("one", "two", "three"):
-            await submit(office, name, where="lab")
         for name in ("one", "two"):
+            await submit(office, name, where="lab")
             await until(office, name, is_in("Scheduled"), "lab")
+        await submit(office, "three", where="lab")
         told = await until(office, "three", waits_for("quota_exceeded"), "lab")
         assert told["message"] == f"waiting for quota headroom: tenant lab has 2 of 2 {GPU} bound, 1 asked"
         await end(office, "lab", "one")

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 
 from bursar.core.answer import Explanation, Figures
@@ -113,7 +114,7 @@ async def test_a_question_that_fails_is_answered_with_an_error_and_the_next_one_
     office: Office, inquiries: Inquiries
 ) -> None:
     async with leading(office, small_world("a")):
-        broken = Simulate([Draft("u", "physics", {}, inquiry_ops.msgspec.Raw(b'{"metadata":{},"spec":7}'))], {})
+        broken = Simulate([Draft("u", "physics", {}, msgspec.Raw(b'{"metadata":{},"spec":7}'))], {})
         refused = await inquiries.simulate(broken)
         assert isinstance(refused, Refusal)
         assert (refused.code, "could not answer" in refused.message) == (Code.UNAVAILABLE, True)

@@ -23,6 +23,7 @@ from bursar.wire.document import encode
 # The cluster's own figures come without the scheduler's, should it not be there to tell them.
 FIGURES_SECONDS_MAX = 1.0
 GPU = "/gpu"
+UNKNOWN = float("nan")
 
 
 class NodeCounts(msgspec.Struct, rename="camel"):
@@ -179,6 +180,8 @@ async def show_scheduling(house: House) -> None:
     """The leader's figures as gauges; without a leader that answers there are none."""
     for one in (metrics.WAITING, metrics.QUEUE_DEPTH, metrics.QUEUE_AGE, metrics.TIME_TO_SCHEDULE):
         one.clear()
+    metrics.SCHEDULED_PER_SECOND.set(UNKNOWN)
+    metrics.PREEMPTIONS.set(UNKNOWN)
     try:
         found = await house.inquiries.figures(FIGURES_SECONDS_MAX)
     except AWAY:

@@ -101,7 +101,8 @@ async def cancel(call: Call) -> Outcome:
     return reply if isinstance(reply, Refusal) else _cancelled(reply)
 
 
-def _cancelled(reply: Written) -> Answer:
+def _cancelled(reply: Reply) -> Answer:
+    assert isinstance(reply, Written)
     status = msgspec.json.decode(reply.status)
     return Answer(200, encode(Cancelled(CancelledStatus(status["phase"], status.get("message", "")))))
 
@@ -135,8 +136,9 @@ async def _boost(call: Call, job: Stored, wanted: BoostJob, claim: Claim | None,
     )
 
 
-async def _boosted(call: Call, reply: Written) -> Answer:
+async def _boosted(call: Call, reply: Reply) -> Answer:
     """The position is what the scheduler says it will be; without one that leads it is left out."""
+    assert isinstance(reply, Written)
     stored = msgspec.json.decode(reply.status)["boost"]
     position = await call.house.inquiries.boosted(reply.key.namespace, reply.key.name, stored["priority"])
     return Answer(

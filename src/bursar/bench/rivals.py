@@ -196,13 +196,16 @@ class LeastFragmentation(BestFit):
     def __init__(self, fleet: Fleet, chance: Random) -> None:
         super().__init__(fleet, chance)
         self._history = History()
-        self._outlook = Outlook(fleet, (), repeated=0.0)
+        self._outlook = self._expected()
 
     def arrived(self, shape: Shape) -> None:
         self._history.learn(shape)
         if self._history.version != self.version:
             self.version = self._history.version
-            self._outlook = Outlook(self._fleet, popular(self._history.counts), repeated=0.0)
+            self._outlook = self._expected()
+
+    def _expected(self) -> Outlook:
+        return Outlook(self._fleet, popular(self._history.counts), repeated=0.0, pressing=False)
 
     def rate(self, shape: Shape, rows: Rows) -> Floats:
         # The paper counts what cannot be used: it falls by what is taken, and grows by what is spoilt.

@@ -81,6 +81,8 @@ class Chooser:
         world, ask = self._world, slot.ask
         view = world.views.of(ask.shape)
         score = view.score
+        if score[score.argmax()] == NO:
+            return score
         held = self._holds.mask(slot.need, slot.ends_at)
         if held is not None:
             score = np.where(held, score, NO)

@@ -425,9 +425,9 @@ class Cycle:
     # 4. and 5. Blocked.
 
     def _blocked(self, unit: Unit) -> None:
-        reason = explain(self.world, self.chooser, self.chooser.slots(unit.asks)[0], unit.nodes)
-        if reason.why in CLEARABLE and self._may_preempt(unit) and self._clear(unit):
+        if self._may_preempt(unit) and self._clear(unit):
             return
+        reason = explain(self.world, self.chooser, self.chooser.slots(unit.asks)[0], unit.nodes)
         reservable = True
         if reason.why in TIMELY and self.policy.backfill and not self.reserved:
             reservable = self._reserve(unit)

@@ -41,7 +41,7 @@ from bursar.core.twin import twin_of
 from bursar.core.waits import Waits
 from bursar.core.world import Group, GroupKey, World
 
-ROUNDS_MAX = 4  # plans that a simulation makes, where one does not hold everything that can be placed
+ROUNDS_MAX = 2  # plans that a simulation makes, where one does not hold everything that can be placed
 PRECEDENCE = {one: place for place, one in enumerate(Why)}
 # What passes when something else ends: only then is there something to estimate.
 PASSING = (Why.NO_CAPACITY, Why.HELD, Why.NOT_TRIED)

@@ -27,6 +27,7 @@ class Holds:
     later: Columns | None = None  # the rows that are held, as they will be
     starts: dict[int, float] = field(default_factory=dict)  # when the first owner on a row starts
     owners: list[tuple[Ask, int]] = field(default_factory=list)
+    _owners_on: dict[int, list[Ask]] = field(default_factory=dict)
 
     def add(self, slots: Sequence[tuple[Ask, int]], start: float) -> None:
         """Keep the room that these (allocation, row) need from `start` on."""
@@ -36,13 +37,14 @@ class Holds:
             if start < self.starts.get(row, NEVER):
                 # Whoever starts first finds the row with less of what runs there gone.
                 self._look_ahead(self.later, row, start)
-                for ask in [ask for ask, other in self.owners if other == row]:
+                for ask in self._owners_on.get(row, ()):
                     self._settle(self.later, ask, row)
                 self.starts[row] = start
             self.fleet.now.touched.append(row)
         for ask, row in slots:
             self._settle(self.later, ask, row)
             self.owners.append((ask, row))
+            self._owners_on.setdefault(row, []).append(ask)
 
     def _settle(self, later: Columns, ask: Ask, row: int) -> None:
         need = self.fleet.need(ask.shape)

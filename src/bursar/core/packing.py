@@ -95,7 +95,7 @@ class Table:
     unit: Floats  # the devices asked for, together
     per: Floats  # [resource, shape]: one by what is asked for
     unasked: Floats  # [resource, shape]: plenty, where nothing is
-    weight: Floats  # [kind of node, shape]: nothing where it may not run
+    weight: Floats  # [kind of node, shape]: how likely it comes there; nothing where it may not run
 
 
 @dataclass(slots=True)
@@ -111,15 +111,21 @@ class Rooms:
 class Outlook:
     """The typical shapes, set against a fleet as it is described now."""
 
-    def __init__(self, fleet: Fleet, typical: Sequence[Typical], repeated: float = REPEATED) -> None:
+    def __init__(
+        self, fleet: Fleet, typical: Sequence[Typical], *, repeated: float = REPEATED, pressing: bool = True
+    ) -> None:
+        """`pressing`: whether what may use few devices only counts for more on these."""
         self._names, self._described = fleet.names, fleet.described
         self._repeated = repeated
         known = [(one, need) for one in typical if not (need := fleet.need(one.shape)).unknown]
         self._kinds, allowed = _kinds(fleet, [one.shape.where for one, _ in known])
         self._kind_list: list[int] = self._kinds.tolist()
-        self._tables = [
-            table for device in range(len(fleet.now.devices)) if (table := _table(fleet, device, known, allowed))
-        ]
+        self._tables: list[Table] = []
+        for resource, device in fleet.device_column_of.items():
+            offered = np.bincount(self._kinds, fleet.allocatable[fleet.column_of[resource]]).astype(np.float64)
+            weight = _pressure(allowed, offered) if pressing else allowed.astype(np.float64)
+            if table := _table(fleet, device, known, weight):
+                self._tables.append(table)
         self._scale = _scale(fleet)
         self._choices: dict[Hashable, int] = {}
         self._worths: dict[Hashable, float] = {}
@@ -260,7 +266,7 @@ class Outlook:
 # Arrays of the typical shapes.
 
 
-def _table(fleet: Fleet, device: int, known: Sequence[tuple[Typical, Need]], allowed: Bools) -> Table | None:
+def _table(fleet: Fleet, device: int, known: Sequence[tuple[Typical, Need]], weight: Floats) -> Table | None:
     asking = [
         (one, need, index)
         for index, (one, need) in enumerate(known)
@@ -285,8 +291,18 @@ def _table(fleet: Fleet, device: int, known: Sequence[tuple[Typical, Need]], all
         unit=np.array([max(count, 1) * share for count, share in zip(counts, shares, strict=True)]) / WHOLE,
         per=per,
         unasked=np.where(per > 0, 0.0, PLENTY),
-        weight=allowed[:, [index for *_, index in asking]] * np.array([one.weight for one, *_ in asking]),
+        weight=weight[:, [index for *_, index in asking]] * np.array([one.weight for one, *_ in asking]),
     )
+
+
+def _pressure(allowed: Bools, offered: Floats) -> Floats:
+    """How much shapes count on each kind of node: nothing where they may not run, else by how few devices they may use.
+
+    What insists on a scarce model is met there more often than its part of all work says; what may run anywhere counts
+    as it is. `offered` are the devices on nodes of each kind.
+    """
+    pressure: Floats = allowed * (offered.sum() / np.maximum(offered @ allowed, 1.0))
+    return pressure
 
 
 def _kinds(fleet: Fleet, wheres: Sequence[Where]) -> tuple[NDArray[np.intp], Bools]:

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bursar.core import company
 from bursar.core.ask import Ask, Shape
 from bursar.core.choice import Chooser, Slot
 from bursar.core.eviction import Rule
 from bursar.core.hold import Holds
+from bursar.core.prospect import Prospects
 from bursar.core.running import NEVER, Placed
 from bursar.core.share import Shares, burst_marks
 from bursar.core.tally import Kin, kin_of
@@ -80,6 +80,7 @@ class Preemption:
     min_runtime_seconds: float
     _burst: frozenset[str] | None = None
     _tried: dict[tuple[Shape, Kin, float, Asker], dict[int, _Found | None]] = field(default_factory=dict)
+    _prospects: dict[int | None, Prospects] = field(default_factory=dict)
     _seen: int = 0
     _gone: set[str] = field(default_factory=set)  # who goes for the slots before this one
 
@@ -92,8 +93,10 @@ class Preemption:
         undo: list[Callable[[], None]] = []
         cost = 0.0
         try:
-            for slot in self.chooser.slots(asks):
-                found = self._slot(slot, asker, [row for ask, row in slots if ask.uid == slot.ask.uid])
+            wanted = self.chooser.slots(asks)
+            for slot in wanted:
+                avoid = [row for ask, row in slots if ask.uid == slot.ask.uid]
+                found = self._slot(slot, asker, avoid, alone=len(wanted) == 1)
                 if found is None:
                     return None
                 row, on_row = found
@@ -177,7 +180,7 @@ class Preemption:
         return self._burst
 
     def _is_over(self, tenant: str) -> bool:
-        return any(seat.actual > seat.target for seat in self.shares.seat(tenant).path)
+        return any(seat.actual > seat.base for seat in self.shares.seat(tenant).path)
 
     def rule(self, one: Placed, asker: Asker) -> Rule | None:
         """Under which rule this may be evicted for the asker; none when it may not."""
@@ -202,8 +205,9 @@ class Preemption:
 
     # One slot.
 
-    def _slot(self, slot: Slot, asker: Asker, avoid: Sequence[int]) -> tuple[int, _Found] | None:
-        free = self.chooser.free_row(slot, avoid)
+    def _slot(self, slot: Slot, asker: Asker, avoid: Sequence[int], *, alone: bool) -> tuple[int, _Found] | None:
+        # One alone was not placed because it has no room as things are.
+        free = self.chooser.free_row(slot, avoid) if not alone else None
         if free is not None:
             return free, _Found((), 0, 0.0)
         tried = self._known(slot, asker)
@@ -221,9 +225,12 @@ class Preemption:
     def _known(self, slot: Slot, asker: Asker) -> dict[int, _Found | None]:
         """What was found on rows that have not changed since. Company on one row depends on others as well."""
         touched = self.world.fleet.now.touched
-        for row in set(touched[self._seen :]):
-            for found in self._tried.values():
-                found.pop(row, None)
+        rows = set(touched[self._seen :])
+        for found in self._tried.values():
+            for row in rows & found.keys():
+                del found[row]
+        for prospects in self._prospects.values():
+            prospects.look_again(rows, self._gone)
         self._seen = len(touched)
         if not company.is_free(slot.ask, self.world.tallies):
             return {}
@@ -231,46 +238,11 @@ class Preemption:
 
     def _promising(self, slot: Slot, asker: Asker, avoid: Sequence[int]) -> list[int]:
         """The rows that would have room without everybody who might go; where the least urgent run, first."""
-        running, fleet = self.world.running.lines, self.world.fleet
-        may_go = (running.row >= 0) & running.free_to_stop & (running.since + self.min_runtime_seconds <= self.now)
-        if asker.burst or not self._burst_marks():
-            may_go &= self._priorities() < asker.priority
-        for uid in self._gone:
-            may_go[self.world.placed[uid].lines] = False
-        lines = np.flatnonzero(may_go)
-        if not lines.size:
-            return []
-        rows, size = running.row[lines], fleet.now.placed.shape[0]
-        counts = np.bincount(rows, minlength=size)
-        room = self.chooser.right_rows(slot) & fleet.now.open & (counts > 0)
-        need = slot.need
-        if need.exclusive:
-            room &= fleet.now.placed <= counts
-        else:
-            whole = np.bincount(rows[running.exclusive[lines]], minlength=size) > 0
-            for column, amount in need.plain:
-                freed = np.bincount(rows, weights=running.amounts[column, lines], minlength=size)
-                room &= (fleet.now.free[column] + freed >= amount) & (~fleet.now.exclusive | whole)
-        room[list(avoid)] = False
-        candidates = np.flatnonzero(room)
-        if candidates.size > ROWS_TRIED:
-            urgency = np.bincount(rows, weights=running.priority[lines], minlength=size)[candidates]
-            age = np.bincount(rows, weights=self.now - running.since[lines], minlength=size)[candidates]
-            mean = np.maximum(counts[candidates], 1)
-            candidates = candidates[np.lexsort((candidates, age / mean, urgency / mean))][:ROWS_TRIED]
-        return [int(row) for row in candidates]
-
-    def _priorities(self) -> NDArray[np.int64]:
-        """Of everything that runs, with the boosts of the moment."""
-        priority = self.world.running.lines.priority
-        boosted = {job for job, boost in self.world.boosts.items() if boost.until > self.now}
-        if not boosted:
-            return priority
-        priority = priority.copy()
-        for one in self.world.placed.values():
-            if (one.ask.namespace, one.ask.job) in boosted:
-                priority[one.lines] = self.world.priority(one.ask, self.now)
-        return priority
+        below = asker.priority if asker.burst or not self._burst_marks() else None
+        prospects = self._prospects.get(below)
+        if prospects is None:
+            prospects = self._prospects[below] = Prospects(self.world, self.now, self.min_runtime_seconds, below)
+        return prospects.rows(slot.need, self.chooser.right_rows(slot), avoid, ROWS_TRIED)
 
     def _on_row(self, slot: Slot, row: int, asker: Asker) -> _Found | None:
         """Evict the cheapest until there is room, then spare whoever need not go after all."""

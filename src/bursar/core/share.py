@@ -51,6 +51,9 @@ class Seat:
     actual: float = 0.0
     target: float = 0.0
     effective: float = 0.0
+    # The target as if nobody could burst. It decides who is evicted: one that moved with the cluster's load could make
+    # whoever was just evicted the evictor.
+    base: float = 0.0
     claimed: float = 0.0  # the explicit targets of those children that want something
     weights: float = 0.0  # the weights of those that want something and have no explicit target
 
@@ -118,7 +121,7 @@ class Shares:
         full = _full(capacity, resource_weights or {})
         self.resources = {resource: place for place, resource in enumerate(full)}
         self.full = list(full.values())
-        self.root = Seat("", ShareOf(""), [0] * len(full), effective=1.0)
+        self.root = Seat("", ShareOf(""), [0] * len(full), effective=1.0, base=1.0)
         self.utilisation = 0.0
         self._seats: dict[str, Seat] = {}  # the tenant with all below it
         self._own: dict[str, Seat] = {}  # where the tenant's own work is counted
@@ -171,10 +174,10 @@ class Shares:
         return share_deficit(seat.effective, seat.actual)
 
     def within_target_after(self, tenant: str, amounts: Amounts) -> bool:
-        """Whether the tenant and every ancestor would hold no more than their targets, burst not counted."""
+        """Whether the tenant and every ancestor would hold no more than their targets, nobody's burst counted."""
         more = self.placed(amounts)
         return all(
-            (used + more.get(place, 0)) / full <= seat.target + ROUNDING
+            (used + more.get(place, 0)) / full <= seat.base + ROUNDING
             for seat in self.seat(tenant).path
             for place, (used, full) in enumerate(zip(seat.used, self.full, strict=True))
         )
@@ -220,7 +223,8 @@ class Shares:
             levels.extend(child for child in above.children if child.children)
 
     def _settle(self, above: Seat, child: Seat) -> None:
-        child.target = _target(above, child)
+        child.base = _target(above, child, above.base)
+        child.target = _target(above, child, above.effective)
         child.effective = effective_share(child.target, child.share.burst, self.utilisation)
 
     def _seat(self, tenant: str) -> Seat:
@@ -265,13 +269,13 @@ def _full(capacity: Mapping[str, int], weights: Mapping[str, float]) -> dict[str
     return found
 
 
-def _target(above: Seat, child: Seat) -> float:
+def _target(above: Seat, child: Seat, pool: float) -> float:
     """An explicit target, or a part by weight of what the explicit ones leave.
 
     Only siblings that want something divide, so that what the idle do not use is not kept from the others. Explicit
     targets that are more together than the parent is worth are scaled down to it.
     """
-    own, pool = child.share, above.effective
+    own = child.share
     if own.target is not None:
         claimed = above.claimed if child.wants else above.claimed + own.target
         return own.target * pool / claimed if claimed > pool else own.target
@@ -286,10 +290,15 @@ def burst_marks(shares: Shares, running: Mapping[str, Iterable[Running]]) -> fro
     subtree. Work that uses nothing of what is over its target is passed by: removing it would not help.
     """
     works: dict[Seat, list[_Work]] = {}
+    known: dict[Sequence[tuple[str, int]], dict[int, int]] = {}
     for tenant, running_of_it in running.items():
         path = shares.seat(tenant).path
-        for started_at, uid, amounts in running_of_it:
-            work = _Work(started_at, uid, shares.placed(amounts), path)
+        for started_at, uid, listed in running_of_it:
+            # Work of one template asks for the same: it is read once.
+            amounts = tuple(listed)
+            if amounts not in known:
+                known[amounts] = shares.placed(amounts)
+            work = _Work(started_at, uid, known[amounts], path)
             for seat in path:
                 works.setdefault(seat, []).append(work)
     held = {seat: list(seat.used) for seat in works}
@@ -311,7 +320,7 @@ def _mark(
     full: Sequence[float], seat: Seat, works: Iterable[_Work], held: Mapping[Seat, list[int]], marked: set[str]
 ) -> None:
     """Mark the newest works of one seat until it is back at its target, taking them out of everything above it."""
-    own, most = held[seat], seat.target + ROUNDING
+    own, most = held[seat], seat.base + ROUNDING
     over = {place for place, whole in enumerate(full) if own[place] / whole > most}
     if not over:
         return

@@ -1,0 +1,247 @@
+"""Two schedulers on one database: whoever was deposed commits nothing, and what one began the other does not redo."""
+
+import asyncio
+import os
+import random
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import cast
+
+import pytest
+
+from bursar.core.allocation import Phase
+from bursar.core.cycle import Policy, decide
+from bursar.core.refusal import Refusal
+from bursar.loops.schedule import Scheduler, bind_command
+from bursar.ops.bind import Bind, bind
+from bursar.ops.office import Office
+from bursar.store.database import Connection, connect
+from evictions import assert_books_balance
+from offices import change, end, node, opened
+from schedulers import (
+    GPU,
+    HASTY,
+    acting,
+    assert_placed_once,
+    changes,
+    gang,
+    is_in,
+    loaded,
+    scheduling,
+    settled,
+    status,
+    stopped,
+    submit,
+    term,
+    times_bound,
+    until,
+)
+
+SOAK = bool(os.environ.get("BURSAR_SOAK"))
+ROUNDS = 40 if SOAK else 3
+
+
+@pytest.fixture
+async def rival(office: Office, database_url: str) -> AsyncIterator[Office]:
+    async with opened(database_url) as one:
+        yield one
+
+
+@pytest.fixture
+async def db(database_url: str) -> AsyncIterator[Connection]:
+    one = await connect(database_url)
+    await one.execute("SET idle_in_transaction_session_timeout = 0")
+    yield one
+    await one.close()
+
+
+async def backlog(office: Office, count: int, stem: str = "job") -> list[str]:
+    names = [f"{stem}-{number}" for number in range(count)]
+    await asyncio.gather(*(submit(office, name) for name in names))
+    return names
+
+
+# Who was deposed.
+
+
+async def test_who_was_deposed_binds_nothing_and_ends(office: Office, rival: Office) -> None:
+    for name in ("n1", "n2"):
+        await node(office, name, gpu=50)
+    old = await term(office, "old")
+    first = Scheduler(office, old)
+    working = asyncio.create_task(first.run())
+    await asyncio.wait_for(first.loaded.wait(), 60)
+    async with scheduling(rival, fence=await term(rival, "new", depose=True)) as second:
+        names = await backlog(rival, 100)
+        await settled(second)
+        await asyncio.wait_for(working, 60)  # it was refused, and stopped by itself
+    await assert_placed_once(office, *names)
+
+
+@pytest.mark.parametrize("seed", range(ROUNDS))
+async def test_a_leader_is_deposed_in_the_middle_of_a_backlog(office: Office, rival: Office, seed: int) -> None:
+    """Both plan for the same room at the same time; the change of leaders falls between two of their batches."""
+    for name in ("n1", "n2", "n3"):
+        await node(office, name, gpu=50)
+    fates = random.Random(seed)
+    first = Scheduler(office, await term(office, "old"), Policy(placements_max=20))
+    working = asyncio.create_task(first.run())
+    await asyncio.wait_for(first.loaded.wait(), 60)
+    names = [f"job-{number}" for number in range(150)]
+    submitting = asyncio.gather(*(submit(rival, name) for name in names))
+    wanted = fates.randrange(1, 120)
+    async with asyncio.timeout(60):
+        while sum((await times_bound(rival)).values()) < wanted:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+    async with scheduling(rival, placements_max=20, fence=await term(rival, "new", depose=True)) as second:
+        await submitting
+        await settled(second)
+        await asyncio.wait_for(stopped(working), 60)
+    await assert_placed_once(office, *names)
+
+
+# Without fences.
+
+
+async def plan_of(office: Office, policy: Policy) -> list[Bind]:
+    """What a scheduler would commit now, with nobody to say that it may not."""
+    keeper = await loaded(office)
+    plan = decide(keeper.world, policy, 2e9)
+    return [replace(bind_command(keeper.world, one, 0), fence=None) for one in plan.bindings]
+
+
+@pytest.mark.parametrize("seed", range(ROUNDS))
+async def test_plans_that_race_without_fences_never_overfill_anything(office: Office, rival: Office, seed: int) -> None:
+    fates = random.Random(seed)
+    await change(office, "Tenant", "", "default", limits={GPU: 30}, enforcement="Queue")
+    for number in range(4):
+        await node(office, f"n{number}", gpu=8, cpu=100)
+    sizes = [fates.choice([{"gpu": 0.5}, {"gpu": 1}, {"gpu": 2}, {"gpu": 4}]) for _ in range(40)]
+    await asyncio.gather(*(submit(office, f"job-{at}", **size) for at, size in enumerate(sizes)))
+    for group in ("g", "h"):
+        for part in ("a", "b", "c"):
+            await submit(office, f"{group}-{part}", spec=gang(group, 3))
+    refused = 0
+    for _ in range(4):
+        plans = await asyncio.gather(plan_of(office, Policy()), plan_of(rival, Policy()))
+        for one in plans:
+            fates.shuffle(one)
+        replies = await asyncio.gather(bind(office, plans[0]), bind(rival, plans[1]))
+        refused += sum(isinstance(reply, Refusal) for some in replies for reply in some)
+        await assert_books_balance(office)
+        for name in list(await times_bound(office))[:6]:
+            await end(office, "default", name)
+    assert refused, "they did race"
+    for group in ("g", "h"):
+        phases = {(await status(office, f"{group}-{part}"))["phase"] for part in ("a", "b", "c")}
+        assert phases == {"Pending"} or "Pending" not in phases, "all of a gang, or none of it"
+    assert max((await times_bound(office)).values()) == 1
+    await assert_books_balance(office)
+
+
+async def test_schedulers_that_race_without_fences_place_everything_once(office: Office, rival: Office) -> None:
+    """Neither of them knows of the other but by the feed, and by what is refused."""
+    for number in range(4):
+        await node(office, f"n{number}", gpu=20)
+    policy, nobodys = Policy(placements_max=10), cast("int", None)  # commands without a fence are refused to nobody
+    schedulers = [Scheduler(one, nobodys, policy) for one in (office, rival)]
+    working = [asyncio.create_task(one.run()) for one in schedulers]
+    names = await backlog(office, 80)
+    for name in names:
+        await until(office, name, is_in("Scheduled"))
+    for one in schedulers:
+        await settled(one)
+        assert len(one.world.placed) == len(names), "each knows what the other did"
+    await asyncio.gather(*(stopped(task) for task in working))
+    await assert_placed_once(office, *names)
+
+
+# A leader that ends in the middle.
+
+
+async def evictions(office: Office, *names: str) -> dict[str, int]:
+    """How often each was told to stop."""
+    return {
+        name: sum(one.type == "MODIFIED" and b'"Terminating"' in one.status for one in await changes(office, name))
+        for name in names
+    }
+
+
+@pytest.mark.parametrize("moment", ["before it is committed", "after it was committed"])
+async def test_who_leads_next_keeps_promises_and_evicts_nobody_twice(
+    office: Office, rival: Office, db: Connection, moment: str
+) -> None:
+    """The first leader is cancelled while its evictions are being committed, or right after that."""
+    for name in ("n1", "n2"):
+        await node(office, name, gpu=2)
+    low = ("low-1", "low-2")
+    async with scheduling(office) as before:
+        for name in low:
+            await submit(office, name, gpu=2)
+        await settled(before)
+    policy = replace(HASTY, grace_seconds=600.0)
+    first = Scheduler(office, await term(office), policy)
+    working = asyncio.create_task(first.run())
+    await asyncio.wait_for(first.loaded.wait(), 60)
+    gate = db.transaction()
+    await gate.start()
+    if moment == "before it is committed":
+        await db.execute("SELECT 1 FROM leader FOR UPDATE")  # whatever carries a fence waits here
+    await submit(rival, "urgent", gpu=2, spec={"priority": 1000})
+    async with asyncio.timeout(60):
+        while not first.world.nominated:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    if moment == "after it was committed":
+        await until(rival, "urgent", lambda now: bool(now.get("nominated")))
+    await stopped(working)
+    await gate.rollback()
+    async with scheduling(rival, policy, fence=await term(rival, "new", depose=True)):
+        told = await until(rival, "urgent", lambda now: bool(now.get("nominated")))
+        (where,) = [one["node"] for one in told["nominated"]]
+        await submit(rival, "later")
+        await until(rival, "later", lambda now: now.get("reason", "Unscheduled") != "Unscheduled")
+        (victim,) = [name for name in low if (await status(rival, name))["phase"] == "Terminating"]
+        assert (await status(rival, victim))["nodeName"] == where
+        await end(rival, "default", victim, Phase.CANCELLED)
+        await until(rival, "urgent", is_in("Scheduled"))
+        assert (await status(rival, "urgent"))["nodeName"] == where
+    told_to_stop = await evictions(office, *low)
+    assert sorted(told_to_stop.values()) == [0, 1]
+    assert (await times_bound(office))["urgent"] == 1
+    await assert_books_balance(office)
+
+
+@pytest.mark.parametrize("seed", range(ROUNDS))
+async def test_leaders_that_end_at_any_moment_leave_nothing_half_done(office: Office, rival: Office, seed: int) -> None:
+    """Evictions and bindings, with a leader that is cancelled again and again; the nodes act all the while."""
+    fates = random.Random(seed)
+    for name in ("n1", "n2", "n3"):
+        await node(office, name, gpu=8)
+    low, urgent = [f"low-{number}" for number in range(24)], [f"urgent-{number}" for number in range(8)]
+    policy = replace(HASTY, placements_max=5, grace_seconds=30.0)
+    async with acting(office):
+        for name in low:
+            await submit(office, name)
+        submitting = asyncio.create_task(_hurry(office, urgent, fates))
+        for turn in range(6):
+            one = (office, rival)[turn % 2]
+            async with scheduling(one, policy, fence=await term(one, f"leader-{turn}", depose=True)):
+                await asyncio.sleep(fates.uniform(0.02, 0.4))  # a moment that nobody chose
+        await submitting
+        async with scheduling(rival, policy, fence=await term(rival, "last", depose=True)):
+            for name in urgent:
+                await until(rival, name, is_in("Running"))
+            for name in low:
+                await until(rival, name, lambda now: now["phase"] in ("Running", "Pending"))
+    bound, told = await times_bound(office), await evictions(office, *low, *urgent)
+    assert [told[name] for name in urgent] == [0] * len(urgent)
+    for name in low:
+        placed = (await status(office, name))["phase"] == "Running"
+        assert bound.get(name, 0) == told[name] + placed, "it was bound again only after it had been stopped"
+    await assert_books_balance(office)
+
+
+async def _hurry(office: Office, names: list[str], fates: random.Random) -> None:
+    for name in names:
+        await asyncio.sleep(fates.uniform(0.0, 0.2))
+        await submit(office, name, gpu=2, spec={"priority": 1000})
