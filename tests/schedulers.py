@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from bursar.core.cycle import Policy
 from bursar.core.fleet import ABSENT, NO_LIMIT, PODS
 from bursar.core.object import Key, Stored
+from bursar.core.plan import Policy
 from bursar.core.quantity import UNLIMITED
 from bursar.core.running import Placed
 from bursar.core.world import World

@@ -9,14 +9,17 @@ from contextlib import suppress
 from pathlib import Path
 
 import click
+import msgspec
 import pytest
 from prometheus_client import REGISTRY
 
 import bursar.api.serve
 import bursar.loops.upkeep
 import bursar.rpc.serve
+from bursar.core.reason import Why
 from bursar.main import api, controller, serve
 from bursar.wire.kinds import KINDS
+from bursar.wire.settings import SchedulingSettings
 from server import data_directory
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -97,6 +100,19 @@ def test_every_kind_is_in_the_table_of_kinds() -> None:
     rows = re.findall(r"^\| ([A-Z]\w+) \| `(\w+)` \| ([^|]*)\| ([^|]*)\|", page("docs/api.md"), re.MULTILINE)
     told = {(name, plural, tuple(re.findall(r"`(\w+)`", short)), "yes" in where) for name, plural, short, where in rows}
     assert told == {(kind.name, kind.plural, kind.short_names, kind.namespaced) for kind in KINDS}
+
+
+def test_every_reason_is_in_the_table_of_reasons_in_its_order() -> None:
+    section = page("docs/scheduling.md").partition("## Why is it waiting?")[2]
+    told = re.findall(r"^\| `([a-z_]+?)(?:_<resource>)?` \|", section, re.MULTILINE)
+    assert told == list(Why)
+
+
+def test_every_setting_of_the_scheduler_is_in_the_table_of_settings() -> None:
+    section = page("docs/scheduling.md").partition("## Settings")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`[^|]+) \|", section, re.MULTILINE)[1:]
+    told = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert told == {field.encode_name for field in msgspec.structs.fields(SchedulingSettings)}
 
 
 def test_every_promise_names_code_and_tests_that_exist() -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from bursar.core.cycle import Policy, decide
+from bursar.core.cycle import decide
 from bursar.core.object import Key
+from bursar.core.plan import Policy
 from bursar.core.quota import Counter
 from bursar.core.refusal import Refusal
 from bursar.core.running import Spot

@@ -12,9 +12,10 @@ from bursar.core.answer import Explanation
 from bursar.core.ask import Ask, Company, Requirement, Shape, Spread, Taint, Where
 from bursar.core.ask import Operator as Op
 from bursar.core.charge import Charge
-from bursar.core.cycle import Policy, decide
+from bursar.core.cycle import decide
 from bursar.core.explain import explain, figures, glimpse, queues, simulate, waiting_by_reason
 from bursar.core.lineup import Lineup, Lineups, line_up, line_up_boosted
+from bursar.core.plan import Policy
 from bursar.core.quota import Counter
 from bursar.core.reason import Short, Why
 from bursar.core.running import Spot

@@ -9,7 +9,8 @@ from worlds import HOST, NOW, RACK, Machine, ask, labelled, machine, run, submit
 
 from bursar.core.allocation import Gang
 from bursar.core.ask import Ask, Company, Spread, Taint, Toleration, Where
-from bursar.core.cycle import Policy, decide
+from bursar.core.cycle import decide
+from bursar.core.plan import Policy
 from bursar.core.world import World
 
 SOAK = bool(os.environ.get("BURSAR_SOAK"))

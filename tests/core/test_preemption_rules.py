@@ -30,7 +30,7 @@ from worlds import (
 )
 
 from bursar.core.allocation import Gang
-from bursar.core.cycle import Plan
+from bursar.core.plan import Plan
 from bursar.core.reason import Why
 from bursar.core.share import ShareOf
 from bursar.core.world import Boost, Nomination, World

@@ -7,9 +7,10 @@ from typing import Any
 from bursar.core.allocation import Gang, GangKey
 from bursar.core.ask import ANYWHERE, Ask, Company, Operator, Requirement, Shape, Spread, Taint, Where
 from bursar.core.charge import Charge, Facts
-from bursar.core.cycle import Plan, Policy, decide
+from bursar.core.cycle import decide
 from bursar.core.fleet import Need
 from bursar.core.node import EXCLUSIVE, WHOLE, NodeRoom, Shortage, choose_devices, device_list, fit, give
+from bursar.core.plan import Plan, Policy
 from bursar.core.quota import Counter
 from bursar.core.reason import Reason
 from bursar.core.running import NEVER, Spot

@@ -10,7 +10,8 @@ from typing import cast
 import pytest
 
 from bursar.core.allocation import Phase
-from bursar.core.cycle import Policy, decide
+from bursar.core.cycle import decide
+from bursar.core.plan import Policy
 from bursar.core.refusal import Refusal
 from bursar.loops.schedule import Scheduler, bind_command
 from bursar.ops.bind import Bind, bind
@@ -67,14 +68,15 @@ async def backlog(office: Office, count: int, stem: str = "job") -> list[str]:
 async def test_who_was_deposed_binds_nothing_and_ends(office: Office, rival: Office) -> None:
     for name in ("n1", "n2"):
         await node(office, name, gpu=50)
-    old = await term(office, "old")
-    first = Scheduler(office, old)
+    first = Scheduler(office, await term(office, "old"))
     working = asyncio.create_task(first.run())
     await asyncio.wait_for(first.loaded.wait(), 60)
-    async with scheduling(rival, fence=await term(rival, "new", depose=True)) as second:
-        names = await backlog(rival, 100)
+    fence = await term(rival, "new", depose=True)
+    names = await backlog(rival, 100)
+    await asyncio.wait_for(working, 60)  # it was refused, and ended by itself
+    assert await times_bound(office) == {}
+    async with scheduling(rival, fence=fence) as second:
         await settled(second)
-        await asyncio.wait_for(working, 60)  # it was refused, and stopped by itself
     await assert_placed_once(office, *names)
 
 
@@ -116,8 +118,8 @@ async def test_plans_that_race_without_fences_never_overfill_anything(office: Of
     await change(office, "Tenant", "", "default", limits={GPU: 30}, enforcement="Queue")
     for number in range(4):
         await node(office, f"n{number}", gpu=8, cpu=100)
-    sizes = [fates.choice([{"gpu": 0.5}, {"gpu": 1}, {"gpu": 2}, {"gpu": 4}]) for _ in range(40)]
-    await asyncio.gather(*(submit(office, f"job-{at}", **size) for at, size in enumerate(sizes)))
+    sizes = [fates.choice([0.5, 1, 2, 4]) for _ in range(40)]
+    await asyncio.gather(*(submit(office, f"job-{at}", gpu=size) for at, size in enumerate(sizes)))
     for group in ("g", "h"):
         for part in ("a", "b", "c"):
             await submit(office, f"{group}-{part}", spec=gang(group, 3))

@@ -9,7 +9,7 @@ import pytest
 
 from bursar.core.answer import Explanation, Figures
 from bursar.core.ask import Ask, Shape
-from bursar.core.cycle import Policy
+from bursar.core.plan import Policy
 from bursar.core.reason import Why
 from bursar.core.refusal import Code, Refusal
 from bursar.core.waits import Waits

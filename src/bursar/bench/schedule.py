@@ -22,9 +22,10 @@ from bursar.bench.server import running_database
 from bursar.core.allocation import Gang
 from bursar.core.ask import Ask, Company, Operator, Requirement, Shape, Spread, Where
 from bursar.core.charge import Charge
-from bursar.core.cycle import Policy, decide
+from bursar.core.cycle import decide
 from bursar.core.node import NodeRoom, Shortage, device_list, fit
 from bursar.core.object import Origin
+from bursar.core.plan import Policy
 from bursar.core.refusal import Refusal
 from bursar.core.selector import Op, Selector, Term
 from bursar.core.world import World

@@ -13,7 +13,6 @@ the world while it is made; `World.unassume` takes out what could not be committ
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -39,7 +38,8 @@ from bursar.core.order import (
     topology_factor,
     waiting_factor,
 )
-from bursar.core.preemption import Preemption, Victim
+from bursar.core.plan import Binding, Plan, Policy, Preempting, Unit, UnitKey
+from bursar.core.preemption import Preemption
 from bursar.core.quota import Exceeded
 from bursar.core.reason import Reason, Why
 from bursar.core.running import Spot
@@ -51,68 +51,7 @@ from bursar.core.world import Band, Blocked, Group, GroupKey, Nomination, Reserv
 MOMENT = 1e-5  # a difference of scores that is less than a second's wait
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
-    min_runtime_seconds: float = 300.0
-    grace_seconds: float = 30.0
-    nomination_seconds: float = 60.0  # how long cleared room is kept after the last victim should have gone
-    quota_backoff_seconds: float = 30.0
-    preemption_retry_seconds: float = 5.0  # victims come of age without anything else changing
-    reservation_seconds: float = 1.0  # how long a reservation stands before it is looked for anew
-    placements_max: int = 1000
-    backfill: bool = True
-    preemption: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Binding:
-    """Allocations that are placed together or not at all, each with its spots."""
-
-    members: tuple[tuple[Ask, tuple[Spot, ...]], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Preempting:
-    """Victims that are told to stop by `deadline`, and the room that is kept for those who asked."""
-
-    asks: tuple[Ask, ...]
-    nominations: tuple[Nomination, ...]
-    victims: tuple[Victim, ...]
-    deadline: float
-    priority: int
-
-
-UnitKey = GroupKey | GangKey
-
 TIMELY = frozenset({Why.NO_CAPACITY, Why.HELD})  # there will be room when others have ended
-CLEARABLE = TIMELY | {Why.ANTI_AFFINITY, Why.SPREAD}  # there would be if others were stopped
-
-
-@dataclass(slots=True)
-class Plan:
-    bindings: list[Binding] = field(default_factory=list)
-    preemptions: list[Preempting] = field(default_factory=list)
-    reasons: dict[UnitKey, Reason] = field(default_factory=dict)
-    failed: list[tuple[Ask, Reason]] = field(default_factory=list)  # gangs that were not complete in time
-    tried: int = 0
-    more: bool = False  # there is more to decide than one plan holds
-
-
-@dataclass(slots=True)
-class Unit:
-    """What is placed together."""
-
-    key: UnitKey
-    asks: tuple[Ask, ...]
-    group: Group | None = None  # where the next one like it waits
-
-    @property
-    def tenant(self) -> str:
-        return self.asks[0].tenant
-
-    @property
-    def nodes(self) -> int:
-        return sum(ask.shape.nodes for ask in self.asks)
 
 
 def decide(world: World, policy: Policy, now: float) -> Plan:
@@ -133,6 +72,8 @@ class Cycle:
         self.preemption = Preemption(world, self.shares, self.chooser, self.holds, now, policy.min_runtime_seconds)
         self.reserved = False
         self.placements = 0
+        self._blocked_count = 0
+        self._reasons: dict[Shape, Reason] = {}
         self._alike = _largest_uniform_group(world)
         self._depths: dict[str, int] = {}
         # By the identity of groups, which live as long as anything of theirs is in the line.
@@ -146,7 +87,7 @@ class Cycle:
         self._keep_promises()
         self._line_up()
         while (unit := self.line.pop()) is not None:
-            if self.placements >= self.policy.placements_max:
+            if self.placements >= self.policy.placements_max or self._blocked_count >= self.policy.blocked_max:
                 self.plan.more = True
                 break
             self.plan.tried += 1
@@ -427,11 +368,23 @@ class Cycle:
     def _blocked(self, unit: Unit) -> None:
         if self._may_preempt(unit) and self._clear(unit):
             return
-        reason = explain(self.world, self.chooser, self.chooser.slots(unit.asks)[0], unit.nodes)
+        self._blocked_count += 1
+        reason = self._why(unit)
         reservable = True
         if reason.why in TIMELY and self.policy.backfill and not self.reserved:
             reservable = self._reserve(unit)
         self._block(unit, reason, reservable=reservable)
+
+    def _why(self, unit: Unit) -> Reason:
+        """Why it has no room. Room only shrinks in a cycle: what is true of one is true of the next of its shape."""
+        ask = unit.asks[0]
+        plain = len(unit.asks) == 1 and company.is_free(ask, self.world.tallies) and not self.holds.starts
+        if plain and ask.shape in self._reasons:
+            return self._reasons[ask.shape]
+        reason = explain(self.world, self.chooser, self.chooser.slots(unit.asks)[0], unit.nodes)
+        if plain:
+            self._reasons[ask.shape] = reason
+        return reason
 
     def _may_preempt(self, unit: Unit) -> bool:
         return self.policy.preemption and all(ask.preempts for ask in unit.asks)

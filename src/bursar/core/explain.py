@@ -29,10 +29,11 @@ from bursar.core.answer import (
 )
 from bursar.core.ask import Ask, Requirement
 from bursar.core.choice import Slot
-from bursar.core.cycle import Cycle, Plan, Policy, Unit, decide, gang_reason, quota_reason
+from bursar.core.cycle import Cycle, decide, gang_reason, quota_reason
 from bursar.core.fleet import Bools
 from bursar.core.lineup import Lineup, Position, line_up
 from bursar.core.order import score
+from bursar.core.plan import Plan, Policy, Unit
 from bursar.core.reason import Reason, Why
 from bursar.core.running import Spot
 from bursar.core.terrain import by_label, meets

@@ -15,8 +15,9 @@ from heapq import heappop, nlargest, nsmallest
 
 from bursar.core.answer import Ahead
 from bursar.core.ask import Ask
-from bursar.core.cycle import Cycle, Policy, Unit
+from bursar.core.cycle import Cycle
 from bursar.core.order import Factors, score, waiting_factor
+from bursar.core.plan import Policy, Unit
 from bursar.core.world import Band, Boost, Group, World
 
 WALK_MAX = 1000

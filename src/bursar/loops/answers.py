@@ -18,9 +18,9 @@ import structlog
 
 from bursar.core.answer import Glimpse
 from bursar.core.ask import Ask
-from bursar.core.cycle import Policy
 from bursar.core.explain import explain, figures, glimpse, simulate
 from bursar.core.lineup import Lineups, line_up_boosted
+from bursar.core.plan import Policy
 from bursar.core.waits import Waits
 from bursar.core.world import GroupKey, World
 from bursar.ops.inquiry import (

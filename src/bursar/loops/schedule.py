@@ -18,11 +18,12 @@ import structlog
 
 from bursar.core.allocation import Phase, Request
 from bursar.core.ask import Ask
-from bursar.core.cycle import Binding, Plan, Policy, Preempting, UnitKey, decide
+from bursar.core.cycle import decide
 from bursar.core.eviction import Notice, Rule
 from bursar.core.eviction import Reason as Stopped
 from bursar.core.object import Key, Origin
 from bursar.core.placing import Target
+from bursar.core.plan import Binding, Plan, Policy, Preempting, UnitKey
 from bursar.core.reason import Reason, Why
 from bursar.core.refusal import Code, Refusal
 from bursar.core.running import Spot

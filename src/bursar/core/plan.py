@@ -1,0 +1,74 @@
+"""What a cycle decides by, and what it decides: the policy, the units that are placed together, the plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from bursar.core.allocation import GangKey
+from bursar.core.ask import Ask
+from bursar.core.preemption import Victim
+from bursar.core.reason import Reason
+from bursar.core.running import Spot
+from bursar.core.world import Group, GroupKey, Nomination
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    min_runtime_seconds: float = 300.0
+    grace_seconds: float = 30.0
+    nomination_seconds: float = 60.0  # how long cleared room is kept after the last victim should have gone
+    quota_backoff_seconds: float = 30.0
+    preemption_retry_seconds: float = 5.0  # victims come of age without anything else changing
+    reservation_seconds: float = 1.0  # how long a reservation stands before it is looked for anew
+    placements_max: int = 1000  # of one plan, so that committing it and making the next go side by side
+    blocked_max: int = 2000  # tries without room in one plan; who comes later is tried in the next
+    backfill: bool = True
+    preemption: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """Allocations that are placed together or not at all, each with its spots."""
+
+    members: tuple[tuple[Ask, tuple[Spot, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Preempting:
+    """Victims that are told to stop by `deadline`, and the room that is kept for those who asked."""
+
+    asks: tuple[Ask, ...]
+    nominations: tuple[Nomination, ...]
+    victims: tuple[Victim, ...]
+    deadline: float
+    priority: int
+
+
+UnitKey = GroupKey | GangKey
+
+
+@dataclass(slots=True)
+class Plan:
+    bindings: list[Binding] = field(default_factory=list)
+    preemptions: list[Preempting] = field(default_factory=list)
+    reasons: dict[UnitKey, Reason] = field(default_factory=dict)
+    failed: list[tuple[Ask, Reason]] = field(default_factory=list)  # gangs that were not complete in time
+    tried: int = 0
+    more: bool = False  # there is more to decide than one plan holds
+
+
+@dataclass(slots=True)
+class Unit:
+    """What is placed together."""
+
+    key: UnitKey
+    asks: tuple[Ask, ...]
+    group: Group | None = None  # where the next one like it waits
+
+    @property
+    def tenant(self) -> str:
+        return self.asks[0].tenant
+
+    @property
+    def nodes(self) -> int:
+        return sum(ask.shape.nodes for ask in self.asks)

@@ -1,0 +1,38 @@
+"""The scheduler's policy follows the system's settings, from the next cycle on."""
+
+from typing import Any
+
+from bursar.ops.office import Office
+from offices import code, node
+from schedulers import acting, edit, is_in, scheduling, submit, until
+
+FULL = {"priority": 0}
+
+
+async def set_policy(office: Office, **scheduling: Any) -> None:
+    def by(document: dict[str, Any]) -> None:
+        document["spec"] = {"scheduling": scheduling}
+
+    assert code(await edit(office, "Settings", "", "system", by)) == "ok"
+
+
+async def test_a_minimum_runtime_that_is_lowered_lets_the_urgent_in(office: Office) -> None:
+    assert code(await node(office, "n1", gpus=1)) == "ok"
+    async with acting(office), scheduling(office):
+        await submit(office, "slow", spec={"priority": 0})
+        await until(office, "slow", is_in("Running"))
+        await submit(office, "urgent", spec={"priority": 1000})
+        await until(office, "urgent", lambda now: now.get("reason", "").startswith("no_capacity"))
+        await set_policy(office, minRuntimeSeconds=0, gracePeriodSeconds=1)
+        await until(office, "urgent", is_in("Running"))
+        assert (await until(office, "slow", is_in("Pending")))["phase"] == "Pending"
+
+
+async def test_what_was_set_before_a_leader_begins_holds_for_it(office: Office) -> None:
+    assert code(await node(office, "n1", gpus=1)) == "ok"
+    await set_policy(office, minRuntimeSeconds=7, preemption=False)
+    async with scheduling(office) as scheduler:
+        await submit(office, "one")
+        await until(office, "one", is_in("Scheduled"))
+        policy = scheduler.policy
+        assert (policy.min_runtime_seconds, policy.preemption, policy.grace_seconds) == (7, False, 30)

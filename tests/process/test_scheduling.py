@@ -1,0 +1,229 @@
+"""The scheduler as real processes, killed and paused in the middle of a backlog: everything is bound, and only once."""
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from bursar.ops.leader import load_leader
+from bursar.ops.office import Office
+from bursar.store.database import AWAY
+from bursar.store.leader import Leader
+from evictions import assert_books_balance
+from offices import node, opened
+from schedulers import acting, is_in, submit, times_bound, until
+from server import BURSAR, Server, data_directory, started
+
+SOAK = bool(os.environ.get("BURSAR_SOAK"))
+BACKLOG = 4000 if SOAK else 1000
+KILLS = 8 if SOAK else 2
+NODES = 25
+WAIT_SECONDS_MAX = 120.0
+
+pytestmark = pytest.mark.timeout(1800 if SOAK else 240)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """A server of this module's own: its parts get killed."""
+    with data_directory() as data, started(data) as running:
+        yield running
+
+
+@pytest.fixture
+async def office(server: Server) -> AsyncIterator[Office]:
+    """An office of our own on the server's database."""
+    elsewhere = server.data / "socket-dir"
+    socket = Path(elsewhere.read_text().strip()) if elsewhere.exists() else server.data / "run"
+    async with opened(f"postgresql:///bursar?user=bursar&host={quote(str(socket), safe='')}") as one:
+        await prepare(one)
+        yield one
+
+
+async def prepare(office: Office) -> None:
+    """Room for several backlogs."""
+    for number in range(NODES):
+        await node(office, f"n{number}", cpu=8 * BACKLOG // NODES)
+
+
+async def submit_all(office: Office, stem: str) -> list[str]:
+    """A backlog, in portions: the scheduler is busy with it for a while."""
+    names = [f"{stem}-{number}" for number in range(BACKLOG)]
+    for at in range(0, BACKLOG, 100):
+        await asyncio.gather(*(submit(office, name, cpu=1) for name in names[at : at + 100]))
+    return names
+
+
+# Looking. A database that is away is waited for.
+
+
+async def bound(office: Office, stem: str) -> dict[str, int]:
+    """How often each of a backlog was bound."""
+    try:
+        return {name: times for name, times in (await times_bound(office)).items() if name.startswith(f"{stem}-")}
+    except AWAY:
+        return {}
+
+
+async def eventually(holds: Callable[[], Awaitable[bool]], what: str) -> None:
+    try:
+        async with asyncio.timeout(WAIT_SECONDS_MAX):
+            while not await holds():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        raise AssertionError(f"{what}: not within {WAIT_SECONDS_MAX:g} s") from None
+
+
+async def bound_more_than(office: Office, stem: str, count: int) -> None:
+    async def enough() -> bool:
+        return len(await bound(office, stem)) > count
+
+    await eventually(enough, f"more than {count} are bound")
+
+
+async def assert_all_bound_once(office: Office, stem: str, names: list[str]) -> None:
+    await bound_more_than(office, stem, len(names) - 1)
+    assert await bound(office, stem) == dict.fromkeys(names, 1)
+    async with office.database.reader() as db:
+        rows = await db.fetch("SELECT name FROM placement WHERE starts_with(name, $1)", f"{stem}-")
+    assert sorted(row["name"] for row in rows) == sorted(names)
+    await assert_books_balance(office)
+
+
+# What processes there are.
+
+
+def part(server: Server, word: str) -> int:
+    """The pid of the server's child whose command line has this word; 0 while there is none."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if parent == server.process.pid and word in command:
+                return int(entry.name)
+    return 0
+
+
+async def kill(server: Server, word: str) -> None:
+    """Kill a part of the server, and wait until it has been replaced."""
+    old = part(server, word)
+    assert old > 0
+    os.kill(old, signal.SIGKILL)
+
+    async def replaced() -> bool:
+        return part(server, word) not in (0, old)
+
+    await eventually(replaced, f"another {word}")
+
+
+async def leader(office: Office) -> Leader | None:
+    try:
+        found = await load_leader(office.database)
+    except AWAY:
+        return None
+    return found if found.leads else None
+
+
+def pid_of(one: Leader) -> int:
+    return int(one.holder.split("/")[1])
+
+
+# One server.
+
+
+async def test_what_is_submitted_is_bound_and_runs(server: Server, office: Office) -> None:
+    async with acting(office):
+        await asyncio.to_thread(_submit, server, "quick")
+        await until(office, "quick", is_in("Succeeded"))
+
+
+def _submit(server: Server, name: str) -> None:
+    metadata = {"name": name, "annotations": {"bursar.io/sim-seconds": "0.05"}}
+    with server.client() as client:
+        client.allocations("default").create({"metadata": metadata, "spec": {"resources": {"requests": {"cpu": "1"}}}})
+
+
+async def test_a_controller_that_is_killed_again_and_again_binds_everything_once(
+    server: Server, office: Office
+) -> None:
+    submitting = asyncio.create_task(submit_all(office, "kill"))
+    for turn in range(KILLS):
+        await bound_more_than(office, "kill", turn * BACKLOG // (2 * KILLS))
+        await kill(server, "bursar.main controller")
+    await assert_all_bound_once(office, "kill", await submitting)
+
+
+async def test_a_database_that_is_killed_in_the_middle_loses_and_repeats_nothing(
+    server: Server, office: Office
+) -> None:
+    submitting = asyncio.create_task(submit_all(office, "crash"))
+    for turn in range(KILLS):
+        await bound_more_than(office, "crash", turn * BACKLOG // (2 * KILLS))
+        await kill(server, "/postgres -D")
+    await assert_all_bound_once(office, "crash", await submitting)
+
+
+# Several controllers.
+
+
+@contextmanager
+def controller(url: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    command = [str(BURSAR), "controller", "--database-url", url]
+    with log.open("wb") as errors, subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors) as process:
+        try:
+            yield process
+        finally:
+            process.send_signal(signal.SIGCONT)
+            process.terminate()
+            assert process.wait(30) == 0
+
+
+async def test_a_leader_that_was_paused_past_its_term_commits_nothing_more(database_url: str, tmp_path: Path) -> None:
+    """It is paused in the middle of committing plans; when it wakes another has bound the rest."""
+    logs = [tmp_path / "one.log", tmp_path / "two.log"]
+    async with opened(database_url) as office:
+        await prepare(office)
+        with controller(database_url, logs[0]) as one, controller(database_url, logs[1]) as two:
+
+            async def somebody_leads() -> bool:
+                return await leader(office) is not None
+
+            await eventually(somebody_leads, "somebody leads")
+            first = await leader(office)
+            assert first is not None
+            paused = pid_of(first)
+            assert paused in (one.pid, two.pid)
+            submitting = asyncio.create_task(submit_all(office, "pause"))
+            await bound_more_than(office, "pause", BACKLOG // 10)
+            os.kill(paused, signal.SIGSTOP)
+
+            async def another_leads() -> bool:
+                found = await leader(office)
+                return found is not None and found.fence > first.fence
+
+            await eventually(another_leads, "another leads")
+            second = await leader(office)
+            assert second is not None
+            assert pid_of(second) == ({one.pid, two.pid} - {paused}).pop()
+            names = await submitting
+            await bound_more_than(office, "pause", BACKLOG // 2)
+            os.kill(paused, signal.SIGCONT)
+            log = logs[0] if paused == one.pid else logs[1]
+
+            async def knows() -> bool:
+                return "leading no more" in log.read_text()
+
+            await eventually(knows, "who was paused knows that it leads no more")
+            await assert_all_bound_once(office, "pause", names)
+            still = await leader(office)
+            assert still is not None
+            assert (still.holder, still.fence) == (second.holder, second.fence)

@@ -1,0 +1,40 @@
+"""The system's settings: what they say about scheduling, and what may be wrong with it."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from bursar.core.cycle import Policy
+from bursar.wire.settings import SETTINGS, Settings, policy_of
+
+
+def settings(**scheduling: Any) -> Settings:
+    return msgspec.convert({"metadata": {"name": "system"}, "spec": {"scheduling": scheduling}}, Settings)
+
+
+def test_only_what_is_said_replaces_the_policy() -> None:
+    doc = msgspec.json.encode(settings(minRuntimeSeconds=0, gracePeriodSeconds=5, backfill=False))
+    assert policy_of(doc) == {"min_runtime_seconds": 0, "grace_seconds": 5, "backfill": False}
+
+
+def test_all_that_can_be_said_is_part_of_a_policy() -> None:
+    everything = settings(
+        minRuntimeSeconds=1, gracePeriodSeconds=2, quotaBackoffSeconds=3, preemption=False, backfill=False
+    )
+    assert Policy(**policy_of(msgspec.json.encode(everything))) == Policy(
+        min_runtime_seconds=1, grace_seconds=2, quota_backoff_seconds=3, preemption=False, backfill=False
+    )
+
+
+@pytest.mark.parametrize("spec", [{}, {"limits": {"nodes": 3}}, None])
+def test_settings_that_say_nothing_of_it_change_nothing(spec: dict[str, Any] | None) -> None:
+    document = {"metadata": {"name": "system"}} | ({} if spec is None else {"spec": spec})
+    assert policy_of(msgspec.json.encode(document)) == {}
+
+
+@pytest.mark.parametrize("name", ["minRuntimeSeconds", "gracePeriodSeconds", "quotaBackoffSeconds"])
+@pytest.mark.parametrize("value", [-1, 10**12])
+def test_times_are_bounded(name: str, value: int) -> None:
+    (fault,) = SETTINGS.check(settings(**{name: value}))
+    assert fault.field == f"spec.scheduling.{name}"
