@@ -1,13 +1,15 @@
 """Small worlds at random, with every kind of constraint, for properties."""
 
+from typing import Any
+
 from hypothesis import strategies as st
-from worlds import FPGA, GPU, HOST, NOW, RACK, ZONE, Machine, ask, labelled, limit, machine
 
 from bursar.core.allocation import Gang
 from bursar.core.ask import Ask, Company, Effect, Operator, Requirement, Spread, Taint, Toleration, Where
 from bursar.core.node import WHOLE
 from bursar.core.tree import ResourceQuota, Tenant
 from bursar.core.world import World
+from core.worlds import FPGA, GPU, HOST, NOW, RACK, ZONE, Machine, ask, labelled, limit, machine
 
 TENANTS = {"n": "t", "m": "u"}  # by namespace
 APPS = ("web", "db")
@@ -22,7 +24,7 @@ def machines(draw: st.DrawFn, most: int = 5) -> list[Machine]:
 
 @st.composite
 def _machine(draw: st.DrawFn, name: str) -> Machine:
-    labels = {"disk": "ssd"} if draw(st.booleans()) else {}
+    labels: dict[str, Any] = {"disk": "ssd"} if draw(st.booleans()) else {}
     taints = draw(
         st.sampled_from([(), (), (), (Taint("k"),), (Taint("k", effect=Effect.PREFER_NO_SCHEDULE),)]),
     )

@@ -3,7 +3,12 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from worlds import (
+
+from bursar.core.ask import Ask
+from bursar.core.reason import Why
+from bursar.core.running import NEVER
+from bursar.core.world import Reservation, World
+from core.worlds import (
     GPU,
     HOST,
     NOW,
@@ -23,11 +28,6 @@ from worlds import (
     why,
     world_of,
 )
-
-from bursar.core.ask import Ask
-from bursar.core.reason import Why
-from bursar.core.running import NEVER
-from bursar.core.world import Reservation, World
 
 
 def reserved(world: World) -> Reservation:

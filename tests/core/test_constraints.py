@@ -1,10 +1,19 @@
 """Where one allocation may go: each constraint by itself, in tables."""
 
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
-from worlds import (
+
+from bursar.core.ask import Ask, Company, Effect, Requirement, Spread, Taint, Toleration, Where
+from bursar.core.ask import Operator as Is
+from bursar.core.node import WHOLE
+from bursar.core.reason import Why
+from bursar.core.world import World
+from bursar.wire.allocation import AllocationSpec
+from bursar.wire.ask import shape_of
+from core.worlds import (
     FPGA,
     GPU,
     HOST,
@@ -28,14 +37,6 @@ from worlds import (
     why,
     world_of,
 )
-
-from bursar.core.ask import Ask, Company, Effect, Requirement, Spread, Taint, Toleration, Where
-from bursar.core.ask import Operator as Is
-from bursar.core.node import WHOLE
-from bursar.core.reason import Why
-from bursar.core.world import World
-from bursar.wire.allocation import AllocationSpec
-from bursar.wire.ask import shape_of
 
 
 def fits(one: Ask, *machines: Machine) -> bool:
@@ -61,7 +62,7 @@ def fits(one: Ask, *machines: Machine) -> bool:
         pytest.param({"gpus": 3, "exclusive": True}, {"gpus": 2}, False, id="the whole node, too small"),
     ],
 )
-def test_requests_against_what_a_node_offers(asked: dict[str, float], offered: dict[str, int], expected: bool) -> None:
+def test_requests_against_what_a_node_offers(asked: dict[str, Any], offered: dict[str, Any], expected: bool) -> None:
     assert fits(ask("x", **asked), machine("a", **offered)) is expected
 
 
@@ -211,7 +212,7 @@ def test_asking_for_an_extended_resource_tolerates_the_taint_of_that_name() -> N
 
 
 @pytest.mark.parametrize("state", [{"ready": False}, {"cordoned": True}])
-def test_nodes_that_are_cordoned_or_not_ready_take_nothing_new(state: dict[str, bool]) -> None:
+def test_nodes_that_are_cordoned_or_not_ready_take_nothing_new(state: dict[str, Any]) -> None:
     world = world_of(replace(machine("a", cpu=4), **state), machine("b", cpu=1))
     assert place(world, ask("x", cpu=1), ask("y", cpu=1)) == {"x": ("b",)}
     put(world, machine("a", cpu=4))

@@ -3,7 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from worlds import (
+
+from bursar.core.allocation import Gang
+from bursar.core.ask import Ask
+from bursar.core.reason import Why
+from bursar.core.world import Nomination, World
+from core.worlds import (
     GPU,
     HOST,
     NOW,
@@ -27,11 +32,6 @@ from worlds import (
     why,
     world_of,
 )
-
-from bursar.core.allocation import Gang
-from bursar.core.ask import Ask
-from bursar.core.reason import Why
-from bursar.core.world import Nomination, World
 
 
 def nodes_of(world: World, *asks: Ask, **policy: bool) -> list[str]:

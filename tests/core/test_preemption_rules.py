@@ -6,7 +6,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from worlds import (
+
+from bursar.core.allocation import Gang
+from bursar.core.plan import Plan
+from bursar.core.reason import Why
+from bursar.core.share import ShareOf
+from bursar.core.world import Boost, Nomination, World
+from core.worlds import (
     GPU,
     HOST,
     LONG_AGO,
@@ -28,12 +34,6 @@ from worlds import (
     why,
     world_of,
 )
-
-from bursar.core.allocation import Gang
-from bursar.core.plan import Plan
-from bursar.core.reason import Why
-from bursar.core.share import ShareOf
-from bursar.core.world import Boost, Nomination, World
 
 
 def full_of(**residents: dict[str, Any]) -> World:
@@ -399,7 +399,7 @@ def rivals(draw: st.DrawFn) -> Callable[[], World]:
         shares += [ShareOf("p", target=draw(st.sampled_from([None, 0.3, 0.6])), burst=burst), ShareOf("q")]
     nodes = [machine(name, gpus=draw(st.integers(1, 4))) for name in "ab"[: draw(st.integers(1, 2))]]
     idle = draw(st.sampled_from([0, 0, 2, 6]))
-    residents = []
+    residents: list[tuple[str, str, int, str, int, Gang | None, float]] = []
     for one in nodes:
         left = one.offers[GPU] // 1000
         while left > 0:

@@ -1,15 +1,24 @@
 """The world's own bookkeeping: what comes, goes and changes, and that nothing of it is counted wrongly."""
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_worlds import asks, machines, some_limits
-from worlds import (
+
+from bursar.core.allocation import Gang
+from bursar.core.ask import Ask
+from bursar.core.node import WHOLE
+from bursar.core.reason import Why
+from bursar.core.running import NEVER, Spot
+from bursar.core.tally import crowd_of
+from bursar.core.tree import Tenant
+from bursar.core.world import Boost, Nomination, World
+from core.random_worlds import asks, machines, some_limits
+from core.worlds import (
     FPGA,
     GPU,
     HOST,
@@ -32,15 +41,6 @@ from worlds import (
     why,
     world_of,
 )
-
-from bursar.core.allocation import Gang
-from bursar.core.ask import Ask
-from bursar.core.node import WHOLE
-from bursar.core.reason import Why
-from bursar.core.running import NEVER, Spot
-from bursar.core.tally import crowd_of
-from bursar.core.tree import Tenant
-from bursar.core.world import Boost, Nomination, World
 
 # Nodes come, go and change.
 
@@ -272,71 +272,82 @@ def tallies(world: World, those: Iterable[Ask]) -> list[dict[str, int]]:
     return found
 
 
+@dataclass
+class History:
+    """A world to which things happen, and what must be known to build the same from nothing."""
+
+    wanted: list[Ask]
+    here: dict[str, Machine]
+    data: st.DataObject
+    world: World
+    gone: set[str] = field(default_factory=set)
+
+    def lose(self, uid: str) -> None:
+        self.world.forget(uid)
+        self.gone.add(uid)
+
+    def decide(self, now: float) -> None:
+        """Some of what was planned is not committed."""
+        for binding in cycle(self.world, now).bindings:
+            if self.data.draw(st.booleans(), label="refused"):
+                for one, _ in binding.members:
+                    if one.uid in self.world.placed:
+                        self.world.unassume(one)
+
+    def happen(self) -> None:
+        draw, world = self.data.draw, self.world
+        match draw(st.sampled_from(["end", "stop", "node", "lose", "nothing"])):
+            case "end":
+                self.lose(draw(st.sampled_from([one.uid for one in self.wanted])))
+            case "stop" if world.placed:
+                world.wait(world.placed[draw(st.sampled_from(sorted(world.placed)))].ask)
+            case "node":
+                changed: Machine = draw(st.sampled_from(draw(machines())))
+                self.here[changed.name] = changed
+                put(world, changed)
+            case "lose" if self.here:
+                name = draw(st.sampled_from(sorted(self.here)))
+                # What ran on several nodes has lost a part: here it is gone altogether.
+                for uid in sorted(world.running.on_row.get(world.fleet.row_of[name], ())):
+                    self.lose(uid)
+                world.remove_node(name)
+                del self.here[name]
+
+    def rebuilt(self) -> World:
+        fresh = world_of(*(self.here[name] for name in sorted(self.here)))
+        some_limits(fresh)
+        for one in self.wanted:
+            if one.uid in self.world.placed:
+                kept = self.world.placed[one.uid]
+                spots = [self._moved(spot, fresh) for spot in kept.spots]
+                fresh.place(one, spots, since=kept.since, ends_at=kept.ends_at, ending=kept.ending)
+            elif one.uid not in self.gone or one.uid in self.world.waiting:
+                fresh.wait(one)
+        return fresh
+
+    def _moved(self, spot: Spot, fresh: World) -> Spot:
+        """The same spot where rows and devices have other numbers."""
+        names = {column: name for name, column in self.world.fleet.device_column_of.items()}
+        columns = fresh.fleet.device_column_of
+        devices = tuple((columns[names[which]], used) for which, used in spot.devices if names[which] in columns)
+        return Spot(fresh.fleet.row_of[self.world.fleet.names[spot.row]], devices)
+
+
 @settings(max_examples=60)
 @given(st.data())
 def test_after_any_history_everything_counted_equals_what_a_fresh_world_counts(data: st.DataObject) -> None:
-    those: list[Machine] = data.draw(machines())
-    wanted: list[Ask] = data.draw(asks(12))
-    world = world_of(*those)
-    some_limits(world)
-    here = {one.name: one for one in those}
-    gone: set[str] = set()
-    for one in wanted:
-        world.wait(one)
-    now = NOW
+    those, wanted = data.draw(machines()), data.draw(asks(12))
+    history = History(wanted, {one.name: one for one in those}, data, world_of(*those))
+    some_limits(history.world)
+    submit(history.world, *wanted)
     for step in range(data.draw(st.integers(1, 6))):
-        now += 400.0
-        plan = cycle(world, now)
-        tallies(world, wanted)
-        for binding in plan.bindings:
-            if data.draw(st.booleans(), label="refused"):
-                for one, _ in binding.members:
-                    if one.uid in world.placed:
-                        world.unassume(one)
-        match data.draw(st.sampled_from(["end", "stop", "node", "lose", "nothing"]), label=f"step {step}"):
-            case "end":
-                uid = data.draw(st.sampled_from([one.uid for one in wanted]))
-                world.forget(uid)
-                gone.add(uid)
-            case "stop" if world.placed:
-                uid = data.draw(st.sampled_from(sorted(world.placed)))
-                world.wait(world.placed[uid].ask)
-            case "node":
-                changed: Machine = data.draw(st.sampled_from(data.draw(machines())))
-                here[changed.name] = changed
-                put(world, changed)
-            case "lose" if here:
-                name = data.draw(st.sampled_from(sorted(here)))
-                # What ran on several nodes has lost a part: here it is gone altogether.
-                for uid in sorted(world.running.on_row.get(world.fleet.row_of[name], ())):
-                    world.forget(uid)
-                    gone.add(uid)
-                world.remove_node(name)
-                del here[name]
-    fresh = world_of(*(here[name] for name in sorted(here)))
-    some_limits(fresh)
-    for one in wanted:
-        if one.uid in world.placed:
-            kept = world.placed[one.uid]
-            names = world.fleet.names
-            columns = {column: name for name, column in world.fleet.device_column_of.items()}
-            spots = [
-                Spot(
-                    fresh.fleet.row_of[names[spot.row]],
-                    tuple(
-                        (fresh.fleet.device_column_of[columns[column]], which)
-                        for column, which in spot.devices
-                        if columns[column] in fresh.fleet.device_column_of
-                    ),
-                )
-                for spot in kept.spots
-            ]
-            fresh.place(one, spots, since=kept.since, ends_at=kept.ends_at, ending=kept.ending)
-        elif one.uid not in gone or one.uid in world.waiting:
-            fresh.wait(one)
-    offered = {name for one in here.values() for name in one.offers}
-    assert books(world, offered) == books(fresh, offered)
-    assert tallies(world, wanted) == tallies(fresh, wanted)
+        history.decide(NOW + 400.0 * step)
+        tallies(history.world, wanted)
+        history.happen()
+    fresh = history.rebuilt()
+    offered = {name for one in history.here.values() for name in one.offers}
+    assert books(history.world, offered) == books(fresh, offered)
+    assert tallies(history.world, wanted) == tallies(fresh, wanted)
 
 
 @settings(max_examples=40)

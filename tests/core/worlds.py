@@ -1,7 +1,7 @@
 """Short words to build worlds for the scheduler and to read what a cycle did with them."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from bursar.core.allocation import Gang, GangKey
@@ -9,7 +9,7 @@ from bursar.core.ask import ANYWHERE, Ask, Company, Operator, Requirement, Shape
 from bursar.core.charge import Charge, Facts
 from bursar.core.cycle import decide
 from bursar.core.fleet import Need
-from bursar.core.node import EXCLUSIVE, WHOLE, NodeRoom, Shortage, choose_devices, device_list, fit, give
+from bursar.core.node import WHOLE, NodeRoom, Shortage, choose_devices, device_list, fit, give
 from bursar.core.plan import Plan, Policy
 from bursar.core.quota import Counter
 from bursar.core.reason import Reason
@@ -328,9 +328,4 @@ def recount(world: World, machines: Iterable[Machine]) -> dict[str, NodeRoom]:
     everything = sorted(world.placed.values(), key=lambda one: (one.ask.shape.exclusive, one.ask.uid))
     for one in everything:
         settle(rooms, world, one.ask, one.spots)
-    assert all(len(room.allocated) <= 1 or EXCLUSIVE not in room.allocated or True for room in rooms.values())
     return rooms
-
-
-def elsewhere(one: Ask, **changes: Any) -> Ask:
-    return replace(one, **changes)

@@ -6,8 +6,6 @@ from bursar.ops.office import Office
 from offices import code, node
 from schedulers import acting, edit, is_in, scheduling, submit, until
 
-FULL = {"priority": 0}
-
 
 async def set_policy(office: Office, **scheduling: Any) -> None:
     def by(document: dict[str, Any]) -> None:
@@ -17,7 +15,7 @@ async def set_policy(office: Office, **scheduling: Any) -> None:
 
 
 async def test_a_minimum_runtime_that_is_lowered_lets_the_urgent_in(office: Office) -> None:
-    assert code(await node(office, "n1", gpus=1)) == "ok"
+    assert code(await node(office, "n1", gpu=1)) == "ok"
     async with acting(office), scheduling(office):
         await submit(office, "slow", spec={"priority": 0})
         await until(office, "slow", is_in("Running"))
@@ -29,7 +27,7 @@ async def test_a_minimum_runtime_that_is_lowered_lets_the_urgent_in(office: Offi
 
 
 async def test_what_was_set_before_a_leader_begins_holds_for_it(office: Office) -> None:
-    assert code(await node(office, "n1", gpus=1)) == "ok"
+    assert code(await node(office, "n1", gpu=1)) == "ok"
     await set_policy(office, minRuntimeSeconds=7, preemption=False)
     async with scheduling(office) as scheduler:
         await submit(office, "one")

@@ -13,7 +13,7 @@ from bursar.core.allocation import Phase
 from bursar.core.cycle import decide
 from bursar.core.plan import Policy
 from bursar.core.refusal import Refusal
-from bursar.loops.schedule import Scheduler, bind_command
+from bursar.loops.schedule import Scheduler, bind_commands
 from bursar.ops.bind import Bind, bind
 from bursar.ops.office import Office
 from bursar.store.database import Connection, connect
@@ -109,7 +109,7 @@ async def plan_of(office: Office, policy: Policy) -> list[Bind]:
     """What a scheduler would commit now, with nobody to say that it may not."""
     keeper = await loaded(office)
     plan = decide(keeper.world, policy, 2e9)
-    return [replace(bind_command(keeper.world, one, 0), fence=None) for one in plan.bindings]
+    return [replace(one, fence=None) for one in bind_commands(keeper.world, plan.bindings, 0)]
 
 
 @pytest.mark.parametrize("seed", range(ROUNDS))

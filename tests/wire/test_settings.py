@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from bursar.core.cycle import Policy
+from bursar.core.plan import Policy
 from bursar.wire.settings import SETTINGS, Settings, policy_of
 
 

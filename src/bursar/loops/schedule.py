@@ -8,16 +8,17 @@ the world and decided anew.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import lru_cache
 from time import time
 
 import structlog
 
 from bursar.core.allocation import Phase, Request
-from bursar.core.ask import Ask
+from bursar.core.ask import Ask, Shape
 from bursar.core.cycle import decide
 from bursar.core.eviction import Notice, Rule
 from bursar.core.eviction import Reason as Stopped
@@ -31,7 +32,7 @@ from bursar.core.telling import sentence
 from bursar.core.waits import Waits
 from bursar.core.world import Blocked, Group, World
 from bursar.loops.answers import run_answers
-from bursar.loops.world import Keeper, Lost
+from bursar.loops.world import BINDER, Keeper, Lost
 from bursar.ops.allocation import Report, report
 from bursar.ops.bind import Bind, Member, Note, bind, note
 from bursar.ops.command import DEPOSED
@@ -43,10 +44,10 @@ from bursar.store.database import AWAY, Connection
 
 log = structlog.get_logger()
 
-SCHEDULER = Origin("system:scheduler", "bind")
-PREEMPTING = Origin("system:scheduler", "preempt")
-FAILING = Origin("system:scheduler", "fail")
-NOTING = Origin("system:scheduler", "note")
+SCHEDULER = Origin(BINDER, "bind")
+PREEMPTING = Origin(BINDER, "preempt")
+FAILING = Origin(BINDER, "fail")
+NOTING = Origin(BINDER, "note")
 TICK_SECONDS = 1.0
 IDLE_SECONDS = 5.0
 HOURS_SECONDS = 60.0
@@ -156,7 +157,7 @@ class Scheduler:
         uids += [victim.uid for one in plan.preemptions for victim in one.victims]
         self.keeper.committing.update(uids)
         # As commands now: they name the nodes as they were when this was decided.
-        binds = [bind_command(self.world, binding, self.fence) for binding in plan.bindings]
+        binds = bind_commands(self.world, plan.bindings, self.fence)
         preempts = [preempt_command(self.world, one, self.fence, self.policy) for one in plan.preemptions]
         task = asyncio.create_task(self._save(plan, binds, preempts, uids), name="commit")
         self._commits.add(task)
@@ -320,24 +321,33 @@ def allocation_key(ask: Ask) -> Key:
     return Key("Allocation", ask.namespace, ask.name)
 
 
-def bind_command(world: World, binding: Binding, fence: int) -> Bind:
-    return Bind.unit([_member(world, ask, spots) for ask, spots in binding.members], SCHEDULER, fence)
+def bind_commands(world: World, bindings: Iterable[Binding], fence: int) -> list[Bind]:
+    names = {column: name for name, column in world.fleet.device_column_of.items()}
+    return [
+        Bind.unit([_member(world, names, ask, spots) for ask, spots in binding.members], SCHEDULER, fence)
+        for binding in bindings
+    ]
 
 
-def _member(world: World, ask: Ask, spots: Iterable[Spot]) -> Member:
+def _member(world: World, names: Mapping[int, str], ask: Ask, spots: Iterable[Spot]) -> Member:
     fleet = world.fleet
-    names = {column: name for name, column in fleet.device_column_of.items()}
     targets = tuple(
-        Target(
-            fleet.names[spot.row],
-            fleet.generation[spot.row],
-            {names[column]: indices for column, indices in spot.devices} or None,
-        )
-        for spot in spots
+        [
+            Target(
+                fleet.names[spot.row],
+                fleet.generation[spot.row],
+                {names[column]: indices for column, indices in spot.devices} or None,
+            )
+            for spot in spots
+        ]
     )
-    request = Request(dict(ask.shape.requests), ask.shape.nodes, ask.shape.exclusive)
     gang = ask.gang.group_id if ask.gang is not None else ""
-    return Member(allocation_key(ask), targets, request, gang, ask.uid)
+    return Member(allocation_key(ask), targets, request_of(ask.shape), gang, ask.uid)
+
+
+@lru_cache(1024)
+def request_of(shape: Shape) -> Request:
+    return Request(dict(shape.requests), shape.nodes, shape.exclusive)
 
 
 def preempt_command(world: World, one: Preempting, fence: int, policy: Policy) -> Preempt:

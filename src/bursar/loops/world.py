@@ -49,6 +49,7 @@ from bursar.wire.settings import policy_of
 log = structlog.get_logger()
 
 READ_MAX = 2000
+BINDER = "system:scheduler"  # who binds, in the audit log
 DESCRIBED = ("Settings", "PriorityClass", "Queue", "Tenant", "Job")
 TREE_KINDS = frozenset({"Namespace", "ResourceQuota", "Settings", "Tenant", "Tier"})
 
@@ -172,7 +173,7 @@ class Keeper:
     async def _follow(self, db: Connection) -> int:
         count = 0
         while True:
-            changes = await change_store.load_seen(db, self.revision, READ_MAX)
+            changes = await change_store.load_seen(db, self.revision, READ_MAX, BINDER)
             if changes and changes[0].revision != self.revision + 1:
                 raise Lost(f"changes from {self.revision + 1} to {changes[0].revision - 1} are gone")
             await self._apply_all(db, changes)
@@ -240,6 +241,8 @@ class Keeper:
             if change.uid in self.committing:
                 self._deferred.append(change)
             elif not self._is_known(change):
+                if change.bare:
+                    raise Lost(f"{change.key.name} was bound by another scheduler")
                 self._apply_allocation(change)
         elif kind == "Node":
             self._apply_node(change)

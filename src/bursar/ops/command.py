@@ -66,8 +66,16 @@ class Command:
         before = sheet.objects.get(self.key)
         return ((self.key.namespace, before.charge),) if before is not None else ()
 
+    def weight(self) -> int:
+        """The bytes that it holds while it waits: those of its drafts."""
+        return 0
+
     def decide(self, sheet: Sheet, /) -> Result:
         raise NotImplementedError
+
+
+def weight_of_drafts(*drafts: Stored) -> int:
+    return sum(len(one.doc) + len(one.status) for one in drafts)
 
 
 def written(write: Write) -> Written:

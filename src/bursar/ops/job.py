@@ -24,7 +24,7 @@ from bursar.core.sheet import Sheet
 from bursar.core.wording import quota_refusal
 from bursar.ops import object as object_ops
 from bursar.ops.allocation import GRACE_SECONDS, Release, phase_of, status_of, unchanged
-from bursar.ops.command import Command, Reply, Result
+from bursar.ops.command import Command, Reply, Result, weight_of_drafts
 from bursar.ops.member import is_owned, member, member_drafts, member_key, progress_in, spec_in, with_progress
 from bursar.ops.object import (
     NO_PRECONDITIONS,
@@ -58,6 +58,9 @@ class CreateJob(Create):
     """A job and the allocations it begins with: all of them, or nothing."""
 
     drafts: tuple[Stored, ...]
+
+    def weight(self) -> int:
+        return weight_of_drafts(self.draft, *self.drafts)
 
     @property
     def many(self) -> bool:

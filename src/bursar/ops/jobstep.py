@@ -18,7 +18,7 @@ from bursar.core.refusal import Refusal
 from bursar.core.sheet import Sheet
 from bursar.ops import object as object_ops
 from bursar.ops.allocation import GRACE_SECONDS, unchanged
-from bursar.ops.command import Result, Written
+from bursar.ops.command import Result, Written, weight_of_drafts
 from bursar.ops.job import MANY, JobCommand, admit, charges_of, group_of, has_ended
 from bursar.ops.member import (
     is_blocked,
@@ -47,6 +47,9 @@ class StepJob(JobCommand):
     step: Step
     drafts: tuple[Stored, ...] = ()
     drafts_gang: Gang | None = None
+
+    def weight(self) -> int:
+        return weight_of_drafts(*self.drafts)
 
     @property
     def many(self) -> bool:

@@ -21,7 +21,7 @@ from bursar.core.quota import Move
 from bursar.core.refusal import Cause, Code, Refusal
 from bursar.core.sheet import Sheet
 from bursar.core.wording import quota_refusal
-from bursar.ops.command import Command, Reply, Result
+from bursar.ops.command import Command, Reply, Result, weight_of_drafts
 from bursar.ops.office import Office, new_uid, now, timestamp
 from bursar.wire.document import EMPTY, decode, encode, encode_object
 from bursar.wire.kind import Kind, Object
@@ -40,6 +40,9 @@ class Create(Command):
     wants: tuple[tuple[str, Key], ...] = ()  # (field, object that must exist)
     subject: str = "object"
     seen_tenant: str | None = None  # whose namespace the door took it for when it let the caller in
+
+    def weight(self) -> int:
+        return weight_of_drafts(self.draft)
 
     def needs(self) -> Iterable[Key]:
         return (key for _, key in self.wants)
@@ -114,6 +117,9 @@ class Change(Command):
     # What the object holds is none of this change's business. It may have moved since the draft was made, without a new
     # revision: a gang was completed and charged.
     keep_charge: bool = False
+
+    def weight(self) -> int:
+        return weight_of_drafts(self.draft)
 
     def charges(self, sheet: Sheet) -> Iterable[tuple[str, Charge]]:
         yield self.key.namespace, self.draft.charge

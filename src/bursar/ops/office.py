@@ -97,10 +97,7 @@ class Office:
 
 
 def weight_of(command: Command) -> int:
-    """The bytes that a command holds while it waits: those of its drafts."""
-    draft: Stored | None = getattr(command, "draft", None)
-    drafts: Sequence[Stored] = getattr(command, "drafts", ())
-    return sum(len(one.doc) + len(one.status) for one in (*drafts, draft) if one is not None)
+    return command.weight()
 
 
 class Reading:

@@ -50,6 +50,7 @@ class Seen(NamedTuple):
     fields: bytes
     doc: bytes | None
     status: bytes
+    bare: bool = False  # neither labels nor fields nor status were read
 
 
 class Happening(NamedTuple):
@@ -93,12 +94,14 @@ async def load_since(db: Connection, revision: int, limit: int) -> list[Change]:
     return [_change(row) for row in await db.fetch(SQL.since, revision, limit)]
 
 
-async def load_seen(db: Connection, revision: int, limit: int) -> list[Seen]:
+async def load_seen(db: Connection, revision: int, limit: int, binder: str) -> list[Seen]:
+    """What happened since; of the placements of `binder`, only that they did."""
     return [
         Seen(
-            row[0], Key(row[1], row[2], row[3]), row[4], row[5], row[6], row[7], row[8], row[9], row[10] or b"{}"
+            row[0], Key(row[1], row[2], row[3]), row[4], row[5], row[6], row[7].encode(), row[8].encode(), row[9],
+            row[10] or b"{}", row[11],
         )
-        for row in await db.fetch(SQL.for_scheduler, revision, limit)
+        for row in await db.fetch(SQL.for_scheduler, revision, limit, binder)
     ]  # fmt: skip
 
 
