@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import gc
 import logging
 import os
 import signal
@@ -32,6 +31,7 @@ from bursar.loops.lead import run_lead
 from bursar.loops.schedule import run_schedule
 from bursar.loops.upkeep import run_upkeep
 from bursar.ops.bootstrap import prepare
+from bursar.ops.collector import calm_collector
 from bursar.ops.office import Office, now
 from bursar.ops.token import TokenFileError, ensure_admin_token
 from bursar.store.database import AWAY, Database, connect
@@ -89,13 +89,6 @@ def _run(main: Coroutine[Any, Any, int]) -> int:
 
 def run_api(settings: Settings, fd: int | None) -> int:
     return _run(_api(settings, fd))
-
-
-def calm_collector() -> None:
-    """What was loaded at the start lives for ever, and most of the rest dies young: look for circles less often."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 50)
 
 
 async def _api(settings: Settings, fd: int | None) -> int:

@@ -35,6 +35,7 @@ from bursar.loops.answers import run_answers
 from bursar.loops.world import BINDER, Keeper, Lost
 from bursar.ops.allocation import Report, report
 from bursar.ops.bind import Bind, Member, Note, bind, note
+from bursar.ops.collector import calm_collector
 from bursar.ops.command import DEPOSED
 from bursar.ops.evict import Nominee, Preempt, Victim, preempt
 from bursar.ops.office import Office
@@ -113,6 +114,7 @@ class Scheduler:
         self.loaded.clear()
         self.keeper, self._hours_at = Keeper(self.office), 0.0
         await self.keeper.load()
+        calm_collector()
         self.loaded.set()
         db = await self.office.database.connect()
         try:
