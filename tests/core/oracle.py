@@ -120,7 +120,7 @@ def _spread(boxes: list[Box], box: Box, slot: Slot) -> bool:
     ]
     least = min(_count(_domain(boxes, one, key), app) for one in eligible)
     more = 1 if slot["app"] == app else 0
-    return _count(_domain(boxes, box, key), app) + more - least <= skew
+    return bool(_count(_domain(boxes, box, key), app) + more - least <= skew)
 
 
 def _devices(box: Box, slot: Slot) -> Iterator[tuple[int, ...]]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from bursar.core.ask import Ask, Spread
 from bursar.core.fleet import NOWHERE, Bools, Fleet
 from bursar.core.reason import Why
-from bursar.core.tally import Crowd, Kin, Tallies, belongs, crowd_of, own_crowd
+from bursar.core.tally import Crowd, Kin, Tallies, belongs, crowd_of, kin_of, own_crowd
 from bursar.core.terrain import Floats, Terrain
 
 SOFT_WEIGHT = 1.0  # wishes about company count as much as how well things pack
@@ -23,9 +23,9 @@ SOFT_WEIGHT = 1.0  # wishes about company count as much as how well things pack
 def is_free(ask: Ask, tallies: Tallies) -> bool:
     """Whether nobody's company matters, neither to it nor to those who are there."""
     where = ask.shape.where
-    return not (where.near or where.apart or where.spreads or where.rather_near or where.rather_apart) and not (
-        tallies.shunning
-    )
+    if where.near or where.apart or where.spreads or where.rather_near or where.rather_apart:
+        return False
+    return not tallies.shunning or not tallies.shunned(kin_of(ask))
 
 
 def masks(ask: Ask, kin: Kin, terrain: Terrain, fleet: Fleet, tallies: Tallies) -> Iterator[tuple[Why, Bools]]:

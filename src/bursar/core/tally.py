@@ -70,6 +70,7 @@ class Tallies:
     shunning: dict[tuple[str, Crowd], dict[int, int]] = field(default_factory=dict)
     _tallies: dict[tuple[str, Crowd], Tally] = field(default_factory=dict)
     _tallies_of: dict[Kin, list[Tally]] = field(default_factory=dict)
+    _shunned_of: dict[Kin, list[tuple[str, Mapping[int, int]]]] = field(default_factory=dict)
 
     def copy(self, fleet: Fleet) -> Tallies:
         """The same counts of the same nodes, to be counted on by themselves."""
@@ -104,10 +105,7 @@ class Tallies:
         if not self.rows[kin]:
             del self.rows[kin]
         for company in ask.shape.where.apart:
-            key = (company.topology_key, crowd_of(company, ask.namespace))
-            _add(self.shunning.setdefault(key, {}), row, sign)
-            if not self.shunning[key]:
-                del self.shunning[key]
+            self._shun((company.topology_key, crowd_of(company, ask.namespace)), row, sign)
         if not self._tallies:
             return
         for tally in self._tallies_matching(kin):
@@ -118,7 +116,23 @@ class Tallies:
 
     def shunned(self, kin: Kin) -> list[tuple[str, Mapping[int, int]]]:
         """The (topology, rows) from whose domains somebody who is there keeps this kin away."""
-        return [(key, rows) for (key, crowd), rows in self.shunning.items() if belongs(kin, crowd)]
+        known = self._shunned_of.get(kin)
+        if known is None:
+            if len(self._shunned_of) >= TALLIES_MAX:
+                self._shunned_of.clear()
+            known = [(key, rows) for (key, crowd), rows in self.shunning.items() if belongs(kin, crowd)]
+            self._shunned_of[kin] = known
+        return known
+
+    def _shun(self, key: tuple[str, Crowd], row: int, sign: int) -> None:
+        rows = self.shunning.get(key)
+        if rows is None:
+            rows = self.shunning[key] = {}
+            self._shunned_of.clear()
+        _add(rows, row, sign)
+        if not rows:
+            del self.shunning[key]
+            self._shunned_of.clear()
 
     def _tallies_matching(self, kin: Kin) -> list[Tally]:
         known = self._tallies_of.get(kin)

@@ -235,7 +235,9 @@ def with_status(
     before: Stored, status: dict[str, Any], *, node: str | None = None, charge: Charge | None = None
 ) -> Stored:
     node = before.fields.get("spec.nodeName", "") if node is None else node
-    fields = {**before.fields, "status.phase": status["phase"], "status.nodeName": node, "spec.nodeName": node}
+    # What has ended is bound to no node any more, and still says where it ran.
+    ran_on = status.get("nodeName", "")
+    fields = {**before.fields, "status.phase": status["phase"], "status.nodeName": ran_on, "spec.nodeName": node}
     charge = before.charge if charge is None else charge
     # Spelled out: replace() would cost more than everything else here.
     return Stored(

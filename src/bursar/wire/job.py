@@ -118,6 +118,9 @@ def allocation_spec(job: str, spec: JobSpec) -> AllocationSpec:
     for name in ("priority", "priority_class", "queue"):
         if not given(getattr(made, name)):
             setattr(made, name, getattr(spec, name))
+    if not given(made.ttl) and isinstance(spec.active_deadline_seconds, int):
+        # None of them runs longer than the job: so much is known of when they end.
+        made.ttl = f"{spec.active_deadline_seconds}s"
     if not (gang := gang_spec(made)) and GANG_SIZE in template_annotations(spec):
         gang = made.gang_scheduling = GangScheduling()
     if gang is not None:
