@@ -1,7 +1,7 @@
 """Short words for the scheduler's tests: its world as plain values, the loop at work, and nodes that act."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from time import time
@@ -27,6 +27,7 @@ from bursar.sim.work import SECONDS
 from bursar.store import change as change_store
 from bursar.store import node as node_store
 from bursar.store.change import Change
+from bursar.store.database import Connection
 from bursar.wire.kinds import BY_NAME
 from evictions import assert_books_balance
 from offices import TEST, code, counters, create
@@ -204,7 +205,31 @@ def gang(group: str, members: int, timeout: str = "") -> dict[str, Any]:
     return {"gangScheduling": {**told, "timeout": timeout} if timeout else told}
 
 
+class Interrupted:
+    """A connection on which something happens right after the first answer."""
+
+    def __init__(self, db: Connection, act: Callable[[], Awaitable[Reply]]) -> None:
+        self._db = db
+        self._act: Callable[[], Awaitable[Reply]] | None = act
+
+    async def fetch(self, *arguments: Any) -> Any:
+        rows = await self._db.fetch(*arguments)
+        if self._act is not None:
+            act, self._act = self._act, None
+            assert code(await act()) == "ok"
+        return rows
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._db, name)
+
+
 # Looking.
+
+
+async def uid_of(office: Office, name: str) -> str:
+    found = await object_ops.get(office, Key("Allocation", "default", name))
+    assert isinstance(found, Stored)
+    return found.uid
 
 
 async def status(office: Office, name: str, where: str = "default") -> dict[str, Any]:

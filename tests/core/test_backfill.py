@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from bursar.core.ask import Ask
 from bursar.core.reason import Why
 from bursar.core.running import NEVER
-from bursar.core.world import Reservation, World
+from bursar.core.world import Nomination, Reservation, World
 from core.worlds import (
     GPU,
     HOST,
@@ -173,6 +173,30 @@ def test_without_backfill_nothing_is_kept() -> None:
     world = busy(100, 100, 100, 100)
     assert set(place(world, LARGE, ask("long", gpus=1), backfill=False)) == {"long"}
     assert world.reservation is None
+
+
+def test_room_that_is_being_cleared_for_somebody_is_not_reserved_for_another() -> None:
+    world = world_of(machine("a", gpus=2))
+    run(world, ask("victim", gpus=1), "a", ends_in=30, ending=True)
+    run(world, ask("other", gpus=1), "a", ends_in=200)
+    world.wait(ask("nominee", gpus=1), Nomination(("a",), NOW + 90))
+    submit(world, ask("x", gpus=1, preempts=False))
+    cycle(world)
+    assert {one.uid for one, _ in reserved(world).slots} == {"x"}
+    assert reserved(world).start == NOW + 200
+
+
+def test_who_jumps_ahead_delays_neither_the_reserved_one_nor_one_that_starts_before_it() -> None:
+    """A reservation for later, and on the same node room cleared for somebody sooner: both must find theirs."""
+    world = world_of(machine("a", gpus=6))
+    run(world, ask("victim", gpus=1), "a")
+    run(world, ask("big", gpus=4, priority=1000), "a", ends_in=1000)
+    submit(world, ask("reserved", gpus=2, priority=9000, preempts=False))
+    submit(world, ask("urgent", gpus=2, priority=500, ttl=100), ask("filler", gpus=1, priority=-500, ttl=500))
+    plan = cycle(world)
+    assert reserved(world).start == NOW + 1000
+    assert set(world.nominated) == {"urgent"}
+    assert bound(world, plan) == {}, "the one GPU that is free is what the urgent one is waiting for"
 
 
 # Over several cycles.

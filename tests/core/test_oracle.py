@@ -161,11 +161,14 @@ def gang_of_parts(case: Case) -> None:
 
 
 def gang_over_several_nodes(case: Case) -> None:
-    """Two that want two different nodes each, alike or not."""
+    """Two that want two different nodes each, alike or not, and perhaps a third that wants one."""
     slots = [case.slot("u", *case.amounts()), case.slot("u", *case.amounts())]
     alike = case.random.random() < 0.6
+    third = case.random.random() < 0.5
     for number in range(2):
-        case.want(f"u{number}", slots[0] if alike else slots[number], 2, gang=Gang("g", 2))
+        case.want(f"u{number}", slots[0] if alike else slots[number], 2, gang=Gang("g", 2 + third))
+    if third:
+        case.want("u2", case.slot("u", 500, 500), gang=Gang("g", 3))
 
 
 KINDS = [alone, several_nodes, gang_of_equals, gang_of_different, gang_of_parts, gang_over_several_nodes]

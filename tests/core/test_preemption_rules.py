@@ -91,12 +91,14 @@ def test_who_comes_of_age_is_evicted_without_anything_else_changing() -> None:
 
 
 def test_what_is_placed_by_a_plan_is_not_evicted_by_the_same_plan() -> None:
-    world = world_of(machine("a", gpus=2), tenants=[ShareOf("t", target=0.9), ShareOf("u", target=0.1)])
-    run(world, ask("old", gpus=1, tenant="u", priority=500), "a")
-    submit(world, ask("first", gpus=1, tenant="t"), ask("asker", gpus=1, tenant="u", namespace="m", priority=100))
+    tenants = [ShareOf("t", target=0.5), ShareOf("u", target=0.5, penalty=0.1)]
+    world = world_of(machine("a", gpus=1), tenants=tenants)
+    world.capacity[GPU] = 4000
+    submit(world, ask("first", gpus=1), ask("asker", gpus=1, tenant="u", namespace="m", priority=100))
     plan = cycle(world, min_runtime_seconds=0)
     assert bound(world, plan) == {"first": ("a",)}
     assert plan.preemptions == []
+    assert set(evicted(cycle(world, NOW + 6, min_runtime_seconds=0))) == {"first"}, "but by the next one it may be"
 
 
 def test_what_is_told_to_stop_already_is_nobody_s_victim() -> None:
@@ -277,11 +279,21 @@ def test_of_several_evicted_for_being_burst_none_may_come_back_alone() -> None:
 
 
 def test_room_that_is_being_cleared_counts_as_held_by_whom_it_is_cleared_for() -> None:
-    world = two(0.25, 0.75)
+    world = two(0.25, 0.25)
     crowd(world, "u", 4)
     assert victims_for(world) == {"u3": "Burst"}
-    submit(world, ask("again", gpus=1, cpu=0))
+    submit(world, ask("again", gpus=1))
     assert evicted(cycle(world, NOW + 5)) == {}, "its tenant would be beyond its target"
+
+
+def test_what_a_parent_may_hold_beyond_its_target_lets_none_of_its_children_evict() -> None:
+    """Half the cluster is idle, so the parent may go far beyond; a moment later it may not any more."""
+    tenants = [ShareOf("p", target=0.25, burst=3.0), ShareOf("t", "p"), ShareOf("u", target=0.5)]
+    world = world_of(machine("a", gpus=4), machine("idle", gpus=4, cordoned=True), tenants=tenants)
+    crowd(world, "u", 4)
+    assert victims_for(world, gpus=3, priority=10) == {}
+    end(world, "asker")
+    assert len(victims_for(world, gpus=2, priority=10)) == 2
 
 
 def test_whole_nodes_count_as_the_largest_that_they_may_be() -> None:

@@ -14,19 +14,21 @@ from bursar.core.allocation import ENDED, Phase
 from bursar.core.object import Key, Stored
 from bursar.core.running import Spot
 from bursar.loops import world as keeper_module
+from bursar.loops.schedule import SCHEDULER
 from bursar.loops.world import Keeper, Lost
 from bursar.ops import job as job_ops
 from bursar.ops import object as object_ops
 from bursar.ops.allocation import Report, report
-from bursar.ops.bind import Note, note
-from bursar.ops.command import Reply, Written
+from bursar.ops.bind import Bind, Member, Note, note
+from bursar.ops.bind import bind as bind_units
+from bursar.ops.command import Reply
 from bursar.ops.evict import Preempt, evict, preempt
 from bursar.ops.office import Office, now
 from bursar.store.database import Connection, connect
 from bursar.store.listing import Query, load_page
 from evictions import PREEMPTED
-from offices import TEST, bind, bind_unit, change, code, create, delete, end, namespace, node, quota, tenant
-from schedulers import GPU, assert_as_if_loaded, edit, gang, label, loaded, portrait, submit
+from offices import TEST, bind, bind_unit, change, code, create, delete, end, member, namespace, node, quota, tenant
+from schedulers import GPU, Interrupted, assert_as_if_loaded, edit, gang, label, loaded, portrait, submit, uid_of
 
 SOAK = bool(os.environ.get("BURSAR_SOAK"))
 SEEDS = range(200) if SOAK else range(6)
@@ -323,17 +325,21 @@ async def waiting(office: Office) -> Office:
     return office
 
 
-async def uid_of(office: Office, name: str) -> str:
-    found = await object_ops.get(office, Key("Allocation", "default", name))
-    assert isinstance(found, Stored)
-    return found.uid
-
-
 def assume(keeper: Keeper, uid: str, at: float = 1000.0) -> None:
     """As if a plan had placed it on the only node."""
     ask = keeper.world.waiting[uid].members[uid]
     keeper.world.assume(ask, (Spot(0, ((0, (0,)),)),), at)
     keeper.committing.add(uid)
+
+
+async def commit(office: Office, keeper: Keeper, uid: str) -> None:
+    """The plan is committed, as the scheduler does it."""
+    one = await member(office, "default", "one", "n1")
+    assert isinstance(one, Member)
+    (bound,) = await bind_units(office, [Bind.unit([one], SCHEDULER)])
+    assert isinstance(bound, tuple)
+    keeper.committed(uid, bound[0].revision)
+    keeper.settle([uid])
 
 
 async def test_changes_of_what_is_being_committed_wait_until_it_is_known_how_that_ended(
@@ -355,10 +361,7 @@ async def test_changes_of_what_is_being_committed_wait_until_it_is_known_how_tha
 async def test_our_own_commits_are_passed_by_when_they_come_back(waiting: Office, db: Connection) -> None:
     keeper, uid = await loaded(waiting), await uid_of(waiting, "one")
     assume(keeper, uid)
-    bound = await bind(waiting, "default", "one", "n1")
-    assert isinstance(bound, Written)
-    keeper.committed(uid, bound.revision)
-    keeper.settle([uid])
+    await commit(waiting, keeper, uid)
     assert await keeper.catch_up(db) == 1
     assert keeper.world.placed[uid].since == 1000.0, "it was not entered a second time"
     assert portrait(keeper)["nodes"] == portrait(await loaded(waiting))["nodes"]
@@ -377,35 +380,16 @@ async def test_what_another_did_just_before_our_own_commit_is_not_lost(
     await label(waiting, "Allocation", "default", "one", app="db")
     if read_before:
         await keeper.catch_up(db)
-    bound = await bind(waiting, "default", "one", "n1")
-    assert isinstance(bound, Written)
-    keeper.committed(uid, bound.revision)
-    keeper.settle([uid])
+    await commit(waiting, keeper, uid)
     await keeper.catch_up(db)
     assert keeper.world.placed[uid].ask.labels == {"app": "db"}
+    await end(waiting, "default", "one", Phase.RUNNING)
+    await keeper.catch_up(db)
     keeper.noted.clear()
     await assert_as_if_loaded(waiting, keeper)
 
 
 # What is not in the feed.
-
-
-class Interrupted:
-    """A connection on which something happens right after the first answer."""
-
-    def __init__(self, db: Connection, act: Callable[[], Awaitable[Reply]]) -> None:
-        self._db = db
-        self._act: Callable[[], Awaitable[Reply]] | None = act
-
-    async def fetch(self, *arguments: Any) -> Any:
-        rows = await self._db.fetch(*arguments)
-        if self._act is not None:
-            act, self._act = self._act, None
-            assert code(await act()) == "ok"
-        return rows
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._db, name)
 
 
 @pytest.mark.parametrize("verb", ["bind", "end"])
@@ -435,10 +419,7 @@ async def test_counters_are_not_read_while_something_is_being_committed(waiting:
     await change(waiting, "Tenant", "", "default", limits={GPU: 8}, enforcement="Queue")
     await keeper.catch_up(db)
     stale = [keeper.distrusts_limits]
-    bound = await bind(waiting, "default", "one", "n1")
-    assert isinstance(bound, Written)
-    keeper.committed(uid, bound.revision)
-    keeper.settle([uid])
+    await commit(waiting, keeper, uid)
     await keeper.catch_up(db)
     assert [*stale, keeper.distrusts_limits] == [True, False]
     assert portrait(keeper)["limits"] == {("tenant:default", GPU): (8000, 1000)}

@@ -27,6 +27,7 @@ NO_LIMIT = 1 << 60  # of pods, on a node that does not say how many it takes
 NOWHERE = -1  # the number of a label's value where there is none
 ABSENT = -1  # the free part of a device that is not there
 ROWS_START = 64
+GROWTH = 10  # eighths: columns grow by a quarter, for every question is asked of their whole length
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +285,7 @@ class Fleet:
     def _new_row(self) -> int:
         row = len(self.names)
         if row >= self.now.placed.shape[0]:
-            self._grow_rows(2 * self.now.placed.shape[0])
+            self._grow_rows(self.now.placed.shape[0] * GROWTH // 8)
         self.names.append("")
         self.labels.append({})
         self.taints.append(())

@@ -77,25 +77,29 @@ class Views:
         state = self._states.get(row)
         if state is None:
             state = self._states[row] = self._number(row)
-        known = view.runs.get(state)
-        if known is None:
-            known = view.runs[state] = self._try_run(view, row)
-        return known
+        if state not in view.runs:
+            self._try_run(view, row)
+        return view.runs[state]
 
-    def _try_run(self, view: View, row: int) -> int:
+    def _try_run(self, view: View, row: int) -> None:
+        """Place one after another until the node gets worse, or is full; every state on the way has its run then."""
         now, need = self._fleet.now, view.need
         taken: list[list[tuple[int, tuple[int, ...]]]] = []
+        states = [self._number(row)]
         last = self._rate_anew(view, row)
         while last > NO and len(taken) < RUN_MAX:
             taken.append(choose_devices(self._fleet, now, row, view.shape, self._habits))
             now.take(row, need, taken[-1])
-            after = self._rate_anew(view, row)
-            if after < last and after > NO:
+            states.append(self._number(row))
+            after = view.memo[states[-1]] = self._rate_anew(view, row)
+            if NO < after < last:
                 break
             last = after
         for devices in reversed(taken):
             now.give_back(row, need, devices)
-        return len(taken)
+        # The state in which it got worse begins a run of its own.
+        for done, state in enumerate(states[: len(taken)] or states):
+            view.runs[state] = len(taken) - done
 
     def trim(self) -> None:
         """Forget the log of changes once it is long; those who have not read it start anew."""

@@ -113,7 +113,6 @@ class Keeper:
         self.committing: set[str] = set()  # uids whose fate is being decided by the database
         self._deferred: list[Seen] = []
         self._known: dict[str, int] = {}  # revisions of our own that have not come back by the feed yet
-        self._overtaken: set[str] = set()  # uids that somebody else changed just before we did
         self._classes: dict[str, PriorityClassView] = {}
         self._shares: dict[str, TenantShare] = {}
         self._hours: Mapping[str, tuple[float, float]] = {}
@@ -258,17 +257,21 @@ class Keeper:
                 self._describe(change.key, change.doc, change.status)
 
     def _is_known(self, change: Seen) -> bool:
-        """Whether it is in the world since it was decided. Our own change comes with what others did before it."""
+        """Whether it is in the world since it was decided, or was overtaken by what is."""
         known = self._known.get(change.uid, 0)
         if change.revision > known:
             return False
         if change.revision < known:
-            self._overtaken.add(change.uid)
-            return True
-        del self._known[change.uid]
-        overtook = change.uid in self._overtaken
-        self._overtaken.discard(change.uid)
-        return not overtook
+            self._relabel(change)
+        else:
+            del self._known[change.uid]
+        return True
+
+    def _relabel(self, change: Seen) -> None:
+        """Of what another did just before our own commit, the labels are all that still matters."""
+        one, ask = self.world.placed.get(change.uid), self._ask(change)
+        if one is not None and one.ask != ask:
+            self.world.place(ask, one.spots, since=one.since, ends_at=one.ends_at, ending=one.ending)
 
     def _describe(self, key: Key, doc: bytes, status: bytes) -> None:
         """The policy, a tenant's share, a queue's profile, a class's value, a job's boost."""
@@ -351,8 +354,6 @@ class Keeper:
             self.noted.pop(change.uid, None)
             return
         ask = self._ask(change)
-        if ask is None:
-            return
         status = _decode_status(change.status)
         if phase == Phase.PENDING:
             self.noted[change.uid] = status.reason
@@ -361,7 +362,7 @@ class Keeper:
             self.noted.pop(change.uid, None)
             self._place(ask, status, ending=phase == Phase.TERMINATING)
 
-    def _ask(self, change: Seen) -> Ask | None:
+    def _ask(self, change: Seen) -> Ask:
         """What it asks for: from its document when it is new, else as it is known, with the labels it has now."""
         labels = _decode_map(change.labels)
         if change.doc is not None:
