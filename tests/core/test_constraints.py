@@ -32,6 +32,7 @@ from core.worlds import (
     put,
     requires,
     run,
+    shape,
     spread,
     submit,
     why,
@@ -164,6 +165,8 @@ def test_what_is_preferred_counts_for_more_than_how_well_things_pack(wanted: str
     preferred = ((10, (Requirement(HOST, Is.IN, (wanted,)),)), (1, (Requirement(HOST, Is.EXISTS),)))
     world = world_of(machine("empty", gpus=8, cpu=8), machine("full", gpus=8, cpu=8))
     run(world, ask("old", gpus=6, cpu=6), "full")
+    for gpus in (8, 1, 0.5):
+        world.habits.learn(shape(gpus=gpus), 100)  # so that empty nodes are worth keeping
     assert place(world, ask("x", gpus=1, where=Where(preferred=preferred))) == {"x": (wanted,)}
 
 

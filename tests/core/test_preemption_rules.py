@@ -17,6 +17,7 @@ from core.worlds import (
     HOST,
     LONG_AGO,
     NOW,
+    ZONE,
     apart,
     ask,
     bound,
@@ -201,6 +202,14 @@ def test_room_that_company_denies_is_made_by_sending_the_company_away() -> None:
     assert set(victims_for(world, priority=10, where=apart(HOST, app="x"))) == {"x"}
 
 
+def test_room_cleared_for_one_of_a_gang_keeps_the_others_apart_from_it() -> None:
+    world = world_of(machine("a", gpus=1, zone="z1"), machine("b", gpus=1, zone="z1"), machine("c", gpus=1, zone="z2"))
+    for name, ran in (("a", 400), ("b", 500), ("c", 9000)):
+        run(world, ask(f"on-{name}", gpus=1), name, since=NOW - ran)
+    submit(world, *members("g", 2, gpus=1, priority=10, where=apart(ZONE, app="g"), labels={"app": "g"}))
+    assert set(evicted(cycle(world))) == {"on-a", "on-c"}
+
+
 def test_a_whole_node_is_cleared_of_everybody() -> None:
     world = world_of(machine("a", gpus=2))
     run(world, ask("x", gpus=1), "a")
@@ -287,13 +296,13 @@ def test_room_that_is_being_cleared_counts_as_held_by_whom_it_is_cleared_for() -
 
 
 def test_what_a_parent_may_hold_beyond_its_target_lets_none_of_its_children_evict() -> None:
-    """Half the cluster is idle, so the parent may go far beyond; a moment later it may not any more."""
-    tenants = [ShareOf("p", target=0.25, burst=3.0), ShareOf("t", "p"), ShareOf("u", target=0.5)]
-    world = world_of(machine("a", gpus=4), machine("idle", gpus=4, cordoned=True), tenants=tenants)
-    crowd(world, "u", 4)
-    assert victims_for(world, gpus=3, priority=10) == {}
+    """Most of the cluster is idle, so the parent may go far beyond its target; a moment later it may not any more."""
+    family = [ShareOf("p", target=0.8, burst=3.0), ShareOf("t", "p", weight=1), ShareOf("u", "p", weight=3)]
+    world = world_of(machine("a", gpus=6), machine("idle", gpus=10, cordoned=True), tenants=family)
+    crowd(world, "u", 6)
+    assert victims_for(world, gpus=4, priority=10) == {}
     end(world, "asker")
-    assert len(victims_for(world, gpus=2, priority=10)) == 2
+    assert len(victims_for(world, gpus=3, priority=10)) == 3
 
 
 def test_whole_nodes_count_as_the_largest_that_they_may_be() -> None:
