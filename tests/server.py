@@ -23,6 +23,7 @@ READY_SECONDS_MAX = 90.0
 STOP_SECONDS_MAX = 30.0
 
 _SERVER = pytest.StashKey["Server"]()
+_EMPTY_SERVER = pytest.StashKey["Server"]()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +46,13 @@ class Server:
 @pytest.fixture(scope="session")
 def server(request: pytest.FixtureRequest) -> Server:
     """The one server of this run, with an embedded database. Tests share it: give each its own namespace."""
-    stash = request.config.stash
-    if _SERVER not in stash:
-        running = ExitStack()
-        stash[_SERVER] = running.enter_context(_temporary())
-        request.config.add_cleanup(running.close)
-    return stash[_SERVER]
+    return _shared(request.config, _SERVER)
+
+
+@pytest.fixture(scope="session")
+def empty_server(request: pytest.FixtureRequest) -> Server:
+    """A server like `server`, where no test leaves a node: work waits, is gone once deleted, and is never too large."""
+    return _shared(request.config, _EMPTY_SERVER)
 
 
 @pytest.fixture(scope="session")
@@ -96,6 +98,15 @@ def data_directory() -> Iterator[Path]:
         yield data
     finally:
         shutil.rmtree(home, ignore_errors=True)
+
+
+def _shared(config: pytest.Config, key: pytest.StashKey[Server]) -> Server:
+    """Started for whoever asks first, and kept until the end of the run."""
+    if key not in config.stash:
+        running = ExitStack()
+        config.stash[key] = running.enter_context(_temporary())
+        config.add_cleanup(running.close)
+    return config.stash[key]
 
 
 @contextmanager

@@ -1,3 +1,3 @@
-from server import admin, server
+from server import admin, empty_server, server
 
-__all__ = ["admin", "server"]
+__all__ = ["admin", "empty_server", "server"]

@@ -2,6 +2,7 @@
 
 import json
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,17 @@ class Shell:
 
 
 @pytest.fixture
-def shell(server: Server, admin: Client, tmp_path: Path) -> Shell:
+def admin(empty_server: Server) -> Iterator[Client]:
+    with empty_server.client() as client:
+        yield client
+
+
+@pytest.fixture
+def shell(empty_server: Server, admin: Client, tmp_path: Path) -> Shell:
     name = f"j-{uuid.uuid4().hex[:12]}"
     admin.tenants.create({"metadata": {"name": name}, "spec": {"limits": {"nvidia.com/gpu": 8}}})
     admin.namespaces.create({"metadata": {"name": name, "labels": {"bursar.io/tenant": name}}})
-    return Shell(server, tmp_path / "config.yaml", name)
+    return Shell(empty_server, tmp_path / "config.yaml", name)
 
 
 def manifest(name: str, **spec: Any) -> str:
@@ -73,7 +80,7 @@ def test_a_boost(shell: Shell, admin: Client) -> None:
     shell("job", "boost", "train", *words, code=4, token=token)
 
 
-def test_the_sdk_has_the_same_verbs(shell: Shell, server: Server, admin: Client) -> None:
+def test_the_sdk_has_the_same_verbs(shell: Shell, empty_server: Server, admin: Client) -> None:
     jobs = admin.jobs(shell.namespace)
     template = {"spec": {"resources": {"requests": {"nvidia.com/gpu": "1"}}}}
     jobs.create({"metadata": {"name": "train"}, "spec": {"parallelism": 2, "template": template}})
@@ -83,7 +90,7 @@ def test_the_sdk_has_the_same_verbs(shell: Shell, server: Server, admin: Client)
     token = admin.resource("tokens", namespaced=False).create(
         {"role": "user", "tenant": shell.namespace, "user": "ann"}
     )["status"]["token"]
-    with server.client(token) as ann, pytest.raises(Forbidden):
+    with empty_server.client(token) as ann, pytest.raises(Forbidden):
         ann.jobs(shell.namespace).boost("train", priority=5, reason="why", duration=60, approved_by="me")
     assert jobs.cancel("train", reason="enough", grace_period_seconds=1)["status"]["phase"] == "Cancelled"
     with pytest.raises(Conflict):

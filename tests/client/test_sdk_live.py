@@ -31,11 +31,12 @@ TENANT_LABEL = "bursar.io/tenant"
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """A tenant and a namespace of a test's own."""
+    """A tenant and a namespace of a test's own. The scheduler writes to allocations; to quotas, nobody but the test."""
 
     tenant: str
     namespace: str
     allocations: Resource
+    quotas: Resource
 
 
 @pytest.fixture
@@ -47,12 +48,16 @@ def make_home(client: Client) -> Home:
     name = f"t-{uuid.uuid4().hex[:12]}"
     client.tenants.create({"metadata": {"name": name}, "spec": {"limits": {"nvidia.com/gpu": 10}}})
     client.namespaces.create({"metadata": {"name": name, "labels": {TENANT_LABEL: name}}})
-    return Home(name, name, client.allocations(name))
+    return Home(name, name, client.allocations(name), client.resourcequotas(name))
 
 
 def wanted(name: str, gpus: int = 0, **labels: str) -> Document:
     requests = {"cpu": "1", **({"nvidia.com/gpu": str(gpus)} if gpus else {})}
     return {"metadata": {"name": name, "labels": labels}, "spec": {"resources": {"requests": requests}}}
+
+
+def quota(name: str, **labels: str) -> Document:
+    return {"metadata": {"name": name, "labels": labels}, "spec": {"hard": {"cpu": "1"}}}
 
 
 def told(event: Event) -> tuple[str, str]:
@@ -273,58 +278,68 @@ def test_a_lost_answer_is_asked_for_again_and_nothing_happens_twice(server: Serv
 
 
 def test_a_watch_tells_what_there_is_and_every_change(home: Home) -> None:
-    home.allocations.create(wanted("a"))
-    events = home.allocations.watch()
+    home.quotas.create(quota("a"))
+    events = home.quotas.watch()
     assert take(events, 1) == [("ADDED", "a")]
-    home.allocations.create(wanted("b"))
-    home.allocations.patch("a", {"metadata": {"labels": {"x": "1"}}})
-    home.allocations.delete("b", grace_period_seconds=0)
+    home.quotas.create(quota("b"))
+    home.quotas.patch("a", {"metadata": {"labels": {"x": "1"}}})
+    home.quotas.delete("b", grace_period_seconds=0)
     assert take(events, 3) == [("ADDED", "b"), ("MODIFIED", "a"), ("DELETED", "b")]
     events.close()
 
 
-def test_leaving_a_selector_is_a_deletion(home: Home) -> None:
-    home.allocations.create(wanted("a", team="ml"))
-    events = home.allocations.watch(label_selector="team=ml")
+def test_a_watch_tells_what_the_scheduler_wrote(home: Home) -> None:
+    home.allocations.create(wanted("a"))
+    events = home.allocations.watch()
     assert take(events, 1) == [("ADDED", "a")]
-    home.allocations.patch("a", {"metadata": {"labels": {"team": "web"}}})
-    home.allocations.patch("a", {"metadata": {"labels": {"team": "ml"}}})
+    noted = next(events)
+    assert told(noted) == ("MODIFIED", "a")
+    assert noted.object["status"]["reason"] == "no_nodes_active"
+    events.close()
+
+
+def test_leaving_a_selector_is_a_deletion(home: Home) -> None:
+    home.quotas.create(quota("a", team="ml"))
+    events = home.quotas.watch(label_selector="team=ml")
+    assert take(events, 1) == [("ADDED", "a")]
+    home.quotas.patch("a", {"metadata": {"labels": {"team": "web"}}})
+    home.quotas.patch("a", {"metadata": {"labels": {"team": "ml"}}})
     assert take(events, 2) == [("DELETED", "a"), ("ADDED", "a")]
     events.close()
 
 
 def test_a_cut_connection_loses_nothing_and_repeats_nothing(server: Server, home: Home) -> None:
-    home.allocations.create(wanted("a"))
+    home.quotas.create(quota("a"))
     with cable_to(server.url) as cable, Client(cable.url, server.token) as client:
-        events = client.allocations(home.namespace).watch()
+        events = client.resourcequotas(home.namespace).watch()
         assert take(events, 1) == [("ADDED", "a")]
         for number in range(5):
-            home.allocations.create(wanted(f"b-{number}"))
+            home.quotas.create(quota(f"b-{number}"))
             cable.cut()
             assert take(events, 1) == [("ADDED", f"b-{number}")]
-        home.allocations.delete("a", grace_period_seconds=0)
+        home.quotas.delete("a", grace_period_seconds=0)
         assert take(events, 1) == [("DELETED", "a")]
         events.close()
 
 
 def test_a_watch_ends_when_its_time_is_over(home: Home) -> None:
-    home.allocations.create(wanted("a"))
-    assert [told(event) for event in home.allocations.watch(timeout_seconds=0.5)] == [("ADDED", "a")]
+    home.quotas.create(quota("a"))
+    assert [told(event) for event in home.quotas.watch(timeout_seconds=0.5)] == [("ADDED", "a")]
 
 
 def test_tables_can_be_watched(home: Home) -> None:
-    home.allocations.create(wanted("a"))
-    events = home.allocations.watch(as_table=True)
+    home.quotas.create(quota("a"))
+    events = home.quotas.watch(as_table=True)
     assert next(events).object["rows"][0]["cells"][0] == "a"
-    home.allocations.create(wanted("b"))
+    home.quotas.create(quota("b"))
     assert next(events).object["rows"][0]["cells"][0] == "b"
     events.close()
 
 
 def test_a_future_revision_is_listed_anew(home: Home) -> None:
     """As after a restore to an older state: the server knows nothing of the revision, so what there is counts."""
-    home.allocations.create(wanted("a"))
-    events = home.allocations.watch(resource_version="999999999")
+    home.quotas.create(quota("a"))
+    events = home.quotas.watch(resource_version="999999999")
     assert take(events, 1) == [("ADDED", "a")]
     events.close()
 
@@ -334,11 +349,11 @@ def test_a_watch_goes_on_through_a_restart_of_the_server() -> None:
         with started(data) as first:
             watcher = watching.enter_context(first.client())
             home = make_home(watcher)
-            home.allocations.create(wanted("a"))
-            events = home.allocations.watch()
+            home.quotas.create(quota("a"))
+            events = home.quotas.watch()
             assert take(events, 1) == [("ADDED", "a")]
         with started(data, int(first.url.rpartition(":")[2])) as second, second.client() as client:
-            client.allocations(home.namespace).create(wanted("b"))
+            client.resourcequotas(home.namespace).create(quota("b"))
             assert take(events, 1) == [("ADDED", "b")]
             events.close()
 
@@ -348,16 +363,16 @@ def test_a_watch_goes_on_through_a_restart_of_the_server() -> None:
 
 async def test_the_async_client_does_the_same(server: Server, home: Home) -> None:
     async with AsyncClient(server.url, server.token) as client:
-        allocations = client.allocations(home.namespace)
-        await allocations.create(wanted("a"))
-        await allocations.create(wanted("b"))
-        assert [one["metadata"]["name"] async for one in allocations.list(limit=1)] == ["a", "b"]
-        assert (await allocations.apply(wanted("c"))).outcome == "created"
+        quotas = client.resourcequotas(home.namespace)
+        await quotas.create(quota("a"))
+        await quotas.create(quota("b"))
+        assert [one["metadata"]["name"] async for one in quotas.list(limit=1)] == ["a", "b"]
+        assert (await quotas.apply(quota("c"))).outcome == "created"
         with pytest.raises(Conflict):
-            await allocations.create(wanted("a"))
-        async with aclosing(allocations.watch()) as events:
+            await quotas.create(quota("a"))
+        async with aclosing(quotas.watch()) as events:
             first = [told(await anext(events)) for _ in range(3)]
-            await allocations.delete("b", grace_period_seconds=0)
+            await quotas.delete("b", grace_period_seconds=0)
             assert told(await anext(events)) == ("DELETED", "b")
         assert first == [("ADDED", "a"), ("ADDED", "b"), ("ADDED", "c")]
 
@@ -365,13 +380,13 @@ async def test_the_async_client_does_the_same(server: Server, home: Home) -> Non
 async def test_the_async_client_goes_on_after_a_cut(server: Server, home: Home) -> None:
     with cable_to(server.url) as cable:
         async with AsyncClient(cable.url, server.token) as client:
-            allocations = client.allocations(home.namespace)
+            quotas = client.resourcequotas(home.namespace)
             cable.lose_answers = 1
-            await allocations.create(wanted("a"))
-            async with aclosing(allocations.watch()) as events:
+            await quotas.create(quota("a"))
+            async with aclosing(quotas.watch()) as events:
                 assert told(await anext(events)) == ("ADDED", "a")
                 cable.cut()
-                home.allocations.create(wanted("b"))
+                home.quotas.create(quota("b"))
                 assert told(await anext(events)) == ("ADDED", "b")
 
 

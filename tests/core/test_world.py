@@ -400,3 +400,25 @@ def test_who_wants_to_be_apart_leaves_no_trace_when_it_goes() -> None:
     assert place(world, ask("y", cpu=1, labels={"app": "web"})) == {}
     end(world, "x")
     assert bound(world, cycle(world)) == {"y": ("a",)}
+
+
+def test_one_that_was_nominated_for_a_while_is_placed_once() -> None:
+    world = world_of(machine("a", gpus=8))
+    for name in ("x", "y", "z"):
+        world.wait(ask(name, gpus=1), Nomination(("a",), until=0.0) if name == "x" else None)
+    plan = cycle(world)
+    assert sorted(bound(world, plan)) == ["x", "y", "z"]
+    assert not world.waiting
+
+
+def test_those_who_wait_for_company_do_not_keep_others_from_being_tried() -> None:
+    world = world_of(machine("a", gpus=8))
+    for number in range(12):
+        lonely = near(HOST, app=f"nobody-{number}")
+        submit(world, ask(f"lonely-{number}", gpus=1, at=NOW - 3600.0, job=f"job-{number}", where=lonely))
+    submit(world, ask("plain", gpus=1))
+    for _ in range(4):
+        cycle(world, blocked_max=5)
+    assert list(world.placed) == ["plain"]
+    plans = [cycle(world, blocked_max=5) for _ in range(4)]
+    assert not plans[-1].more, "when nothing moves, nobody is tried for ever"

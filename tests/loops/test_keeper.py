@@ -329,7 +329,7 @@ def assume(keeper: Keeper, uid: str, at: float = 1000.0) -> None:
     """As if a plan had placed it on the only node."""
     ask = keeper.world.waiting[uid].members[uid]
     keeper.world.assume(ask, (Spot(0, ((0, (0,)),)),), at)
-    keeper.committing.add(uid)
+    keeper.committing[uid] += 1
 
 
 async def commit(office: Office, keeper: Keeper, uid: str) -> None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import msgspec
 
-from bursar.api.body import claim_of, dry_run, read_document
+from bursar.api.action import faulty, grace_faults, read_action
 from bursar.api.object import find, key_of, origin_of
 from bursar.api.route import Answer, Call, Outcome
-from bursar.core.refusal import Code, Refusal, invalid
+from bursar.core.refusal import Code, Refusal
 from bursar.ops import drain as ops
 from bursar.ops.command import Written
 from bursar.ops.drain import GRACE_SECONDS, Drain, Standing
 from bursar.wire.document import encode
 
-GRACE_SECONDS_MAX = 10**7
 LEFT_SHOWN_MAX = 100
 
 
@@ -43,21 +42,12 @@ class DrainStatus(msgspec.Struct, rename="camel", omit_defaults=True):
 
 async def start(call: Call) -> Outcome:
     """Cordon a node and evict what is placed there. Repeating is harmless."""
-    document = read_document(call) if call.body else {}
-    if isinstance(document, Refusal):
-        return document
-    request_id = document.pop("request_id", "") if isinstance(document, dict) else ""
-    claim, dry = claim_of(call, request_id), dry_run(call)
-    if isinstance(claim, Refusal):
-        return claim
-    if isinstance(dry, Refusal):
-        return dry
-    try:
-        wanted = msgspec.convert(document, DrainNode)
-    except msgspec.ValidationError as error:
-        return invalid(f"the drain is invalid: {error}")
-    if not 0 <= wanted.grace_period_seconds < GRACE_SECONDS_MAX:
-        return invalid("gracePeriodSeconds must be a number of seconds, not negative")
+    asked = read_action(call, DrainNode, "drain")
+    if isinstance(asked, Refusal):
+        return asked
+    wanted, claim, dry = asked
+    if causes := grace_faults(wanted.grace_period_seconds):
+        return faulty("drain", causes)
     found = await find(call, key_of(call))
     if isinstance(found, Refusal):
         return found

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from bursar.api import metrics
+from bursar.api.action import faulty, grace_faults
 from bursar.api.body import dry_run, read_document, without_nulls
 from bursar.api.node import others_node
 from bursar.api.object import find, key_of, kind_of
@@ -35,7 +36,6 @@ from bursar.wire.document import encode
 from bursar.wire.meta import ObjectMeta
 
 GRACE_SECONDS = 30
-GRACE_SECONDS_MAX = 10**7
 
 _TERMINATING = parse_fields("status.phase=Terminating", ("status.phase",))
 
@@ -234,8 +234,8 @@ async def evict_pod(call: Call) -> Outcome:
     if (wanted.metadata.name or name) != name:
         return invalid("the eviction names another pod than the path", field_fault("metadata.name", f"must be {name}"))
     grace = GRACE_SECONDS if options.grace_period_seconds is None else options.grace_period_seconds
-    if not 0 <= grace < GRACE_SECONDS_MAX:
-        return invalid("gracePeriodSeconds must be a number of seconds, not negative")
+    if causes := grace_faults(grace):
+        return faulty("eviction", causes)
     found = await find_pod(call)
     if isinstance(found, Refusal):
         return found

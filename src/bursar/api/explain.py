@@ -125,7 +125,7 @@ class RoomOn(msgspec.Struct, rename="camel", omit_defaults=True):
 
 
 class Explanation(msgspec.Struct, rename="camel", omit_defaults=True):
-    """WaitingReason an allocation waits; of one that does not, where and since when it was placed."""
+    """Why an allocation waits; of one that does not, where and since when it was placed."""
 
     name: str
     namespace: str
@@ -178,7 +178,7 @@ class Simulation(msgspec.Struct, rename="camel", kw_only=True):
     allocations: list[Outlook]
 
 
-# WaitingReason it waits.
+# Why it waits.
 
 
 async def explain(call: Call) -> Outcome:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from bursar.api.body import claim_of, dry_run, read_document
+from bursar.api.action import faulty, grace_faults, read_action, words_faults
 from bursar.api.object import find, key_of, origin_of, recall, with_glimpse
 from bursar.api.route import Answer, Call, Outcome
 from bursar.core.duration import parse_seconds
 from bursar.core.job import all_turns, turn_name
 from bursar.core.object import Stored
-from bursar.core.refusal import Cause, Refusal, field_fault, invalid
+from bursar.core.refusal import Cause, Refusal, field_fault
 from bursar.ops import job as ops
 from bursar.ops.allocation import GRACE_SECONDS
 from bursar.ops.command import Reply, Written
@@ -21,15 +19,9 @@ from bursar.ops.member import progress_in
 from bursar.store import job as job_store
 from bursar.store.request import Claim
 from bursar.wire.document import decode, encode
-from bursar.wire.faults import all_faults
 from bursar.wire.job import JOB_LABEL
 from bursar.wire.priorityclass import priority_faults
 from bursar.wire.scheduling import duration_faults
-
-GRACE_SECONDS_MAX = 10**7
-WORDS_CHARS_MAX = 1024
-
-T = TypeVar("T", bound=msgspec.Struct)
 
 
 class CancelJob(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
@@ -79,12 +71,12 @@ async def get_status(call: Call) -> Outcome:
 
 
 async def cancel(call: Call) -> Outcome:
-    asked = _read(call, CancelJob)
+    asked = read_action(call, CancelJob, "cancellation")
     if isinstance(asked, Refusal):
         return asked
     wanted, claim, dry = asked
-    if causes := [*_words_faults(reason=wanted.reason), *_grace_faults(wanted.grace_period_seconds)]:
-        return _faulty("cancellation", causes)
+    if causes := [*words_faults(reason=wanted.reason), *grace_faults(wanted.grace_period_seconds)]:
+        return faulty("cancellation", causes)
     found = await find(call, key_of(call))
     reply: Reply
     if isinstance(found, Refusal):
@@ -108,12 +100,12 @@ def _cancelled(reply: Reply) -> Answer:
 
 
 async def boost(call: Call) -> Outcome:
-    asked = _read(call, BoostJob)
+    asked = read_action(call, BoostJob, "boost")
     if isinstance(asked, Refusal):
         return asked
     wanted, claim, dry = asked
     if causes := _boost_faults(wanted):
-        return _faulty("boost", causes)
+        return faulty("boost", causes)
     found = await find(call, key_of(call))
     reply = await (
         recall(call, claim, found) if isinstance(found, Refusal) else _boost(call, found, wanted, claim, dry)
@@ -154,51 +146,11 @@ async def _boosted(call: Call, reply: Reply) -> Answer:
     )
 
 
-# Reading what was asked.
-
-
-def _read(call: Call, wanted: type[T]) -> tuple[T, Claim | None, bool] | Refusal:
-    """The body, its request id, and whether it is only to be tried."""
-    document = read_document(call) if call.body.strip() else {}
-    if isinstance(document, Refusal):
-        return document
-    request_id = document.pop("request_id", "") if isinstance(document, dict) else ""
-    claim, dry = claim_of(call, request_id), dry_run(call)
-    if isinstance(claim, Refusal):
-        return claim
-    if isinstance(dry, Refusal):
-        return dry
-    try:
-        return msgspec.convert(document, wanted), claim, dry
-    except msgspec.ValidationError as error:
-        faults = all_faults(wanted, document) or [("", str(error))]
-        return _faulty("body", [field_fault(path, message) for path, message in faults])
-
-
-def _faulty(what: str, causes: list[Cause]) -> Refusal:
-    listed = "; ".join(f"{one.field}: {one.message}" if one.field else one.message for one in causes)
-    return invalid(f"the {what} is invalid: {listed}", *causes)
-
-
 def _boost_faults(wanted: BoostJob) -> list[Cause]:
     required = {"reason": wanted.reason, "approvedBy": wanted.approved_by}
     return [
         *priority_faults("newPriority", wanted.new_priority),
         *duration_faults("duration", wanted.duration),
         *(field_fault(name, "is required") for name, text in required.items() if not text.strip()),
-        *_words_faults(**required),
+        *words_faults(**required),
     ]
-
-
-def _words_faults(**texts: str) -> list[Cause]:
-    return [
-        field_fault(name, f"must have at most {WORDS_CHARS_MAX} characters")
-        for name, text in texts.items()
-        if len(text) > WORDS_CHARS_MAX
-    ]
-
-
-def _grace_faults(seconds: int) -> list[Cause]:
-    if 0 <= seconds < GRACE_SECONDS_MAX:
-        return []
-    return [field_fault("gracePeriodSeconds", "must be a number of seconds, not negative")]

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import msgspec
 
-from bursar.api.body import claim_of, dry_run, read_document
+from bursar.api.action import faulty, grace_faults, read_action, words_faults
 from bursar.api.object import find, origin_of, recall
 from bursar.api.route import Answer, Call, Outcome
 from bursar.core.eviction import Notice, Reason, Rule, admin_message
 from bursar.core.object import Key
 from bursar.core.quantity import format_amount
-from bursar.core.refusal import Cause, Refusal, field_fault, invalid
+from bursar.core.refusal import Cause, Refusal, field_fault
 from bursar.ops import evict as ops
 from bursar.ops.allocation import request_in
 from bursar.ops.command import Reply, Written
 from bursar.wire.document import encode
-from bursar.wire.faults import all_faults
 
 GRACE_SECONDS = 30
-GRACE_SECONDS_MAX = 10**7
-WORDS_CHARS_MAX = 1024
 
 
 class NewPreemption(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
@@ -39,22 +36,12 @@ class Preemption(msgspec.Struct, rename="camel"):
 
 async def create(call: Call) -> Outcome:
     """Preempt an allocation. Minimum runtimes are the scheduler's; an administrator's word stands above them."""
-    document = read_document(call)
-    if isinstance(document, Refusal):
-        return document
-    request_id = document.pop("request_id", "") if isinstance(document, dict) else ""
-    claim, dry = claim_of(call, request_id), dry_run(call)
-    if isinstance(claim, Refusal):
-        return claim
-    if isinstance(dry, Refusal):
-        return dry
-    try:
-        wanted = msgspec.convert(document, NewPreemption)
-    except msgspec.ValidationError as error:
-        causes = [field_fault(path, message) for path, message in all_faults(NewPreemption, document)]
-        return invalid(f"the preemption is invalid: {error}", *causes)
+    asked = read_action(call, NewPreemption, "preemption")
+    if isinstance(asked, Refusal):
+        return asked
+    wanted, claim, dry = asked
     if causes := _faults(wanted):
-        return invalid("; ".join(f"{one.field}: {one.message}" for one in causes), *causes)
+        return faulty("preemption", causes)
     found = await find(call, Key("Allocation", call.parameters["namespace"], wanted.target_allocation))
     if isinstance(found, Refusal):
         # It may be gone since the same request was answered.
@@ -68,14 +55,10 @@ async def create(call: Call) -> Outcome:
 
 
 def _faults(wanted: NewPreemption) -> list[Cause]:
-    causes = []
+    causes = [*grace_faults(wanted.grace_period_seconds)]
+    causes += words_faults(reason=wanted.reason, initiatedBy=wanted.initiated_by)
     if not wanted.target_allocation:
         causes.append(field_fault("targetAllocation", "is required: the name of an allocation"))
-    if not 0 <= wanted.grace_period_seconds < GRACE_SECONDS_MAX:
-        causes.append(field_fault("gracePeriodSeconds", "must be a number of seconds, not negative"))
-    for name, text in (("reason", wanted.reason), ("initiatedBy", wanted.initiated_by)):
-        if len(text) > WORDS_CHARS_MAX:
-            causes.append(field_fault(name, f"must have at most {WORDS_CHARS_MAX} characters"))
     return causes
 
 

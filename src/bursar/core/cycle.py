@@ -127,18 +127,13 @@ class Cycle:
         units: dict[str | GangKey, list[Ask]] = {}
         for uid in self.world.nominated:
             ask = self.world.waiting[uid].members[uid]
-            key = self._key(ask)
+            key = self.world.unit_key(ask.uid)
             units.setdefault(uid if isinstance(key, GroupKey) else key, []).append(ask)
         found = [
-            Unit(self._key(asks[0]), tuple(sorted(asks, key=lambda ask: (ask.submitted_at, ask.uid))))
+            Unit(self.world.unit_key(asks[0].uid), tuple(sorted(asks, key=lambda ask: (ask.submitted_at, ask.uid))))
             for asks in units.values()
         ]
         return sorted(found, key=lambda unit: (unit.asks[0].submitted_at, unit.asks[0].uid))
-
-    def _key(self, ask: Ask) -> UnitKey:
-        """A gang is one until it has begun; who comes later is one by itself."""
-        gang = (ask.namespace, ask.gang.group_id) if ask.gang is not None else None
-        return gang if gang is not None and not self.world.has_begun(gang) else self.world.waiting[ask.uid].key
 
     def nominated_rows(self, ask: Ask) -> list[int]:
         row_of = self.world.fleet.row_of
@@ -186,7 +181,7 @@ class Cycle:
         if not band.waiting or self.world.has_begun(band.key):
             return
         if band.placed:  # it is being stopped, and begins again when all of it has
-            self.plan.reasons[band.key] = gang_reason(band)
+            self._wait_together(band)
             return
         if not band.complete:
             self._wait_for_members(band)
@@ -201,14 +196,21 @@ class Cycle:
         if band.timeout_seconds and band.since + band.timeout_seconds <= self.now:
             self.plan.failed.extend((ask, reason) for ask in band.waiting.values())
         else:
-            self.plan.reasons[band.key] = reason
-            self.world.blocked[band.key] = Blocked(reason, self.world.freed, self.world.limits.changed, self.now)
+            self._wait_together(band)
+
+    def _wait_together(self, band: Band) -> None:
+        reason = self.plan.reasons[band.key] = gang_reason(band)
+        self.world.blocked[band.key] = Blocked(reason, self.world.freed, self.world.limits.changed, self.now)
 
     def _is_blocked(self, key: UnitKey) -> bool:
         """Whether nothing has changed that could help since it was tried last. What is reserved for is always tried."""
         known = self.world.blocked.get(key)
         if known is None or key == self.world.reserved_for or known.until <= self.now:
             return False
+        if known.firm:
+            return True
+        if known.moved is not None:
+            return known.moved == self.world.moved
         if known.reason.why is Why.QUOTA_EXCEEDED:
             return known.limits_changed == self.world.limits.changed
         if self.world.reserved_for is None and self.policy.backfill and known.reservable and known.reason.why in TIMELY:
@@ -310,15 +312,15 @@ class Cycle:
             return [ask]
         members = group.next(most, self.world.nominated)
         rival = self.line.next_score()
-        while len(members) > 1 and not self._keeps_up(group, members, rival):
+        while len(members) > 1 and not self._keeps_up(group, members, row, rival):
             group.wait_again(members.pop())
         return members
 
-    def _keeps_up(self, group: Group, members: list[Ask], rival: float | None) -> bool:
+    def _keeps_up(self, group: Group, members: list[Ask], row: int, rival: float | None) -> bool:
         """Whether the last of these comes no later than who is next in the line, and all are within their limits."""
         if rival is not None and self._score_next(group, Unit(group.key, (members[-1],))) < rival - MOMENT:
             return False
-        return not self.world.limits.cells or not self.exceeded([(one, ()) for one in members])
+        return not self.world.limits.cells or not self.exceeded([(one, (Spot(row),)) for one in members])
 
     def _place_many(self, members: Sequence[Ask], row: int) -> None:
         first = members[0]
@@ -392,13 +394,13 @@ class Cycle:
     def _block(self, unit: Unit, reason: Reason, *, reservable: bool = True) -> None:
         """Remember it, so that it is not tried again before something changed that could help."""
         self.plan.reasons[unit.key] = reason
-        until = self.now + self.policy.quota_backoff_seconds
+        until, moved = self.now + self.policy.quota_backoff_seconds, None
         if reason.why is Why.HELD or not all(company.is_free(ask, self.world.tallies) for ask in unit.asks):
-            until = self.now
+            until, moved = self.now + self.policy.reservation_seconds, self.world.moved
         elif reason.why is Why.NO_CAPACITY and self._may_preempt(unit):
             until = self.now + self.policy.preemption_retry_seconds
         self.world.blocked[unit.key] = Blocked(
-            reason, self.world.freed, self.world.limits.changed, until, reservable
+            reason, self.world.freed, self.world.limits.changed, until, reservable, moved
         )  # fmt: skip
 
     def _reserve(self, unit: Unit) -> bool:

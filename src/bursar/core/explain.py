@@ -87,7 +87,7 @@ def unit_of(world: World, uid: str) -> Unit:
     """What it is placed together with: its gang, until that has begun."""
     group = world.waiting[uid]
     ask = group.members[uid]
-    if ask.gang is None or world.bands[ask.namespace, ask.gang.group_id].placed:
+    if ask.gang is None or world.has_begun((ask.namespace, ask.gang.group_id)):
         return Unit(group.key, (ask,), group)
     band = world.bands[ask.namespace, ask.gang.group_id]
     members = sorted(band.waiting.values(), key=lambda one: (one.uid != uid, one.submitted_at, one.uid))
@@ -450,9 +450,9 @@ def waiting_by_reason(world: World) -> dict[str, int]:
 
 
 def _code(world: World, group: Group) -> str:
-    band = world.bands.get(group.key.gang) if group.key.gang is not None else None
-    if band is not None and not band.placed and not band.complete:
+    gang = group.key.gang
+    together = gang is not None and not world.has_begun(gang)
+    if gang is not None and together and (world.bands[gang].placed or not world.bands[gang].complete):
         return str(Why.GANG_INCOMPLETE)
-    together = band is not None and not band.placed
-    known = world.blocked.get(group.key.gang if together and group.key.gang is not None else group.key)
+    known = world.blocked.get(gang if gang is not None and together else group.key)
     return known.reason.code if known is not None else str(Why.NOT_TRIED)

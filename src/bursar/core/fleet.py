@@ -27,6 +27,9 @@ NO_LIMIT = 1 << 60  # of pods, on a node that does not say how many it takes
 NOWHERE = -1  # the number of a label's value where there is none
 ABSENT = -1  # the free part of a device that is not there
 ROWS_START = 64
+NEEDS_MAX = 8192
+LABEL_COLUMNS_MAX = 1024
+RELABELLED_MAX = 100_000
 GROWTH = 10  # eighths: columns grow by a quarter, for every question is asked of their whole length
 
 
@@ -175,6 +178,7 @@ class Fleet:
     taint_code: NDArray[np.int32] = field(default_factory=lambda: np.zeros(ROWS_START, np.int32))
     taint_sets: dict[tuple[Taint, ...], int] = field(default_factory=lambda: {(): 0})
     _label_columns: dict[str, LabelColumn] = field(default_factory=dict)
+    _columns_made: int = 0
     _free_rows: list[int] = field(default_factory=list)
     _needs: dict[Shape, Need] = field(default_factory=dict)
 
@@ -209,8 +213,7 @@ class Fleet:
         self.taint_code[row] = self.taint_sets.setdefault(taints, len(self.taint_sets))
         self._reset(row, allocatable)
         self.now.open[row] = ready and not cordoned
-        self.described += 1
-        self.relabelled.append(row)
+        self._log(row)
         self.now.touched.append(row)
         return row
 
@@ -220,8 +223,7 @@ class Fleet:
         self._reset(row, {})
         self.now.open[row] = False
         self._free_rows.append(row)
-        self.described += 1
-        self.relabelled.append(row)
+        self._log(row)
         self.now.touched.append(row)
 
     def need(self, shape: Shape) -> Need:
@@ -243,6 +245,8 @@ class Fleet:
             exclusive=shape.exclusive,
             unknown=unknown,
         )
+        if len(self._needs) >= NEEDS_MAX:
+            self._needs.clear()
         self._needs[shape] = need
         return need
 
@@ -251,10 +255,26 @@ class Fleet:
         column = self._label_columns.get(key)
         rows = self.now.placed.shape[0]
         if column is None:
-            column = self._label_columns[key] = LabelColumn(np.full(rows, NOWHERE, np.int32))
+            column = self._new_label_column(key, rows)
         if column.codes.shape[0] < rows:
             column.codes = np.concatenate([column.codes, np.full(rows - column.codes.shape[0], NOWHERE, np.int32)])
-        for row in self.relabelled[column.seen :]:
+        self._read_labels(key, column, self.relabelled[column.seen :])
+        column.seen = len(self.relabelled)
+        return column
+
+    def _new_label_column(self, key: str, rows: int) -> LabelColumn:
+        """Any request may name any label: how many are kept is bounded. No two columns ever have the same version."""
+        if len(self._label_columns) >= LABEL_COLUMNS_MAX:
+            self._label_columns.clear()
+        self._columns_made += 1
+        column = LabelColumn(np.full(rows, NOWHERE, np.int32), changed=self._columns_made << 40)
+        self._label_columns[key] = column
+        self._read_labels(key, column, range(len(self.labels)))
+        column.seen = len(self.relabelled)
+        return column
+
+    def _read_labels(self, key: str, column: LabelColumn, rows: Iterable[int]) -> None:
+        for row in rows:
             value = self.labels[row].get(key)
             code = NOWHERE if value is None else column.code_of.setdefault(value, len(column.code_of))
             if code == len(column.values) and value is not None:
@@ -262,8 +282,15 @@ class Fleet:
             if column.codes[row] != code:
                 column.codes[row] = code
                 column.changed += 1
-        column.seen = len(self.relabelled)
-        return column
+
+    def _log(self, row: int) -> None:
+        """A row was described anew. The log is forgotten once it is long, when all columns have read it."""
+        self.described += 1
+        self.relabelled.append(row)
+        if len(self.relabelled) > RELABELLED_MAX:
+            for key in list(self._label_columns):
+                self.label(key).seen = 0
+            self.relabelled.clear()
 
     def columns_of(self, devices: Devices) -> list[tuple[int, Sequence[int]]]:
         return [(self.device_column_of[name], indices) for name, indices in devices.items() if indices]

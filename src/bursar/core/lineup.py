@@ -156,7 +156,7 @@ class _Walk:
         return self.lineup
 
     def _is_single(self, group: Group) -> bool:
-        return group.key.gang is None or bool(self.world.bands[group.key.gang].placed)
+        return group.key.gang is None or self.world.has_begun(group.key.gang)
 
     def _promising(self, groups: list[Group]) -> Iterable[Group]:
         """The groups that may be at the front: those that waited longest, and the most urgent."""

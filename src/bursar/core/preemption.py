@@ -80,8 +80,8 @@ class Preemption:
     min_runtime_seconds: float
     _burst: frozenset[str] | None = None
     _tried: dict[tuple[Shape, Kin, float, Asker], dict[int, _Found | None]] = field(default_factory=dict)
-    _prospects: dict[int | None, Prospects] = field(default_factory=dict)
-    _seen: int = 0
+    _prospects: dict[tuple[int, bool], Prospects] = field(default_factory=dict)
+    _seen: int | None = None  # how much of the log of touched rows is in what is known; nothing is known at first
     _gone: set[str] = field(default_factory=set)  # who goes for the slots before this one
 
     def clear(self, asks: Sequence[Ask], priority: int) -> Clearing | None:
@@ -225,7 +225,7 @@ class Preemption:
     def _known(self, slot: Slot, asker: Asker) -> dict[int, _Found | None]:
         """What was found on rows that have not changed since. Company on one row depends on others as well."""
         touched = self.world.fleet.now.touched
-        rows = set(touched[self._seen :])
+        rows = set(touched[self._seen :]) if self._seen is not None else set[int]()
         for found in self._tried.values():
             for row in rows & found.keys():
                 del found[row]
@@ -238,10 +238,13 @@ class Preemption:
 
     def _promising(self, slot: Slot, asker: Asker, avoid: Sequence[int]) -> list[int]:
         """The rows that would have room without everybody who might go; where the least urgent run, first."""
-        below = asker.priority if asker.burst or not self._burst_marks() else None
-        prospects = self._prospects.get(below)
+        # Who is burst may have to go whatever its urgency, unless the asker would be burst itself.
+        also = frozenset[str]() if asker.burst else self._burst_marks()
+        key = (asker.priority, asker.burst)
+        prospects = self._prospects.get(key)
         if prospects is None:
-            prospects = self._prospects[below] = Prospects(self.world, self.now, self.min_runtime_seconds, below)
+            prospects = Prospects(self.world, self.now, self.min_runtime_seconds, asker.priority, also)
+            self._prospects[key] = prospects
         return prospects.rows(slot.need, self.chooser.right_rows(slot), avoid, ROWS_TRIED)
 
     def _on_row(self, slot: Slot, row: int, asker: Asker) -> _Found | None:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bursar.core.fleet import Bools, Need
+from bursar.core.running import Placed
 from bursar.core.world import World
 
 URGENCY_WEIGHT = 1e6  # one step of priority outweighs any age
@@ -19,13 +20,17 @@ AGE_MAX = 999_999.0
 
 
 class Prospects:
-    """For askers of one kind: who might go has run for the minimum, and is less urgent if `below` is given."""
+    """For askers of one kind: who might go has run for the minimum, and is less urgent than `below`, or is one of
+    `also`, who may go whatever their urgency."""
 
-    def __init__(self, world: World, now: float, min_runtime_seconds: float, below: int | None) -> None:
+    def __init__(
+        self, world: World, now: float, min_runtime_seconds: float, below: int, also: frozenset[str] = frozenset()
+    ) -> None:
         self._world = world
         self._now = now
         self._latest = now - min_runtime_seconds
         self._below = below
+        self._also = also
         self._count()
 
     def rows(self, need: Need, right: Bools, avoid: Sequence[int], most: int) -> list[int]:
@@ -51,7 +56,7 @@ class Prospects:
                 if uid not in gone
                 for one in (world.placed[uid],)
                 for line in one.lines
-                if lines.row[line] == row and self._may_go(one.ending, one.since, world.priority(one.ask, self._now))
+                if lines.row[line] == row and self._may_go(one)
             ]
             some = [line for line, _ in there]
             self.counts[row] = len(some)
@@ -61,15 +66,18 @@ class Prospects:
             age = sum(self._now - one.since for _, one in there)
             self.rank[row] = _rank(urgency, age, max(1, len(some)))
 
-    def _may_go(self, ending: bool, since: float, priority: int) -> bool:
-        return not ending and since <= self._latest and (self._below is None or priority < self._below)
+    def _may_go(self, one: Placed) -> bool:
+        if one.ending or one.since > self._latest:
+            return False
+        return one.ask.uid in self._also or self._world.priority(one.ask, self._now) < self._below
 
     def _count(self) -> None:
         lines, size = self._world.running.lines, self._world.fleet.now.placed.shape[0]
         priority = self._priorities()
-        may_go = (lines.row >= 0) & lines.free_to_stop & (lines.since <= self._latest)
-        if self._below is not None:
-            may_go &= priority < self._below
+        less = priority < self._below
+        for uid in self._also:
+            less[self._world.placed[uid].lines] = True
+        may_go = (lines.row >= 0) & lines.free_to_stop & (lines.since <= self._latest) & less
         some = np.flatnonzero(may_go)
         rows = lines.row[some]
         self.counts = np.bincount(rows, minlength=size)

@@ -137,6 +137,8 @@ class Tallies:
     def _tallies_matching(self, kin: Kin) -> list[Tally]:
         known = self._tallies_of.get(kin)
         if known is None:
+            if len(self._tallies_of) >= TALLIES_MAX:
+                self._tallies_of.clear()
             known = [one for one in self._tallies.values() if belongs(kin, one.crowd)]
             self._tallies_of[kin] = known
         return known

@@ -37,6 +37,7 @@ def twin_of(world: World) -> World:
         reservation=world.reservation,
         reserved_at=world.reserved_at,
         uniform=world.uniform,
+        moved=world.moved,
         freed=world.freed,
     )
     twin.tallies = world.tallies.copy(twin.fleet)

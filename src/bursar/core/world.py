@@ -65,12 +65,12 @@ class Group:
 
     def next(self, count: int, nominated: Container[str] = ()) -> list[Ask]:
         """Those that wait longest, so many or fewer; the caller places them, or lets them wait again."""
-        found: list[Ask] = []
+        found: dict[str, Ask] = {}  # by uid: one that was nominated for a while may stand in the heap twice
         while len(found) < count and self.order:
             uid = heappop(self.order)[1]
             if uid in self.members and uid not in nominated:
-                found.append(self.members[uid])
-        return found
+                found[uid] = self.members[uid]
+        return list(found.values())
 
     def wait_again(self, ask: Ask) -> None:
         heappush(self.order, (ask.submitted_at, ask.uid))
@@ -125,6 +125,8 @@ class Blocked:
     limits_changed: int
     until: float
     reservable: bool = True  # false when no time is known at which there will be room
+    moved: int | None = None  # where company or what is held for others matters: anything that came or went may help
+    firm: bool = False  # not to be tried before that time, whatever changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,7 @@ class World:
     reservation: Reservation | None = None
     reserved_at: float = 0.0
     uniform: tuple[int, int] = (-1, 0)  # (version of the fleet, nodes that are alike)
+    moved: int = 0  # rises whenever anything came to a node, or left it
     freed: int = 0  # rises whenever room came back, or a node changed
     tallies: Tallies = field(init=False)
     terrains: Terrains = field(init=False)
@@ -281,6 +284,7 @@ class World:
 
     def assume_many(self, asks: Sequence[Ask], spots: Sequence[tuple[Spot]], now: float) -> None:
         """The same for members of one group on one node, none of which shares a device."""
+        self.moved += 1
         first, row = asks[0], spots[0][0].row
         need, group, count = self.fleet.need(first.shape), self.waiting[first.uid], len(asks)
         ends_at = now + first.ttl_seconds if first.ttl_seconds else NEVER
@@ -321,6 +325,11 @@ class World:
             self._leave(one)
             self._unplace(one)
             self.freed += 1
+
+    def unit_key(self, uid: str) -> GroupKey | GangKey:
+        """What a waiting allocation is decided with: its gang until that has begun, else those that are like it."""
+        key = self.waiting[uid].key
+        return key.gang if key.gang is not None and not self.has_begun(key.gang) else key
 
     def has_begun(self, gang: GangKey) -> bool:
         """Whether a gang has its room: who comes later is placed alone. A gang that is being stopped has none."""
@@ -383,6 +392,7 @@ class World:
                 self.running.add(one, self.fleet.now)
 
     def _enter(self, one: Placed) -> None:
+        self.moved += 1
         kin = kin_of(one.ask)
         for spot in one.spots:
             self._take(one, spot)
@@ -392,6 +402,7 @@ class World:
         self._count_bound(one, 1)
 
     def _leave(self, one: Placed) -> None:
+        self.moved += 1
         kin = kin_of(one.ask)
         self._count_bound(one, -1)
         self._count_used(one, -1)

@@ -21,7 +21,7 @@ from bursar.core.allocation import ENDED
 from bursar.core.object import Key
 from bursar.core.selector import Op, Selector, Term
 from bursar.ops.feed import FedChange, Feed, Follower, Lagging
-from bursar.ops.jobstep import Stepped, step
+from bursar.ops.jobstep import TROUBLE_SECONDS, Stepped, step
 from bursar.ops.lane import Overloaded
 from bursar.ops.office import Office, now
 from bursar.store import listing
@@ -34,7 +34,6 @@ log = structlog.get_logger()
 AT_ONCE = 64
 # A job that could make no more allocations tries again after this, or when its tenant has freed something.
 BLOCKED_SECONDS = 30.0
-TROUBLE_SECONDS = 2.0
 RESYNC_SECONDS = 300.0
 LISTEN_SECONDS = 60.0
 
@@ -109,8 +108,8 @@ class Agenda:
 
     def note(self, key: Key, stepped: Stepped | None, at: datetime, look: int = 0) -> None:
         """What came of a look at a job."""
-        self.later.pop(key, None)
         if stepped is None:
+            self.later.pop(key, None)
             return
         looks = [stepped.look_at] if stepped.look_at is not None else []
         if stepped.blocked and self.freed_in.get(stepped.tenant, -1) >= look > 0:
@@ -121,6 +120,8 @@ class Agenda:
             looks.append(at + timedelta(seconds=BLOCKED_SECONDS))
         if looks:
             self.call_later(key, min(looks))
+        else:
+            self.later.pop(key, None)
 
     def take(self, at: datetime, count_max: int) -> list[Key]:
         """Jobs whose time has come."""

@@ -24,13 +24,13 @@ from bursar.core.eviction import Notice, Rule
 from bursar.core.eviction import Reason as Stopped
 from bursar.core.object import Key, Origin
 from bursar.core.placing import Target
-from bursar.core.plan import Binding, Plan, Policy, Preempting, UnitKey
+from bursar.core.plan import Binding, Plan, Policy, Preempting
 from bursar.core.reason import Reason, Why
 from bursar.core.refusal import Code, Refusal
 from bursar.core.running import Spot
 from bursar.core.telling import sentence
 from bursar.core.waits import Waits
-from bursar.core.world import Blocked, Group, World
+from bursar.core.world import Blocked, World
 from bursar.loops.answers import run_answers
 from bursar.loops.world import BINDER, Keeper, Lost
 from bursar.ops.allocation import Report, report
@@ -55,6 +55,7 @@ HOURS_SECONDS = 60.0
 NOTES_MAX = 2000  # of one tick
 NOTE_AFTER_SECONDS = 1.0  # what is placed within a second needs no reason why it was not
 PLANS_IN_FLIGHT = 2
+PAUSE_SECONDS = 1.0  # before something that was refused is planned again
 
 
 @dataclass(slots=True)
@@ -157,6 +158,7 @@ class Scheduler:
         uids = [ask.uid for binding in plan.bindings for ask, _ in binding.members]
         uids += [ask.uid for one in plan.preemptions for ask in one.asks]
         uids += [victim.uid for one in plan.preemptions for victim in one.victims]
+        uids += [ask.uid for ask, _ in plan.failed]
         self.keeper.committing.update(uids)
         # As commands now: they name the nodes as they were when this was decided.
         binds = bind_commands(self.world, plan.bindings, self.fence)
@@ -190,10 +192,17 @@ class Scheduler:
                     raise error
         except BaseException:
             # Nobody knows how much of it was committed.
-            self.keeper.committing.difference_update(uids)
             self.keeper.lost = True
             raise
-        self.keeper.settle(uids)
+        finally:
+            self._settle(uids)
+
+    def _settle(self, uids: Sequence[str]) -> None:
+        try:
+            self.keeper.settle(uids)
+        except Lost as error:
+            log.info("what happened meanwhile cannot be told", why=str(error))
+            self.keeper.lost = True
 
     async def _save_bindings(self, bindings: Sequence[Binding], commands: Sequence[Bind]) -> None:
         for binding, reply in zip(bindings, await bind(self.office, commands), strict=True):
@@ -219,19 +228,15 @@ class Scheduler:
                 self.keeper.distrust_node(self.world.fleet.names[spot.row])
         if refusal.code is Code.QUOTA_EXCEEDED:
             self.keeper.distrust_limits()
-            self._back_off(binding, refusal)
-        elif refusal.code is not Code.STALE:
-            self._back_off(binding, refusal)
+        if refusal.code is not Code.STALE:
+            self._pause(binding)
 
-    def _back_off(self, binding: Binding, refusal: Refusal) -> None:
-        why = Why.QUOTA_EXCEEDED if refusal.code is Code.QUOTA_EXCEEDED else Why.NO_CAPACITY
+    def _pause(self, binding: Binding) -> None:
+        """Read the database's figures before it is tried again: then they say why it waits. Not in a tight loop."""
+        until = self.clock() + PAUSE_SECONDS
         for ask, _ in binding.members:
-            key: UnitKey = (
-                (ask.namespace, ask.gang.group_id) if ask.gang is not None else self.world.waiting[ask.uid].key
-            )
-            until = self.clock() + self.policy.quota_backoff_seconds
-            # The limits are read anew before the next plan, which counts as one change.
-            self.world.blocked[key] = Blocked(Reason(why), self.world.freed, self.world.limits.changed + 1, until)
+            key = self.world.unit_key(ask.uid)
+            self.world.blocked[key] = Blocked(Reason(Why.NOT_TRIED), 0, 0, until, firm=True)
 
     async def _save_preemptions(self, preemptions: Sequence[Preempting], commands: Sequence[Preempt]) -> None:
         for one, reply in zip(preemptions, await preempt(self.office, commands), strict=True):
@@ -247,12 +252,14 @@ class Scheduler:
         commands = [
             Report(
                 key=allocation_key(ask), origin=FAILING, phase=Phase.FAILED, uid=ask.uid, fence=self.fence,
-                gang=ask.gang.group_id if ask.gang else "", reason="GangTimeout", message=sentence(reason, ask),
+                gang=ask.gang.group_id if ask.gang else "", unless_complete=True, reason="GangTimeout",
+                message=sentence(reason, ask),
             )
             for ask, reason in failed
         ]  # fmt: skip
         for reply in await asyncio.gather(*(report(self.office, command) for command in commands)):
             if isinstance(reply, Refusal):
+                self._deposed |= reply == DEPOSED
                 log.info("a gang's member could not be failed", code=str(reply.code), message=reply.message)
 
     # Now and then.
@@ -298,7 +305,7 @@ class Scheduler:
     def _news(self, now: float) -> Sequence[tuple[Ask, Reason]]:
         found: list[tuple[Ask, Reason]] = []
         for uid, group in self.world.waiting.items():
-            reason = self._reason(uid, group)
+            reason = self._reason(uid)
             if reason is None or uid in self.keeper.committing or self.keeper.noted.get(uid) == reason.code:
                 continue
             ask = group.members[uid]
@@ -308,12 +315,11 @@ class Scheduler:
                     break
         return found
 
-    def _reason(self, uid: str, group: Group) -> Reason | None:
+    def _reason(self, uid: str) -> Reason | None:
         if uid in self.world.nominated:
             return Reason(Why.MAKING_ROOM, until=self.world.nominated[uid].until)
-        key: UnitKey = group.key.gang if group.key.gang is not None else group.key
-        blocked = self.world.blocked.get(key)
-        return blocked.reason if blocked is not None else None
+        blocked = self.world.blocked.get(self.world.unit_key(uid))
+        return blocked.reason if blocked is not None and not blocked.firm else None
 
 
 # Plans as commands.

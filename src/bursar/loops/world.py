@@ -6,6 +6,8 @@ Changes of what is being committed right now wait until it is known how that end
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter as Multiset
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -49,6 +51,7 @@ from bursar.wire.settings import policy_of
 log = structlog.get_logger()
 
 READ_MAX = 2000
+YIELD_EVERY = 500
 BINDER = "system:scheduler"  # who binds, in the audit log
 DESCRIBED = ("Settings", "PriorityClass", "Queue", "Tenant", "Job")
 TREE_KINDS = frozenset({"Namespace", "ResourceQuota", "Settings", "Tenant", "Tier"})
@@ -110,7 +113,7 @@ class Keeper:
         self.revision = 0
         self.settings: dict[str, Any] = {}  # what an administrator said about the policy
         self.noted: dict[str, str] = {}  # the reason that is stored with each waiting allocation
-        self.committing: set[str] = set()  # uids whose fate is being decided by the database
+        self.committing: Multiset[str] = Multiset()  # uids whose fate is being decided by the database
         self._deferred: list[Seen] = []
         self._known: dict[str, int] = {}  # revisions of our own that have not come back by the feed yet
         self._classes: dict[str, PriorityClassView] = {}
@@ -145,8 +148,11 @@ class Keeper:
         self._views = {item.name: node_of(item.doc, item.status) for item in nodes}
         for name, room in sorted(rooms.items()):
             self._put_node(name, room)
-        for row in allocations:
+        for number, row in enumerate(allocations):
             self._apply_allocation(row)
+            if number % YIELD_EVERY == 0:
+                # Whoever loads also has a term to renew.
+                await asyncio.sleep(0)
         # Last: the counters have counted all of it.
         self.world.limits.load(tree, counters)
 
@@ -226,7 +232,8 @@ class Keeper:
 
     def settle(self, uids: Iterable[str]) -> None:
         """It is known how a commit ended: changes that waited for that are applied."""
-        self.committing.difference_update(uids)
+        self.committing.subtract(uids)
+        self.committing = +self.committing
         if self._deferred:
             waiting, self._deferred = self._deferred, []
             for change in waiting:

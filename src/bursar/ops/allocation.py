@@ -28,6 +28,8 @@ from bursar.wire.document import encode, is_ending
 
 GRACE_SECONDS = 30
 
+PLACED = frozenset({Phase.SCHEDULED, Phase.RUNNING})
+
 _decode = msgspec.json.Decoder(Allocation).decode
 
 
@@ -47,6 +49,7 @@ class Report(Command):
     exit_code: int | None = None
     expected: int | None = None
     gang: str = ""
+    unless_complete: bool = False  # of a gang that waited too long for its members: not if they are there by now
 
     def gangs(self) -> dict[GangKey, int]:
         return {(self.key.namespace, self.gang): 0} if self.gang else {}
@@ -71,6 +74,9 @@ class Report(Command):
             return conflict(self.key, "it was deleted and created anew")
         if self.expected is not None and self.expected != before.revision:
             return conflict(self.key)
+        row = sheet.gangs.get((self.key.namespace, self.gang))
+        if self.unless_complete and row is not None and row.members >= row.min_members:
+            return Refusal(Code.STALE, f"the gang of {self.key.name} is complete by now")
         bound = {one.node for one in sheet.placements.get(before.uid, ())}
         if self.node and self.node not in bound and phase_of(before) is not self.phase:
             return Refusal(Code.FORBIDDEN, f"{self.key.name} is not bound to node {self.node}")
@@ -182,6 +188,13 @@ class Release(Command):
 
 def phase_of(one: Stored) -> Phase:
     return Phase(one.fields.get("status.phase", Phase.PENDING))
+
+
+def waits_no_more(one: Stored) -> Refusal | None:
+    """Why what was to be placed, or to be told why it waits, is left as it is."""
+    if (phase := phase_of(one)) is not Phase.PENDING:
+        return Refusal(Code.STALE, f"{one.key.name} is {phase}, not Pending")
+    return None
 
 
 def status_of(one: Stored) -> dict[str, Any]:

@@ -118,12 +118,12 @@ class Walk:
     async def _lock_nodes(self, db: Connection, sheet: Sheet, commands: Sequence[Command]) -> None:
         names = {name for command in commands for name in command.nodes()}
         # Where an object is placed cannot change while its row is locked.
-        placed = [
+        placed = {
             sheet.objects[key].uid
             for command in commands
-            for key in command.objects()
+            for key in command.placed(sheet)
             if key.kind == "Allocation" and key in sheet.objects and sheet.objects[key].charge.bound
-        ]
+        }
         if placed:
             for one in await node_store.load_placements_of(db, placed):
                 sheet.placements[one.uid] = (*sheet.placements.get(one.uid, ()), one)

@@ -23,7 +23,7 @@ from bursar.core.quota import Move
 from bursar.core.refusal import Cause, Code, Refusal
 from bursar.core.sheet import Sheet
 from bursar.core.wording import quota_refusal
-from bursar.ops.allocation import phase_of, set_condition, status_of, unchanged, with_status
+from bursar.ops.allocation import PLACED, phase_of, set_condition, status_of, unchanged, waits_no_more, with_status
 from bursar.ops.command import Command, Reply, Result
 from bursar.ops.lane import Lane, Overloaded
 from bursar.ops.object import not_found
@@ -34,8 +34,6 @@ FEED_MAX = 2048
 
 # What is said of something only while it waits.
 WAITING = ("reason", "message", "nominated", "queuePosition")
-
-PLACED = frozenset({Phase.SCHEDULED, Phase.RUNNING})
 
 # Plans repeat a few amounts for ever.
 _text = lru_cache(4096)(format_amount)
@@ -94,7 +92,7 @@ class Bind(Command):
 
     def decide(self, sheet: Sheet) -> Result:
         for member in self.members:
-            if refusal := _waits_no_more(sheet, member):
+            if refusal := _outrun(sheet, member):
                 return self._told_of(member, refusal)
         for gang in self.gangs():
             if refusal := self._torn(sheet, gang):
@@ -147,14 +145,14 @@ class Bind(Command):
         return replace(refusal, message=message, causes=(cause, *refusal.causes))
 
 
-def _waits_no_more(sheet: Sheet, member: Member) -> Refusal | None:
+def _outrun(sheet: Sheet, member: Member) -> Refusal | None:
     before = sheet.objects.get(member.key)
     if before is None:
         return not_found(member.key)
     if before.uid != (member.uid or before.uid) or before.gang != member.gang:
         return Refusal(Code.STALE, f"{member.key.name} was deleted and created anew")
-    if (phase := phase_of(before)) is not Phase.PENDING:
-        return Refusal(Code.STALE, f"{member.key.name} is {phase}, not Pending")
+    if refusal := waits_no_more(before):
+        return refusal
     if before.charge.due:
         return Refusal(Code.STALE, f"the gang of {member.key.name} is not complete")
     return None
@@ -210,8 +208,8 @@ class Note(Command):
         before = sheet.objects.get(self.key)
         if before is None or before.uid != self.uid:
             return Refusal(Code.STALE, f"{self.key.name} is gone")
-        if (phase := phase_of(before)) is not Phase.PENDING:
-            return Refusal(Code.STALE, f"{self.key.name} is {phase}, not Pending")
+        if refusal := waits_no_more(before):
+            return refusal
         status = status_of(before)
         if status.get("reason") == self.reason:
             return unchanged(before)

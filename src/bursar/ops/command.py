@@ -61,6 +61,10 @@ class Command:
         """Nodes to lock and read, beside those that the object is placed on."""
         return ()
 
+    def placed(self, _: Sheet, /) -> Iterable[Key]:
+        """Objects whose placements to read, and whose nodes to lock."""
+        return self.objects()
+
     def charges(self, sheet: Sheet, /) -> Iterable[tuple[str, Charge]]:
         """Every (namespace, charge) that deciding may take or give back."""
         before = sheet.objects.get(self.key)

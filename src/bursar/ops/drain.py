@@ -147,7 +147,7 @@ async def standing(office: Office, name: str) -> Standing | Refusal | None:
     drain = drain_of(found)
     if not drain:
         return None
-    there = await placed_there(office, name) if drain["state"] == DRAINING else []
+    there = [] if drain["state"] == DRAINED else await placed_there(office, name)
     return standing_of(drain, there)
 
 

@@ -14,20 +14,17 @@ from typing import Any
 
 import msgspec
 
-from bursar.core.allocation import Phase
+from bursar.core.allocation import GangKey, Phase
 from bursar.core.charge import Charge
 from bursar.core.eviction import STOPPABLE, Notice
 from bursar.core.object import Key, Origin, Stored
 from bursar.core.refusal import Code, Refusal
 from bursar.core.sheet import Sheet
-from bursar.ops.allocation import phase_of, set_condition, status_of, unchanged, with_status
+from bursar.ops.allocation import PLACED, phase_of, set_condition, status_of, unchanged, waits_no_more, with_status
 from bursar.ops.command import Command, Reply, Result
 from bursar.ops.object import conflict, not_found
 from bursar.ops.office import Office, new_uid, timestamp
-from bursar.store import object as object_store
 from bursar.store.request import Claim
-
-PLACED = frozenset({Phase.SCHEDULED, Phase.RUNNING})
 
 
 def _new_id() -> str:
@@ -36,24 +33,28 @@ def _new_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """An allocation that has to go, and what it is told."""
+    """An allocation that has to go, and what it is told. With it goes whatever of its gang is placed."""
 
     key: Key
     uid: str
     notice: Notice
+    gang: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evict(Command):
-    """Stop a placed allocation; `others`, such as the rest of its gang, are stopped with it where they still run."""
+    """Stop a placed allocation, and with it whatever of its gang is placed: a gang runs as a whole or not at all."""
 
     notice: Notice
     uid: str = ""  # the allocation that is meant, should the name have been given to another
-    others: tuple[Victim, ...] = ()
+    gang: str = ""
     id: str = field(default_factory=_new_id)
 
-    def objects(self) -> Iterable[Key]:
-        return (self.key, *(one.key for one in self.others))
+    def gangs(self) -> dict[GangKey, int]:
+        return {(self.key.namespace, self.gang): 0} if self.gang else {}
+
+    def placed(self, sheet: Sheet) -> Iterable[Key]:
+        return (self.key, *members_of(sheet, self.gangs()))
 
     def charges(self, _: Sheet) -> Iterable[tuple[str, Charge]]:
         return ()  # Nothing comes back before it is gone.
@@ -64,11 +65,14 @@ class Evict(Command):
             return not_found(self.key)
         if self.uid not in ("", before.uid):
             return conflict(self.key, f"its uid is {before.uid}, not {self.uid}")
+        if before.gang != self.gang:
+            return conflict(self.key, "it was deleted and created anew")
         if phase_of(before) not in STOPPABLE:
             return not_placed(before)
-        for other in self.others:
-            stop_if_placed(sheet, other, self.id, self.origin)
-        return stop(sheet, before, self.notice, self.id, self.origin)
+        written = stop(sheet, before, self.notice, self.id, self.origin)
+        for gang in self.gangs():
+            stop_members(sheet, gang, self.notice, self.id, self.origin)
+        return written
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,31 +103,36 @@ class Preempt(Command):
     def objects(self) -> Iterable[Key]:
         return (self.key, *(one.key for one in self.with_it), *(one.key for one in self.victims))
 
+    def gangs(self) -> dict[GangKey, int]:
+        return {(one.key.namespace, one.gang): 0 for one in self.victims if one.gang}
+
+    def placed(self, sheet: Sheet) -> Iterable[Key]:
+        return (*self.objects(), *members_of(sheet, self.gangs()))
+
     def charges(self, _: Sheet) -> Iterable[tuple[str, Charge]]:
         return ()
 
     def decide(self, sheet: Sheet) -> Result:
         nominees = (Nominee(self.key, self.uid, self.nominated, self.until), *self.with_it)
         for one in nominees:
-            if refusal := _waits_no_more(sheet, one):
+            if refusal := _outrun(sheet, one):
                 return refusal
         for victim in self.victims:
             there = sheet.objects.get(victim.key)
             if there is not None and there.uid != victim.uid:
                 return Refusal(Code.STALE, f"{victim.key.name} was deleted and created anew")
-        for victim in self.victims:
-            stop_if_placed(sheet, victim, self.id, self.origin)
+        stopped = [one for one in self.victims if stop_if_placed(sheet, one, self.id, self.origin)]
+        for gang, notice in {(one.key.namespace, one.gang): one.notice for one in stopped if one.gang}.items():
+            stop_members(sheet, gang, notice, self.id, self.origin)
         writes = [_nominate(sheet, one, self.origin) for one in nominees]
         return writes[0]
 
 
-def _waits_no_more(sheet: Sheet, one: Nominee) -> Refusal | None:
+def _outrun(sheet: Sheet, one: Nominee) -> Refusal | None:
     there = sheet.objects.get(one.key)
     if there is None or there.uid != one.uid:
         return Refusal(Code.STALE, f"{one.key.name}, for which room was to be made, is gone")
-    if phase_of(there) is not Phase.PENDING:
-        return Refusal(Code.STALE, f"{one.key.name} is {phase_of(there)}, not Pending")
-    return None
+    return waits_no_more(there)
 
 
 def _nominate(sheet: Sheet, one: Nominee, origin: Origin) -> Result:
@@ -140,10 +149,23 @@ def not_placed(one: Stored) -> Refusal:
     )
 
 
-def stop_if_placed(sheet: Sheet, victim: Victim, id_: str, origin: Origin) -> None:
+def stop_if_placed(sheet: Sheet, victim: Victim, id_: str, origin: Origin) -> bool:
     there = sheet.objects.get(victim.key)
-    if there is not None and there.uid == victim.uid and phase_of(there) in PLACED:
-        stop(sheet, there, victim.notice, id_, origin)
+    if there is None or there.uid != victim.uid or phase_of(there) not in PLACED:
+        return False
+    stop(sheet, there, victim.notice, id_, origin)
+    return True
+
+
+def members_of(sheet: Sheet, gangs: Iterable[GangKey]) -> list[Key]:
+    return [one.key for gang in gangs for one in sheet.members(*gang)]
+
+
+def stop_members(sheet: Sheet, gang: GangKey, notice: Notice, id_: str, origin: Origin) -> None:
+    """Stop what is placed of a gang, also what was placed while it was decided that the gang goes."""
+    for one in sheet.members(*gang):
+        if phase_of(one) in PLACED:
+            stop(sheet, one, notice, id_, origin)
 
 
 def stop(sheet: Sheet, before: Stored, notice: Notice, id_: str, origin: Origin) -> Result:
@@ -205,21 +227,10 @@ async def evict(
     claim: Claim | None = None,
     dry_run: bool = False,
 ) -> Reply:
-    """Stop an allocation, and with it whatever of its gang is placed: a gang runs as a whole or not at all."""
-    others = await _rest_of_gang(office, one, notice)
-    command = Evict(key=one.key, uid=one.uid, notice=notice, others=others, origin=origin, claim=claim)
+    """Stop an allocation, and with it its gang."""
+    command = Evict(key=one.key, uid=one.uid, notice=notice, gang=one.gang, origin=origin, claim=claim)
     lane = office.trying if dry_run else office.binding
     return await lane.submit(command, one.key.namespace)
-
-
-async def _rest_of_gang(office: Office, one: Stored, notice: Notice) -> tuple[Victim, ...]:
-    if not one.gang:
-        return ()
-    async with office.database.reader() as db:
-        keys = await object_store.load_gang_members(db, [(one.key.namespace, one.gang)])
-        members = await object_store.load(db, keys)
-    rest = (member for key, member in sorted(members.items()) if key != one.key)
-    return tuple(Victim(member.key, member.uid, notice) for member in rest if phase_of(member) in PLACED)
 
 
 async def preempt(office: Office, commands: Sequence[Preempt]) -> list[Reply]:

@@ -7,7 +7,6 @@ hint: answers are also looked for now and then. Where nobody leads nobody waits.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
@@ -34,7 +33,6 @@ SILENCE_SECONDS = 5.0
 GLIMPSES_PER_SECOND = 100
 POLL_SECONDS = 0.25
 WAITING_MAX = 2048
-EARLY_MAX = 4096
 
 
 # Questions.
@@ -122,7 +120,6 @@ class Inquiries:
         self._database = database
         self._lane: Lane[bytes, int | None] = Lane("inquiry", self._put, capacity=WAITING_MAX, batch_max=64)
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
-        self._early: OrderedDict[int, None] = OrderedDict()  # answered before it was known which id was ours
         self._given_up: list[int] = []
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -217,22 +214,15 @@ class Inquiries:
     async def _answer_to(self, number: int) -> bytes:
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
-        if number in self._early:
-            del self._early[number]
-            self._wake.set()
+        # It may be answered already; and while nobody waited nobody saw whether the connection is still there.
+        self._wake.set()
         return await future
 
     # Answers.
 
     def _told(self, payload: str) -> None:
-        for word in payload.split(","):
-            number = int(word)
-            if number in self._waiting:
-                self._wake.set()
-            else:
-                self._early[number] = None
-                if len(self._early) > EARLY_MAX:
-                    self._early.popitem(last=False)
+        if any(int(word) in self._waiting for word in payload.split(",")):
+            self._wake.set()
 
     async def _listen(self) -> None:
         """For ever: wait for word of answers, and hand them out. A database that is away is waited for."""

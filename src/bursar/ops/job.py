@@ -276,7 +276,7 @@ def _ended(key: Key, phase: JobPhase) -> Refusal:
 def create_job(job: Job, origin: Origin, claim: Claim | None, seen_tenant: str | None) -> CreateJob:
     draft = new_draft(JOB, job, tenant=seen_tenant or "")
     first = list(islice(open_turns(progress_in(draft)), plan_of(job.spec).width))
-    drafts, gang = member_drafts(draft.key, draft.uid, job.spec, first, joining=False)
+    drafts, gang = member_drafts(draft.key, draft.uid, job.spec, first, joined=None)
     return CreateJob(
         key=draft.key,
         origin=origin,

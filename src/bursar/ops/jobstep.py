@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from bursar.core.allocation import Gang, GangKey, GangRow
 from bursar.core.charge import Charge
@@ -32,10 +32,13 @@ from bursar.ops.member import (
 )
 from bursar.ops.object import TRIES_MAX, already_exists, conflict, namespace_refusal, not_found
 from bursar.ops.office import Office, now, timestamp
+from bursar.store import gang as gang_store
 from bursar.store import job as job_store
 from bursar.wire.job import PARALLELISM_MAX, plan_of
 
 CONTROLLER = Origin("system:jobs", "step")
+# How long a job rests that others were always faster to change.
+TROUBLE_SECONDS = 2.0
 # What a job that is deleted has left behind is removed so many at a time; what runs comes on top.
 REMOVED_AT_ONCE_MAX = 2000
 
@@ -146,10 +149,13 @@ async def step(office: Office, key: Key, at: datetime | None = None) -> Stepped 
         coming = next_step(plan, progress, members, at or now())
         if coming == Step(progress):
             return None if progress.settled else Stepped(tenant, next_look(plan, progress))
-        reply = await object_ops.submit(office, _step_command(job, coming), tenant=tenant)
+        joined = await _joined(office, job, coming)
+        if joined is None and _joins(job, coming):
+            continue  # They have ended since they were seen.
+        reply = await object_ops.submit(office, _step_command(job, coming, joined), tenant=tenant)
         if isinstance(reply, Written) and not reply.deleted and coming.create and is_blocked(reply.status):
             return Stepped(tenant, next_look(plan, coming.progress), blocked=True)
-    return Stepped(tenant, now())
+    return Stepped(tenant, now() + timedelta(seconds=TROUBLE_SECONDS))
 
 
 async def load_members(office: Office, job: Stored, progress: Progress) -> list[Member]:
@@ -165,8 +171,22 @@ async def load_members(office: Office, job: Stored, progress: Progress) -> list[
     ]
 
 
-def _step_command(job: Stored, coming: Step) -> StepJob:
-    drafts, gang = member_drafts(job.key, job.uid, spec_in(job.doc), coming.create, joining=coming.progress.active > 0)
+def _joins(job: Stored, coming: Step) -> bool:
+    """Whether what is made comes to members of its gang that are there."""
+    return bool(coming.create and coming.progress.active and group_of(job))
+
+
+async def _joined(office: Office, job: Stored, coming: Step) -> GangRow | None:
+    """The gang that is joined: it may be smaller than the job's template says."""
+    if not _joins(job, coming):
+        return None
+    key = (job.key.namespace, group_of(job))
+    async with office.database.reader() as db:
+        return (await gang_store.load(db, [key])).get(key)
+
+
+def _step_command(job: Stored, coming: Step, joined: GangRow | None) -> StepJob:
+    drafts, gang = member_drafts(job.key, job.uid, spec_in(job.doc), coming.create, joined=joined)
     return StepJob(
         key=job.key,
         origin=CONTROLLER,

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from bursar.core.allocation import Gang, Phase
+from bursar.core.allocation import Gang, GangRow, Phase
 from bursar.core.job import (
     Boost,
     JobPhase,
@@ -177,18 +177,20 @@ def member_key(job: Key, turn: Turn) -> Key:
 
 
 def member_drafts(
-    job: Key, uid: str, spec: JobSpec, turns: Sequence[Turn], *, joining: bool
+    job: Key, uid: str, spec: JobSpec, turns: Sequence[Turn], *, joined: GangRow | None
 ) -> tuple[tuple[Stored, ...], Gang | None]:
     """New allocations, all from one template, and the gang they form.
 
-    Where they join no members that are still there, the gang is as large as they are many: it could never be complete
-    otherwise.
+    Who joins members that are still there says of the gang's size what they say. Where there are none, the gang is as
+    large as they are many: it could never be complete otherwise.
     """
     if not turns:
         return (), None
     made, gang = allocation_spec(job.name, spec), job_gang(job.name, spec)
-    if gang is not None and not joining and len(turns) < gang.min_members:
-        made, gang = with_min_members(made, gang, len(turns))
+    if gang is not None:
+        size = joined.min_members if joined is not None else min(gang.min_members, len(turns))
+        if size != gang.min_members:
+            made, gang = with_min_members(made, gang, size)
         gang = gang if gang.min_members > 1 else None
     metadata = ObjectMeta(
         name=turn_name(job.name, turns[0]),
