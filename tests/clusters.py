@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from bursar.client import Client
 from server import Server, data_directory, started
 
 
@@ -54,7 +55,15 @@ class Kubectl:
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Server]:
     with data_directory() as data, started(data, tls=True) as running:
+        _register_large_node(running)
         yield running
+
+
+def _register_large_node(server: Server) -> None:
+    """Cordoned, so nothing runs there; but whichever nodes tests leave, nothing is refused as too large."""
+    spec = {"capacity": {"cpu": "1000", "memory": "1Ti", "nvidia.com/gpu": "64"}, "unschedulable": True}
+    with Client(server.url, server.token, ca_file=str(server.data / "tls" / "ca.crt")) as client:
+        client.nodes.create({"metadata": {"name": "large"}, "spec": spec})
 
 
 @pytest.fixture(scope="session")

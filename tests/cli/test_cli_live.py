@@ -345,7 +345,9 @@ def test_a_node_token_is_for_one_node_and_one_use(empty_server: Server, shell: S
 
 
 def test_login_and_contexts(empty_server: Server, shell: Shell) -> None:
-    said = shell(f"login {empty_server.url} --token - --context lab", given=f"{empty_server.token}\n", env=FROM_FILE).stdout
+    said = shell(
+        f"login {empty_server.url} --token - --context lab", given=f"{empty_server.token}\n", env=FROM_FILE
+    ).stdout
     assert said.startswith(f"Logged in to {empty_server.url}")
     assert stat.S_IMODE(shell.config.stat().st_mode) == 0o600
     shell(f"get tenant {shell.namespace}", env=FROM_FILE)

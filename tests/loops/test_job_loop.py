@@ -178,6 +178,14 @@ async def test_jobs_come_when_their_time_has_come() -> None:
     assert agenda.take(NOW + timedelta(seconds=80), AT_ONCE) == [key("later")]
 
 
+async def test_looking_again_and_again_before_a_deadline_leaves_one_entry() -> None:
+    agenda = Agenda()
+    for seconds in range(100):
+        agenda.note(key("long"), Stepped("lab", NOW + timedelta(days=1)), NOW + timedelta(seconds=seconds))
+    assert len(agenda._heap) == 1
+    assert agenda.take(NOW + timedelta(days=1), AT_ONCE) == [key("long")]
+
+
 async def test_a_job_without_room_waits_for_its_tenant_or_for_half_a_minute() -> None:
     agenda = Agenda()
     agenda.note(key("a"), Stepped("lab", blocked=True), NOW)

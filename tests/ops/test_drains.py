@@ -96,6 +96,8 @@ async def test_uncordoning_ends_a_drain(office: Office) -> None:
     await office.changing.submit(draining("n1"), "")
     shown = document(await change(office, "Node", "", "n1", unschedulable=False))
     assert shown["status"]["drain"]["state"] == "Cancelled"
+    ended = await stands(office, "n1")
+    assert (ended.state, ended.total, ended.pending, ended.evicted) == ("Cancelled", 1, 1, 0)
     assert await continue_drains(office) == []
     assert (await status(office, "a"))["phase"] == "Running"
     assert code(await allocation(office, "default", "b", gpu=1)) == "ok"

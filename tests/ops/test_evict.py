@@ -16,6 +16,7 @@ from bursar.ops.evict import Preempt, Victim, preempt
 from bursar.ops.office import Office, now
 from bursar.store import node as node_store
 from evictions import GPU, PREEMPTED, assert_books_balance, key, running, says, status, stop, stored
+from houses import eventually
 from offices import (
     TEST,
     allocation,
@@ -192,6 +193,43 @@ async def test_a_gang_is_evicted_as_a_whole(office: Office) -> None:
     assert code(await bind_unit(office, "default", {"one": ("a",), "two": ("b",)})) == "ok"
 
 
+async def gang_of_three(office: Office) -> None:
+    """Two of a gang run, and a third that came later waits."""
+    for name in ("a", "b", "c"):
+        await node(office, name, gpu=2)
+    for name in ("one", "two", "three"):
+        await allocation(office, "default", name, spec={"gangScheduling": {"groupId": "g", "minMembers": 2}}, gpu=1)
+    assert code(await bind_unit(office, "default", {"one": ("a",), "two": ("b",)})) == "ok"
+
+
+async def phases(office: Office) -> set[str]:
+    return {(await status(office, name))["phase"] for name in ("one", "two", "three")}
+
+
+async def are_waiting(office: Office, count: int) -> bool:
+    """Whether so many wait for a lock."""
+    async with office.database.reader() as db:
+        waiting = await db.fetchval(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        )
+    return bool(waiting == count)
+
+
+async def test_a_member_placed_while_its_gang_is_evicted_does_not_stay_alone(office: Office, database_url: str) -> None:
+    await gang_of_three(office)
+    async with opened(database_url) as other:
+        async with office.database.reader() as db, db.transaction():
+            # Whoever comes now has read what it reads without locks, and waits.
+            await db.execute("SELECT 1 FROM object WHERE kind = 'Allocation' AND name = 'one' FOR UPDATE")
+            binding = asyncio.create_task(bind(other, "default", "three", "c"))
+            await eventually(lambda: are_waiting(other, 1))
+            evicting = asyncio.create_task(stop(office, "one"))
+            await eventually(lambda: are_waiting(other, 2))
+        assert [code(one) for one in await asyncio.gather(binding, evicting)] == ["ok", "ok"]
+    assert await phases(office) == {"Terminating"}
+    await assert_books_balance(office)
+
+
 # Making room for another.
 
 
@@ -202,7 +240,7 @@ def plan(nominee: Stored, *victims: Stored) -> Preempt:
         origin=TEST,
         nominated=("n1",),
         until=now() + timedelta(seconds=90),
-        victims=tuple(Victim(one.key, one.uid, PREEMPTED) for one in victims),
+        victims=tuple(Victim(one.key, one.uid, PREEMPTED, one.gang) for one in victims),
     )
 
 
@@ -219,6 +257,17 @@ async def test_victims_are_stopped_and_their_room_is_held_in_one_step(office: Of
     for name in ("a", "b"):
         await end(office, "default", name, Phase.CANCELLED)
     assert code(await bind(office, "default", "urgent", "n1")) == "ok"
+    await assert_books_balance(office)
+
+
+async def test_a_gang_that_is_a_victim_goes_with_members_that_the_plan_did_not_know(office: Office) -> None:
+    await gang_of_three(office)
+    await allocation(office, "default", "urgent", gpu=2)
+    victims = [await stored(office, name) for name in ("one", "two")]
+    assert code(await bind(office, "default", "three", "c")) == "ok"
+    (reply,) = await preempt(office, [plan(await stored(office, "urgent"), *victims)])
+    assert code(reply) == "ok"
+    assert await phases(office) == {"Terminating"}
     await assert_books_balance(office)
 
 

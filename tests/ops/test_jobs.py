@@ -14,6 +14,7 @@ from bursar.core.refusal import Refusal
 from bursar.loops.upkeep import finish_namespaces
 from bursar.ops import allocation as allocation_ops
 from bursar.ops import job as job_ops
+from bursar.ops import jobstep
 from bursar.ops import object as object_ops
 from bursar.ops.command import Reply, Written
 from bursar.ops.dispatch import delete_command
@@ -251,6 +252,27 @@ async def test_a_failed_member_is_replaced_in_its_gang_and_the_last_ones_form_a_
     await assert_counters_equal_charges(lab)
 
 
+async def test_what_fails_in_a_gang_that_became_smaller_joins_it_again(lab: Office) -> None:
+    first = [f"train-{index}" for index in range(4)]
+    await job(lab, parallelism=4, completions=6, backoffLimit=5, template={"gangScheduling": {"minMembers": 4}})
+    await run(lab, *first)
+    await finish(lab, *first)
+    await step(lab, key())
+    await run(lab, "train-4", "train-5")
+    await finish(lab, "train-4", phase=Phase.FAILED)
+    stepped = await step(lab, key())
+    assert stepped is not None
+    assert not stepped.blocked, await status(lab)
+    again = await object_ops.get(lab, Key("Allocation", "lab", "train-4-1"))
+    assert isinstance(again, Stored)
+    assert msgspec.json.decode(again.doc)["spec"]["gangScheduling"] == {"groupId": "train", "minMembers": 2}
+    await run(lab, "train-4-1")
+    await finish(lab, "train-4-1", "train-5")
+    await step(lab, key())
+    assert (await status(lab))["phase"] == "Succeeded"
+    await assert_counters_equal_charges(lab)
+
+
 # Going on.
 
 
@@ -321,6 +343,19 @@ async def test_work_that_is_put_back_is_no_failure(lab: Office) -> None:
     await step(lab, key())
     assert await phases(lab) == {"train-0": "Pending"}
     assert (await status(lab))["failed"] == 0
+
+
+async def test_a_job_that_others_keep_changing_is_left_alone_for_a_moment(
+    lab: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await job(lab, completions=2)
+    await run(lab, "train-0")
+    monkeypatch.setattr(jobstep, "TRIES_MAX", 1)
+    began = now()
+    stepped = await step(lab, key())
+    assert stepped is not None
+    assert stepped.look_at is not None
+    assert stepped.look_at >= began + timedelta(seconds=jobstep.TROUBLE_SECONDS)
 
 
 async def test_what_somebody_deletes_is_made_again(lab: Office) -> None:

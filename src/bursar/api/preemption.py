@@ -55,11 +55,12 @@ async def create(call: Call) -> Outcome:
 
 
 def _faults(wanted: NewPreemption) -> list[Cause]:
-    causes = [*grace_faults(wanted.grace_period_seconds)]
-    causes += words_faults(reason=wanted.reason, initiatedBy=wanted.initiated_by)
-    if not wanted.target_allocation:
-        causes.append(field_fault("targetAllocation", "is required: the name of an allocation"))
-    return causes
+    required = field_fault("targetAllocation", "is required: the name of an allocation")
+    return [
+        *(() if wanted.target_allocation else (required,)),
+        *grace_faults(wanted.grace_period_seconds),
+        *words_faults(reason=wanted.reason, initiatedBy=wanted.initiated_by),
+    ]
 
 
 def _answer(reply: Reply) -> Answer:
