@@ -12,7 +12,7 @@ from bursar.core.node import Placement
 from bursar.core.object import Key, Origin
 from bursar.core.placing import Target
 from bursar.core.refusal import Refusal
-from bursar.ops import bind as bind_module
+from bursar.ops import feeding
 from bursar.ops import object as object_ops
 from bursar.ops.bind import Bind, Member, Note, note
 from bursar.ops.bind import bind as bind_all
@@ -290,7 +290,7 @@ async def test_notes_carry_the_fence_too(office: Office) -> None:
 async def test_a_plan_longer_than_what_is_fed_at_once_is_answered_in_its_order(
     office: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bind_module, "FEED_MAX", 7)
+    monkeypatch.setattr(feeding, "FEED_MAX", 7)
     await node(office, "n1", gpu=8)
     await node(office, "n2", gpu=100)
     names = [f"job-{number}" for number in range(30)]

@@ -252,7 +252,7 @@ class Scheduler:
         commands = [
             Report(
                 key=allocation_key(ask), origin=FAILING, phase=Phase.FAILED, uid=ask.uid, fence=self.fence,
-                gang=ask.gang.group_id if ask.gang else "", unless_complete=True, reason="GangTimeout",
+                gang=gang_name(ask), unless_complete=True, reason="GangTimeout",
                 message=sentence(reason, ask),
             )
             for ask, reason in failed
@@ -349,8 +349,11 @@ def _member(world: World, names: Mapping[int, str], ask: Ask, spots: Iterable[Sp
             for spot in spots
         ]
     )
-    gang = ask.gang.group_id if ask.gang is not None else ""
-    return Member(allocation_key(ask), targets, request_of(ask.shape), gang, ask.uid)
+    return Member(allocation_key(ask), targets, request_of(ask.shape), gang_name(ask), ask.uid)
+
+
+def gang_name(ask: Ask) -> str:
+    return ask.gang.group_id if ask.gang is not None else ""
 
 
 @lru_cache(1024)
@@ -370,6 +373,7 @@ def preempt_command(world: World, one: Preempting, fence: int, policy: Policy) -
             allocation_key(world.placed[victim.uid].ask),
             victim.uid,
             Notice(Stopped.PREEMPTED, victim.rule, by, _told(victim.rule, by, one.priority), int(policy.grace_seconds)),
+            gang_name(world.placed[victim.uid].ask),
         )
         for victim in one.victims
         if victim.uid in world.placed

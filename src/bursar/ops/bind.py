@@ -6,7 +6,6 @@ again under locks, room and quota together; a unit that is refused leaves no tra
 
 from __future__ import annotations
 
-import asyncio
 from collections import ChainMap
 from collections.abc import Iterable, MutableMapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,12 +24,9 @@ from bursar.core.sheet import Sheet
 from bursar.core.wording import quota_refusal
 from bursar.ops.allocation import PLACED, phase_of, set_condition, status_of, unchanged, waits_no_more, with_status
 from bursar.ops.command import Command, Reply, Result
-from bursar.ops.lane import Lane, Overloaded
+from bursar.ops.feeding import feed
 from bursar.ops.object import not_found
 from bursar.ops.office import Office, timestamp
-
-# A plan is fed to its lane piece by piece: it must not push out what others ask of the same lane.
-FEED_MAX = 2048
 
 # What is said of something only while it waits.
 WAITING = ("reason", "message", "nominated", "queuePosition")
@@ -223,35 +219,9 @@ class Note(Command):
 
 async def bind(office: Office, commands: Sequence[Bind]) -> list[Reply]:
     """Place each unit where its targets say. What went stale comes back with its reason; the rest stands."""
-    return await _feed(office.binding, commands)
+    return await feed(office.binding, commands)
 
 
 async def note(office: Office, commands: Sequence[Note]) -> list[Reply]:
     """Store why each of these waits. Notes go by the lane of changes: nothing that can run waits for them."""
-    return await _feed(office.changing, commands)
-
-
-async def _feed(lane: Lane[Command, Reply], commands: Sequence[Command]) -> list[Reply]:
-    replies: list[Reply] = []
-    for start in range(0, len(commands), FEED_MAX):
-        some = commands[start : start + FEED_MAX]
-        answers = await asyncio.gather(*(_put(lane, command) for command in some), return_exceptions=True)
-        replies += [_reply(answer) for answer in answers]
-    return replies
-
-
-def _put(lane: Lane[Command, Reply], command: Command) -> asyncio.Future[Reply]:
-    try:
-        return lane.put(command, command.key.namespace)
-    except Overloaded as error:
-        refused: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        refused.set_exception(error)
-        return refused
-
-
-def _reply(answer: Reply | BaseException) -> Reply:
-    if isinstance(answer, Overloaded):
-        return Refusal(Code.OVERLOADED, str(answer), retry_after_seconds=answer.retry_after_seconds)
-    if isinstance(answer, BaseException):
-        raise answer
-    return answer
+    return await feed(office.changing, commands)

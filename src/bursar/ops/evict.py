@@ -6,7 +6,6 @@ nodes and its bound quota come back when the last of its nodes has said that it 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -22,6 +21,7 @@ from bursar.core.refusal import Code, Refusal
 from bursar.core.sheet import Sheet
 from bursar.ops.allocation import PLACED, phase_of, set_condition, status_of, unchanged, waits_no_more, with_status
 from bursar.ops.command import Command, Reply, Result
+from bursar.ops.feeding import feed
 from bursar.ops.object import conflict, not_found
 from bursar.ops.office import Office, new_uid, timestamp
 from bursar.store.request import Claim
@@ -235,4 +235,4 @@ async def evict(
 
 async def preempt(office: Office, commands: Sequence[Preempt]) -> list[Reply]:
     """Make room for each nominee. What went stale comes back with its reason, and has changed nothing."""
-    return list(await asyncio.gather(*(office.binding.submit(command, command.key.namespace) for command in commands)))
+    return await feed(office.binding, commands)
