@@ -46,6 +46,7 @@ soak: venv  ## The long races and fault tests
 
 bench: venv  ## All benchmarks, briefly
 	@$(BIN)/bursar bench api --seconds 5 --json
+	@$(BIN)/bursar bench schedule --nodes 1000 --allocations 4000 --singles 50 --json
 
 lock: venv  ## Pin the dependencies anew
 	@sh scripts/lock.sh

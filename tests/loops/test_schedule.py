@@ -282,7 +282,7 @@ async def test_a_victim_is_stopped_the_urgent_runs_in_its_place_and_the_victim_r
         await submit(office, "urgent", gpu=2, spec={"priority": 1000}, seconds=1.5)
         stopping = await until(office, "low", is_in("Terminating"))
         await until(office, "urgent", RUNNING)
-        waits = await until(office, "low", waits_for(f"no_capacity_{GPU}"))
+        waits = await until(office, "low", waits_for("Preempted"))
         await until(office, "urgent", SUCCEEDED)
         await until(office, "low", RUNNING)
     notice = stopping["eviction"]

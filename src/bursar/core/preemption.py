@@ -7,7 +7,7 @@ ever. Nothing is evicted within its minimum runtime. A gang goes as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -170,14 +170,24 @@ class Preemption:
     def _burst_marks(self) -> frozenset[str]:
         """What runs beyond its tenant's target; looked for only where somebody holds more than that."""
         if self._burst is None:
-            by_tenant: dict[str, list[tuple[float, str, Sequence[tuple[str, int]]]]] = {}
-            over = {tenant for tenant in self.world.used if self._is_over(tenant)}
-            for one in self.world.placed.values() if over else ():
-                if one.ask.tenant in over:
-                    amounts = self.world.amounts(one.ask, [spot.row for spot in one.spots])
-                    by_tenant.setdefault(one.ask.tenant, []).append((one.since, one.ask.uid, amounts))
-            self._burst = burst_marks(self.shares, by_tenant)
+            over = {tenant: self._targets(tenant) for tenant in self.world.used if self._is_over(tenant)}
+            # Nothing came or went since, and the targets are the same: so are the marks.
+            key = (self.world.moved, frozenset(over.items()))
+            if self.world.burst is None or self.world.burst[0] != key:
+                self.world.burst = (key, self._mark(over) if over else frozenset())
+            self._burst = self.world.burst[1]
         return self._burst
+
+    def _mark(self, over: Container[str]) -> frozenset[str]:
+        by_tenant: dict[str, list[tuple[float, str, Sequence[tuple[str, int]]]]] = {}
+        for one in self.world.placed.values():
+            if one.ask.tenant in over:
+                amounts = self.world.amounts(one.ask, [spot.row for spot in one.spots])
+                by_tenant.setdefault(one.ask.tenant, []).append((one.since, one.ask.uid, amounts))
+        return burst_marks(self.shares, by_tenant)
+
+    def _targets(self, tenant: str) -> tuple[float, ...]:
+        return tuple(seat.target for seat in self.shares.seat(tenant).path)
 
     def _is_over(self, tenant: str) -> bool:
         return any(seat.actual > seat.base for seat in self.shares.seat(tenant).path)

@@ -38,6 +38,7 @@ def twin_of(world: World) -> World:
         reserved_at=world.reserved_at,
         uniform=world.uniform,
         moved=world.moved,
+        burst=world.burst,
         freed=world.freed,
     )
     twin.tallies = world.tallies.copy(twin.fleet)

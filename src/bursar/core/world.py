@@ -159,6 +159,8 @@ class World:
     reservation: Reservation | None = None
     reserved_at: float = 0.0
     uniform: tuple[int, int] = (-1, 0)  # (version of the fleet, nodes that are alike)
+    # What ran beyond its tenant's target when that was last looked at, and when that was.
+    burst: tuple[tuple[int, frozenset[tuple[str, tuple[float, ...]]]], frozenset[str]] | None = None
     moved: int = 0  # rises whenever anything came to a node, or left it
     freed: int = 0  # rises whenever room came back, or a node changed
     tallies: Tallies = field(init=False)

@@ -14,6 +14,7 @@ from typing import Any
 
 from bursar.core.allocation import GangKey, Phase, Request
 from bursar.core.charge import Charge
+from bursar.core.eviction import Reason as Stopped
 from bursar.core.node import NodeRoom, Placement
 from bursar.core.object import Key, Origin, Write
 from bursar.core.placing import Placing, Target, bound_charge, place
@@ -27,6 +28,8 @@ from bursar.ops.command import Command, Reply, Result
 from bursar.ops.feeding import feed
 from bursar.ops.object import not_found
 from bursar.ops.office import Office, timestamp
+
+STOPPED = frozenset(Stopped)
 
 # What is said of something only while it waits.
 WAITING = ("reason", "message", "nominated", "queuePosition")
@@ -191,7 +194,8 @@ def _set_bound(status: dict[str, Any], member: Member, placing: Placing, epoch: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note(Command):
-    """Why a pending allocation waits. Only another reason is a change: its numbers move all the time."""
+    """Why a pending allocation waits. Only another reason is a change: its numbers move all the time. What was stopped
+    goes on saying by whom until it is placed again; why it waits is told to who asks."""
 
     uid: str
     reason: str
@@ -207,7 +211,7 @@ class Note(Command):
         if refusal := waits_no_more(before):
             return refusal
         status = status_of(before)
-        if status.get("reason") == self.reason:
+        if status.get("reason") == self.reason or status.get("reason") in STOPPED:
             return unchanged(before)
         status |= {"reason": self.reason, "message": self.message}
         set_condition(status, "Scheduled", "False", self.reason, self.message, timestamp(sheet.now))
