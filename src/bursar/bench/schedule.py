@@ -39,7 +39,6 @@ from bursar.sim.local import register
 from bursar.store.database import Database
 from bursar.wire.kinds import BY_NAME
 
-MIXES = ("basic", "affinity", "spread", "gang", "preempt")
 GIB = 1 << 30
 GANG_SIZE = 8
 TENANTS = 8

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from bursar.core.ask import Shape, Taint
 from bursar.core.charge import Amounts
-from bursar.core.node import DEVICES_MAX, WHOLE, Devices, is_device
+from bursar.core.node import DEVICES_MAX, WHOLE, is_device
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -292,9 +292,6 @@ class Fleet:
                 self.label(key).seen = 0
             self.relabelled.clear()
 
-    def columns_of(self, devices: Devices) -> list[tuple[int, Sequence[int]]]:
-        return [(self.device_column_of[name], indices) for name, indices in devices.items() if indices]
-
     def node_part(self, row: int, shape: Shape) -> int:
         """How much of the node this takes, in thousandths: all of it, or its dominant fraction, rounded up."""
         if shape.exclusive:
@@ -305,9 +302,6 @@ class Fleet:
             if (offered := self.allocatable[self.column_of[name], row] if name in self.column_of else 0)
         ]
         return min(WHOLE, max(parts, default=1))
-
-    def resources(self) -> Iterable[tuple[str, int]]:
-        return self.column_of.items()
 
     def _new_row(self) -> int:
         row = len(self.names)
