@@ -1,7 +1,6 @@
 """Units on a real database: all their members are placed or none, and what was only said while they waited is gone."""
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -12,6 +11,7 @@ from bursar.core.node import Placement
 from bursar.core.object import Key, Origin
 from bursar.core.placing import Target
 from bursar.core.refusal import Refusal
+from bursar.core.value import replace
 from bursar.ops import feeding
 from bursar.ops import object as object_ops
 from bursar.ops.bind import Bind, Member, Note, note

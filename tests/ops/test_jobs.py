@@ -1,7 +1,6 @@
 """Jobs on a real database: made whole or not at all, stepped once however many try, deleted with what they made."""
 
 import asyncio
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from bursar.core.allocation import Phase
 from bursar.core.object import Key, Origin, Stored
 from bursar.core.refusal import Refusal
+from bursar.core.value import replace
 from bursar.loops.upkeep import finish_namespaces
 from bursar.ops import allocation as allocation_ops
 from bursar.ops import job as job_ops

@@ -316,3 +316,34 @@ async def test_a_tenant_whose_only_command_is_shed_has_no_turn_left() -> None:
     desk.open()
     assert await answers([running, minnow]) == ["x-1", "minnow-5"]
     assert (lane.size, lane._weight, lane._weights) == (0, 0, {})
+
+
+async def test_a_second_runner_takes_only_whole_batches() -> None:
+    desk = Desk()
+    lane: Lane[Command, str] = Lane("test", desk.run, desk.run, batch_max=4)
+    submit = submitter(lane)
+    first = submit("a")
+    await desk.until_begun(1)
+    tasks = [submit("a", number) for number in range(1, 8)]
+    await settled(lambda: lane.size == 7)
+    assert desk.batches == [[("a", 0)]], "less than a batch for each runner waits for the one in flight"
+
+    tasks.append(submit("a", 8))
+    await desk.until_begun(2)
+    assert desk.batches[1] == [("a", number) for number in range(1, 5)]
+    desk.open()
+    assert await answers([first, *tasks]) == [f"a-{number}" for number in range(9)]
+    assert [("a", number) for number in range(9)] == [one for batch in desk.batches for one in batch]
+    await lane.close()
+    with pytest.raises(Closed):
+        await lane.submit(("a", 9), "a")
+
+
+async def test_a_lane_that_two_runners_emptied_starts_again() -> None:
+    desk = Desk()
+    desk.open()
+    lane: Lane[Command, str] = Lane("test", desk.run, desk.run, batch_max=2)
+    for round_ in range(3):
+        tasks = [submitter(lane)("a", number) for number in range(8)]
+        assert await answers(tasks) == [f"a-{number}" for number in range(8)], round_
+    await lane.close()

@@ -6,7 +6,6 @@ import base64
 import json
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,6 +20,7 @@ from bursar.core.access import reach
 from bursar.core.object import Key, Origin, Stored
 from bursar.core.refusal import Code, Refusal, invalid
 from bursar.core.selector import SelectorError, parse, parse_fields
+from bursar.core.value import replace
 from bursar.ops import object as ops
 from bursar.ops.ceiling import unsatisfiable
 from bursar.ops.command import Reply, Written

@@ -7,7 +7,8 @@ checked for increases only: a node that lost a GPU may stand above what it has l
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from bursar.core.charge import Amounts
 
@@ -17,8 +18,7 @@ DEVICES_MAX = 1024
 Devices = Mapping[str, tuple[int, ...]]  # resource → indices of the devices given
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRoom:
+class NodeRoom(Struct, frozen=True):
     name: str
     generation: int
     schedulable: bool
@@ -29,8 +29,7 @@ class NodeRoom:
     uid: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Shortage:
+class Shortage(Struct, frozen=True):
     """Why something does not fit on a node, with its numbers."""
 
     resource: str
@@ -38,16 +37,14 @@ class Shortage:
     has: int
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
+class Fit(Struct, frozen=True):
     """What a placement takes from a node."""
 
     resources: Amounts
     devices: Devices
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(Struct, frozen=True):
     """What one node is wanted to run, and what it gave for it."""
 
     node: str

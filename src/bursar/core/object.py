@@ -7,8 +7,9 @@ not look inside: whoever builds a draft says beside it what the rules need to kn
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from bursar.core.charge import NOTHING, Charge
 
@@ -21,8 +22,7 @@ class Key(NamedTuple):
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(Struct, frozen=True):
     key: Key
     uid: str
     tenant: str
@@ -35,8 +35,7 @@ class Stored:
     revision: int = UNASSIGNED
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(Struct, frozen=True):
     """Who did what, and why: committed with what was done."""
 
     actor: str
@@ -44,15 +43,14 @@ class Origin:
     reason: str = ""
 
 
-@dataclass(slots=True)
-class Write:
+class Write(Struct):
     """One change of one object: its line in the feed. The revision is known once the batch has taken its numbers."""
 
     key: Key
     before: Stored | None
     after: Stored | None
     origin: Origin
-    revision: int = field(default=UNASSIGNED)
+    revision: int = UNASSIGNED
     last: Stored | None = None  # how a deleted object ended, where that differs from what it was before
 
     @property

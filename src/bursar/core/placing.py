@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from msgspec import Struct
 
 from bursar.core.allocation import Request
 from bursar.core.charge import Charge
@@ -24,8 +26,7 @@ from bursar.core.quantity import format_amount
 from bursar.core.refusal import Cause, Code, Refusal
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Struct, frozen=True):
     """A node chosen for an allocation. The generation is that of the node the choice was made for."""
 
     node: str
@@ -33,8 +34,7 @@ class Target:
     devices: Devices | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Placing:
+class Placing(Struct, frozen=True):
     """What placing takes: from each node, and from the quotas."""
 
     rooms: tuple[NodeRoom, ...]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from bursar.core.allocation import GangKey
 from bursar.core.ask import Ask
 from bursar.core.preemption import Victim
@@ -26,8 +28,7 @@ class Policy:
     preemption: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Binding:
+class Binding(Struct, frozen=True):
     """Allocations that are placed together or not at all, each with its spots."""
 
     members: tuple[tuple[Ask, tuple[Spot, ...]], ...]
@@ -57,8 +58,7 @@ class Plan:
     more: bool = False  # there is more to decide than one plan holds
 
 
-@dataclass(slots=True)
-class Unit:
+class Unit(Struct):
     """What is placed together."""
 
     key: UnitKey

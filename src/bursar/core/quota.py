@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from msgspec import Struct
+
 from bursar.core.charge import NOTHING, Charge
 from bursar.core.quantity import AMOUNT_MAX, UNLIMITED
 from bursar.core.tree import (
@@ -55,8 +57,7 @@ class Exceeded:
     requested: int
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(Struct, frozen=True):
     """An object's charge, before and after a command."""
 
     namespace: str

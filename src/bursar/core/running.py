@@ -6,9 +6,9 @@ Plans ahead and preemption ask about all of it at once: what ends before a time,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from bursar.core.ask import Ask
@@ -20,16 +20,14 @@ NEVER = float("inf")
 DeviceSets = tuple[tuple[int, tuple[int, ...]], ...]  # (device column, indices)
 
 
-@dataclass(frozen=True, slots=True)
-class Spot:
+class Spot(Struct, frozen=True):
     """Where an allocation, or one of its parts, is: the row of a node, and the devices taken there."""
 
     row: int
     devices: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
-@dataclass(slots=True)
-class Placed:
+class Placed(Struct):
     """An allocation that has room. `ends_at` is when it ends at the latest, as far as anybody knows."""
 
     ask: Ask

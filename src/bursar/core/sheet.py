@@ -7,7 +7,7 @@ refused must leave the sheet as it found it: rules check everything first, and o
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from bursar.core.allocation import GangKey, GangRow
@@ -15,6 +15,7 @@ from bursar.core.node import NodeRoom, Placement
 from bursar.core.object import UNASSIGNED, Key, Origin, Stored, Write
 from bursar.core.quota import Counters
 from bursar.core.tree import Tree
+from bursar.core.value import replace
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ sees the last one; what could not be committed is taken out again.
 from __future__ import annotations
 
 from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
 from bursar.core.allocation import GangKey
@@ -21,6 +21,7 @@ from bursar.core.running import NEVER, Placed, Running, Spot
 from bursar.core.share import ShareOf
 from bursar.core.tally import Kin, Tallies, kin_of
 from bursar.core.terrain import Terrains
+from bursar.core.value import replace
 from bursar.core.view import Views
 
 

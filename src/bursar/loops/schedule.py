@@ -51,6 +51,7 @@ FAILING = Origin(BINDER, "fail")
 NOTING = Origin(BINDER, "note")
 TICK_SECONDS = 1.0
 IDLE_SECONDS = 5.0
+PACE_SECONDS = 0.02  # between looks that place nothing: in a full cluster a flood of submissions is followed in gulps
 HOURS_SECONDS = 60.0
 NOTES_MAX = 500  # of one tick: in a flood of submissions they are not half of all writes
 NOTE_AFTER_SECONDS = 1.0  # what is placed within a second needs no reason why it was not
@@ -149,6 +150,8 @@ class Scheduler:
         plan = decide(self.world, self.policy, self.clock())
         if plan.bindings or plan.preemptions or plan.failed:
             self._commit(plan)
+        elif not plan.more:
+            await asyncio.sleep(PACE_SECONDS)
         await self._finish_commits(PLANS_IN_FLIGHT if plan.more else PLANS_IN_FLIGHT + 1)
         return plan.more
 

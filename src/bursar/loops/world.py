@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter as Multiset
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -27,6 +26,7 @@ from bursar.core.running import NEVER, Spot
 from bursar.core.selector import parse_fields
 from bursar.core.share import ShareOf
 from bursar.core.tree import Row, Tree
+from bursar.core.value import replace
 from bursar.core.world import Boost, Nomination, World
 from bursar.ops.office import Office
 from bursar.store import change as change_store

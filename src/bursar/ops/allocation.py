@@ -6,7 +6,7 @@ What is bound comes back only when it is confirmed gone. Binding itself is in bi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +20,7 @@ from bursar.core.placing import unplace
 from bursar.core.quota import Move
 from bursar.core.refusal import Code, Refusal
 from bursar.core.sheet import Sheet
+from bursar.core.value import replace
 from bursar.ops.command import Command, Reply, Result, Written
 from bursar.ops.object import NO_PRECONDITIONS, Preconditions, conflict, not_found
 from bursar.ops.office import Office, timestamp

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
+from msgspec import Struct
+
 from bursar.core.allocation import GangKey, Phase, Request
 from bursar.core.charge import Charge
 from bursar.core.eviction import Reason as Stopped
@@ -38,8 +40,7 @@ WAITING = ("reason", "message", "nominated", "queuePosition")
 _text = lru_cache(4096)(format_amount)
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(Struct, frozen=True):
     """One allocation of a unit, and where it is to go. An empty uid stands for whichever has the name."""
 
     key: Key

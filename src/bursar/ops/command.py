@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import msgspec
+from msgspec import Struct
 
 from bursar.core.allocation import GangKey
 from bursar.core.charge import Charge
@@ -16,8 +17,7 @@ from bursar.core.sheet import Sheet
 from bursar.store.request import Claim
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
+class Written(Struct, frozen=True):
     """An object as it stands after the command; for a deletion, as it last stood."""
 
     key: Key

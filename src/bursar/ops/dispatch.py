@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from msgspec import UNSET
@@ -10,6 +9,7 @@ from msgspec import UNSET
 from bursar.core.charge import NOTHING
 from bursar.core.object import Key, Origin, Stored
 from bursar.core.refusal import Code, Refusal
+from bursar.core.value import replace
 from bursar.ops.allocation import GRACE_SECONDS, Release
 from bursar.ops.command import Command
 from bursar.ops.job import create_job, delete_job

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -19,6 +19,7 @@ from bursar.core.node import EXCLUSIVE, WHOLE, NodeRoom
 from bursar.core.object import Key, Origin, Stored
 from bursar.core.refusal import Refusal
 from bursar.core.sheet import Sheet
+from bursar.core.value import replace
 from bursar.ops.allocation import status_of, unchanged
 from bursar.ops.command import Command, Reply, Result
 from bursar.ops.evict import evict, standing_deadline

@@ -7,7 +7,7 @@ nodes and its bound quota come back when the last of its nodes has said that it 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -19,6 +19,7 @@ from bursar.core.eviction import STOPPABLE, Notice
 from bursar.core.object import Key, Origin, Stored
 from bursar.core.refusal import Code, Refusal
 from bursar.core.sheet import Sheet
+from bursar.core.value import replace
 from bursar.ops.allocation import PLACED, phase_of, set_condition, status_of, unchanged, waits_no_more, with_status
 from bursar.ops.command import Command, Reply, Result
 from bursar.ops.feeding import feed

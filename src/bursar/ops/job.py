@@ -7,7 +7,7 @@ still the version. Stepping, which is the controller's verb, is in jobstep.py.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any
@@ -21,6 +21,7 @@ from bursar.core.object import Key, Origin, Stored, Write
 from bursar.core.quota import Move
 from bursar.core.refusal import Code, Refusal
 from bursar.core.sheet import Sheet
+from bursar.core.value import replace
 from bursar.core.wording import quota_refusal
 from bursar.ops import object as object_ops
 from bursar.ops.allocation import GRACE_SECONDS, Release, phase_of, status_of, unchanged

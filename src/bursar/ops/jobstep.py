@@ -7,7 +7,7 @@ for: of two controllers one wins, and the other looks again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from bursar.core.allocation import Gang, GangKey, GangRow
@@ -16,6 +16,7 @@ from bursar.core.job import Member, Progress, Step, all_turns, next_look, next_s
 from bursar.core.object import Key, Origin, Stored
 from bursar.core.refusal import Refusal
 from bursar.core.sheet import Sheet
+from bursar.core.value import replace
 from bursar.ops import object as object_ops
 from bursar.ops.allocation import GRACE_SECONDS, unchanged
 from bursar.ops.command import Result, Written, weight_of_drafts

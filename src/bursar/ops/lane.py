@@ -1,9 +1,10 @@
 """The lane: a small generic batcher.
 
 One batch is in flight; the next is whatever queued meanwhile. No timers: a lane is free when idle, and when busy it
-turns one commit into hundreds of operations. Correctness never depends on it. It is bounded, in commands and in bytes,
-and fair between tenants: a batch takes from each in turn, and when the lane is full it is the longest queue that is
-shed, or the heaviest.
+turns one commit into hundreds of operations. A lane with more than one runner starts a further batch beside the first
+once a whole one waits: what can be read without the other's locks is read while the other is decided. Correctness never
+depends on the lane. It is bounded, in commands and in bytes, and fair between tenants: a batch takes from each in turn,
+and when the lane is full it is the longest queue that is shed, or the heaviest.
 """
 
 from __future__ import annotations
@@ -52,22 +53,25 @@ class _Entry(Generic[C, A]):
     weight: int = 0
 
 
+Run = Callable[[Sequence[C]], Awaitable[Sequence[A]]]
+
+
 class Lane(Generic[C, A]):
-    """`run` takes a batch of commands and returns their answers, in order, after they were committed. `weigh` says how
-    many bytes a command holds while it waits."""
+    """`runs` each take a batch of commands and return their answers, in order, after they were committed. `weigh` says
+    how many bytes a command holds while it waits."""
 
     def __init__(
         self,
         name: str,
-        run: Callable[[Sequence[C]], Awaitable[Sequence[A]]],
-        *,
+        *runs: Run[C, A],
         capacity: int = 4096,
         batch_max: int = 256,
         weigh: Callable[[C], int] | None = None,
         bytes_max: int = BYTES_MAX,
     ) -> None:
         self.name = name
-        self._run = run
+        self._runs = runs
+        self._free = list(reversed(runs))
         self._capacity = capacity
         self._batch_max = batch_max
         self._batch_limit = batch_max
@@ -82,7 +86,7 @@ class Lane(Generic[C, A]):
         self._sizes = metrics.LANE_BATCH.labels(name)
         self._waits = metrics.LANE_WAIT.labels(name)
         self._seconds = metrics.LANE_SECONDS.labels(name)
-        self._worker: asyncio.Task[None] | None = None
+        self._workers: set[asyncio.Task[None]] = set()
         self._closed = False
 
     async def submit(self, command: C, tenant: str = "") -> A:
@@ -101,19 +105,24 @@ class Lane(Generic[C, A]):
         loop = asyncio.get_running_loop()
         entry: _Entry[C, A] = _Entry(command, tenant, loop.time(), loop.create_future(), weight)
         self._push(entry)
-        if self._worker is None or self._worker.done():
-            self._worker = loop.create_task(self._work(), name=f"lane-{self.name}")
+        busy = len(self._runs) - len(self._free)
+        if self._free and (not busy or self._size >= self._batch_limit * (busy + 1)):
+            self._start(loop)
         return entry.answer
 
     async def close(self) -> None:
         """Take no more, and finish what was taken."""
         self._closed = True
-        if self._worker is not None:
-            await asyncio.gather(self._worker, return_exceptions=True)
+        await asyncio.gather(*self._workers, return_exceptions=True)
 
     @property
     def size(self) -> int:
         return self._size
+
+    def _start(self, loop: asyncio.AbstractEventLoop) -> None:
+        worker = loop.create_task(self._work(self._free.pop()), name=f"lane-{self.name}")
+        self._workers.add(worker)
+        worker.add_done_callback(self._workers.discard)
 
     def _push(self, entry: _Entry[C, A]) -> None:
         queue = self._queues.get(entry.tenant)
@@ -184,35 +193,42 @@ class Lane(Generic[C, A]):
                 batch.append(entry)
         return batch
 
-    async def _work(self) -> None:
-        while batch := self._take():
-            started = asyncio.get_running_loop().time()
-            self._sizes.observe(len(batch))
-            # The longest wait of the batch: what came in turn is first, and has waited the longest.
-            self._waits.observe(started - batch[0].queued_at)
-            answers = await self._isolate([entry.command for entry in batch], fresh=True)
-            for entry, answer in zip(batch, answers, strict=True):
-                if entry.answer.done():
-                    continue
-                if isinstance(answer, BaseException):
-                    entry.answer.set_exception(answer)
-                else:
-                    entry.answer.set_result(answer)
-            self._adapt(len(batch), asyncio.get_running_loop().time() - started)
+    async def _work(self, run: Run[C, A]) -> None:
+        try:
+            while batch := self._take():
+                await self._answer(run, batch)
+        finally:
+            self._free.append(run)
+
+    async def _answer(self, run: Run[C, A], batch: Sequence[_Entry[C, A]]) -> None:
+        started = asyncio.get_running_loop().time()
+        self._sizes.observe(len(batch))
+        # The longest wait of the batch: what came in turn is first, and has waited the longest.
+        self._waits.observe(started - batch[0].queued_at)
+        answers = await self._isolate(run, [entry.command for entry in batch], fresh=True)
+        for entry, answer in zip(batch, answers, strict=True):
+            if entry.answer.done():
+                continue
+            if isinstance(answer, BaseException):
+                entry.answer.set_exception(answer)
+            else:
+                entry.answer.set_result(answer)
+        self._adapt(len(batch), asyncio.get_running_loop().time() - started)
 
     def _adapt(self, size: int, seconds: float) -> None:
         self._batch_seconds += 0.2 * (seconds - self._batch_seconds)
         self._seconds.observe(seconds)
-        if seconds > HOLD_SECONDS:
+        # Beside another, half of a batch's time is spent waiting for the other's locks.
+        if seconds > HOLD_SECONDS * (len(self._runs) - len(self._free)):
             self._batch_limit = max(min(BATCH_MIN, self._batch_max), self._batch_limit * 3 // 4)
         elif size == self._batch_limit:
             self._batch_limit = min(self._batch_max, self._batch_limit + BATCH_MIN)
 
-    async def _isolate(self, commands: list[C], *, fresh: bool) -> list[A | BaseException]:
+    async def _isolate(self, run: Run[C, A], commands: list[C], *, fresh: bool) -> list[A | BaseException]:
         """Run a batch; one that fails unexpectedly is run again whole, then in halves, so that one poisoned command
         cannot hurt its neighbours."""
         try:
-            answers: list[A | BaseException] = list(await self._run(commands))
+            answers: list[A | BaseException] = list(await run(commands))
             assert len(answers) == len(commands), f"{len(answers)} answers to {len(commands)} commands"
             return answers
         except Unavailable as error:
@@ -220,10 +236,10 @@ class Lane(Generic[C, A]):
         except Exception as error:
             log.warning("batch failed", lane=self.name, size=len(commands), error=repr(error))
             if fresh and len(commands) > 1:
-                return await self._isolate(commands, fresh=False)
+                return await self._isolate(run, commands, fresh=False)
             if len(commands) == 1:
                 log.exception("command failed", lane=self.name, command=type(commands[0]).__name__)
                 return [error]
         middle = len(commands) // 2
-        left = await self._isolate(commands[:middle], fresh=False)
-        return left + await self._isolate(commands[middle:], fresh=False)
+        left = await self._isolate(run, commands[:middle], fresh=False)
+        return left + await self._isolate(run, commands[middle:], fresh=False)

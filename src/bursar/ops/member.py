@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -22,6 +21,7 @@ from bursar.core.job import (
 )
 from bursar.core.object import Key, Stored
 from bursar.core.refusal import Code, Refusal
+from bursar.core.value import replace
 from bursar.ops.allocation import set_condition, status_of
 from bursar.ops.object import new_draft
 from bursar.ops.office import new_uid, timestamp

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 
 from bursar.core.sheet import Sheet
+from bursar.core.value import replace
 from bursar.ops.command import Result
 from bursar.ops.object import Delete, not_found
 from bursar.ops.office import timestamp

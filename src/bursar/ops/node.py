@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from bursar.core.charge import Amounts
 from bursar.core.node import NodeRoom, device_list
 from bursar.core.object import Stored
 from bursar.core.refusal import Code, Refusal
 from bursar.core.sheet import Sheet
+from bursar.core.value import replace
 from bursar.ops.command import Result
 from bursar.ops.drain import keep_drain
 from bursar.ops.object import Change, Create, Delete, not_found

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from msgspec import UNSET
@@ -20,6 +20,7 @@ from bursar.core.object import Key, Stored
 from bursar.core.quota import Move
 from bursar.core.refusal import Cause, Code, Refusal
 from bursar.core.sheet import Sheet
+from bursar.core.value import replace
 from bursar.core.wording import quota_refusal
 from bursar.ops.command import Command, Reply, Result, weight_of_drafts
 from bursar.ops.office import Office, new_uid, now, timestamp

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
 
 from bursar.core.object import Key, Stored
 from bursar.ops.batch import Walk
@@ -64,20 +65,29 @@ class Office:
             dry: bool = False,
             capacity: int = 8192,
             most: int = 256,
+            runners: int = 1,
         ) -> Lane[Command, Reply]:
-            walk = StructureWalk(trees) if shape else Walk(trees)
-            transactor = Transactor[Command, Reply](name, database, walk, dry=dry, on_commit=on_commit)
-            transactors.append(transactor)
+            runs = [
+                Transactor[Command, Reply](
+                    name,
+                    database,
+                    StructureWalk(trees) if shape else Walk(trees),
+                    dry=dry,
+                    on_commit=on_commit,
+                )
+                for _ in range(runners)
+            ]
+            transactors.extend(runs)
             # A change of the tree is decided alone: what must be read depends on what it changes.
             batch_max = 1 if shape or alone else most
-            return Lane(name, transactor.run, capacity=capacity, batch_max=batch_max, weigh=weight_of)
+            return Lane(name, *(one.run for one in runs), capacity=capacity, batch_max=batch_max, weigh=weight_of)
 
         return cls(
             database,
             trees,
             creating=lane("creating", capacity=4096),
             changing=lane("changing"),
-            binding=lane("binding", most=BINDS_MAX),
+            binding=lane("binding", most=BINDS_MAX, runners=2),
             bulk=lane("bulk", alone=True, capacity=1024),
             shaping=lane("shaping", shape=True),
             trying=lane("trying", dry=True, capacity=1024),
@@ -116,6 +126,7 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
+@lru_cache(64)
 def timestamp(at: datetime) -> str:
     """RFC 3339, UTC, to the second, as Kubernetes writes times."""
     return f"{at.isoformat(timespec='seconds')[:19]}Z"

@@ -7,13 +7,14 @@ do not matter: what is tried out may be called like something that is there.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from bursar.core.charge import Charge
 from bursar.core.object import Key, Stored
 from bursar.core.quota import Move
 from bursar.core.refusal import Refusal
 from bursar.core.sheet import Sheet
+from bursar.core.value import replace
 from bursar.core.wording import quota_refusal
 from bursar.ops.command import Reply, Result
 from bursar.ops.object import Create

@@ -49,7 +49,7 @@ def _placement(row: Any) -> Placement:
 
 async def lock(db: Connection, names: Iterable[str]) -> dict[str, NodeRoom]:
     """Lock the nodes that exist, in order; their room."""
-    return {row["name"]: _room(row) for row in await db.fetch(SQL.lock, sorted(names))}
+    return {row["name"]: _room(row) for row in await db.fetch(SQL.lock, texts(sorted(names)))}
 
 
 async def load(db: Connection, names: Iterable[str]) -> dict[str, NodeRoom]:

@@ -10,6 +10,7 @@ import msgspec
 
 from bursar.core.charge import NOTHING, Charge, Facts
 from bursar.core.object import Key, Stored
+from bursar.store.columns import texts
 from bursar.store.database import Connection, Stale
 from bursar.store.statements import statements
 
@@ -82,9 +83,13 @@ def stored(row: Any) -> Stored:
     )
 
 
-def _columns(keys: Iterable[Key]) -> tuple[list[str], list[str], list[str]]:
+def _columns(keys: Iterable[Key]) -> tuple[str, str, str]:
     ordered = sorted(keys)
-    return [key.kind for key in ordered], [key.namespace for key in ordered], [key.name for key in ordered]
+    return (
+        texts([key.kind for key in ordered]),
+        texts([key.namespace for key in ordered]),
+        texts([key.name for key in ordered]),
+    )
 
 
 async def lock(db: Connection, keys: Iterable[Key]) -> set[Key]:

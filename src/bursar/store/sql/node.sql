@@ -5,7 +5,7 @@
 -- by the statement that locks it.
 SELECT name, uid, generation, schedulable, allocatable, allocated, devices
   FROM node
- WHERE name = ANY($1::text[])
+ WHERE name = ANY(string_to_array($1, chr(31)))
  ORDER BY name
    FOR NO KEY UPDATE;
 

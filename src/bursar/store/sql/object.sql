@@ -2,16 +2,25 @@
 
 -- name: lock
 -- In key order, so that two batches can never deadlock. What is decided from is read in a later statement.
+-- Columns travel as texts (store/columns.py).
 SELECT kind, namespace, name
   FROM object
- WHERE (kind, namespace, name) IN (SELECT * FROM unnest($1::text[], $2::text[], $3::text[]))
+ WHERE (kind, namespace, name) IN (
+           SELECT kind, coalesce(namespace, ''), name
+             FROM unnest(string_to_array($1, chr(31)), string_to_array($2, chr(31)), string_to_array($3, chr(31)))
+                  AS wanted (kind, namespace, name)
+       )
  ORDER BY kind, namespace, name
    FOR NO KEY UPDATE;
 
 -- name: read
 SELECT kind, namespace, name, uid, tenant, revision, labels, fields, gang, charge, doc, status
   FROM object
- WHERE (kind, namespace, name) IN (SELECT * FROM unnest($1::text[], $2::text[], $3::text[]));
+ WHERE (kind, namespace, name) IN (
+           SELECT kind, coalesce(namespace, ''), name
+             FROM unnest(string_to_array($1, chr(31)), string_to_array($2, chr(31)), string_to_array($3, chr(31)))
+                  AS wanted (kind, namespace, name)
+       );
 
 -- name: members_of_gangs
 SELECT kind, namespace, name
