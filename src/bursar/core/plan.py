@@ -22,7 +22,7 @@ class Policy:
     quota_backoff_seconds: float = 30.0
     preemption_retry_seconds: float = 5.0  # victims come of age without anything else changing
     reservation_seconds: float = 1.0  # how long a reservation stands before it is looked for anew
-    placements_max: int = 1000  # of one plan, so that committing it and making the next go side by side
+    placements_max: int = 400  # of one plan, so that committing it and making the next go side by side
     blocked_max: int = 500  # tries without room in one plan; who comes later is tried in the next
     backfill: bool = True
     preemption: bool = True

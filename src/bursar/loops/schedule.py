@@ -55,7 +55,7 @@ PACE_SECONDS = 0.02  # between looks that place nothing: in a full cluster a flo
 HOURS_SECONDS = 60.0
 NOTES_MAX = 500  # of one tick: in a flood of submissions they are not half of all writes
 NOTE_AFTER_SECONDS = 1.0  # what is placed within a second needs no reason why it was not
-PLANS_IN_FLIGHT = 2
+PLANS_IN_FLIGHT = 4
 PAUSE_SECONDS = 1.0  # before something that was refused is planned again
 
 
@@ -120,7 +120,7 @@ class Scheduler:
         self.loaded.set()
         db = await self.office.database.connect()
         try:
-            await db.add_listener(CHANNEL, lambda *_: self._wake.set())
+            await db.add_listener(CHANNEL, lambda *told: self._told(int(told[3])))
             while not self._deposed:
                 self._wake.clear()
                 if self.keeper.distrusts_limits:
@@ -133,6 +133,11 @@ class Scheduler:
         finally:
             with suppress(*AWAY):
                 await db.close()
+
+    def _told(self, revision: int) -> None:
+        """The database tells of a change. Of our own we know already."""
+        if revision > self.keeper.revision:
+            self._wake.set()
 
     async def _rest(self) -> None:
         if not self.world.waiting and not self._commits:

@@ -109,10 +109,11 @@ class Walk:
             self._known, self._known_in = set(), sheet.tree
         if unknown := rows - self._known:
             await quota_store.ensure(db, sheet.tree, unknown)
-        if await quota_store.lock(db, rows) != len(rows):
+        counters = await quota_store.lock(db, rows)
+        if len(counters) != len(rows):
             self._known.clear()
             raise Stale("a counter that was known is gone")
-        sheet.counters = Counters(sheet.tree, await quota_store.load(db, rows))
+        sheet.counters = Counters(sheet.tree, counters)
         self._known = self._known | rows if len(self._known) < KNOWN_MAX else rows
 
     async def _lock_nodes(self, db: Connection, sheet: Sheet, commands: Sequence[Command]) -> None:

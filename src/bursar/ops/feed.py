@@ -177,6 +177,8 @@ class Feed:
         self._task: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
         self._limit = READ_START
+        self._announced = 0  # the last change that the database told of
+        self._reading = False
         self.revision = 0
 
     def nudge(self) -> None:
@@ -219,9 +221,9 @@ class Feed:
             while self.followers:
                 try:
                     if db is None or db.is_closed():
-                        db = await self._database.connect()
-                        await db.add_listener(CHANNEL, lambda *_: self._wake.set())
-                    await self._read(db)
+                        db, self._announced = await self._database.connect(), 0
+                        await db.add_listener(CHANNEL, lambda *told: self._told(int(told[3])))
+                    await self._read_all(db)
                 except AWAY as error:
                     log.info("feed waits for the database", error=repr(error))
                     await asyncio.sleep(POLL_SECONDS)
@@ -242,8 +244,23 @@ class Feed:
             if db is not None and not db.is_closed():
                 db.terminate()
 
-    async def _read(self, db: Connection) -> None:
+    def _told(self, revision: int) -> None:
+        """The database tells of a change. Of those made by this process we know already, or are just reading them."""
+        self._announced = revision
+        if revision > self.revision and not self._reading:
+            self._wake.set()
+
+    async def _read_all(self, db: Connection) -> None:
         self._wake.clear()
+        self._reading = True
+        try:
+            await self._read(db)
+        finally:
+            self._reading = False
+        if self._announced > self.revision:
+            self._wake.set()
+
+    async def _read(self, db: Connection) -> None:
         while True:
             limit = self._limit
             changes = await store.load_since(db, self.revision, limit)

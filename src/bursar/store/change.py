@@ -18,7 +18,7 @@ SQL = statements("change")
 PARTITION_SIZE = 1_000_000
 # Compressing rows a little above 2 kB, as PostgreSQL would, costs more than all else that is done with them.
 INLINE_BYTES_MAX = 4080
-CHANNEL = "bursar_change"
+CHANNEL = "bursar_change"  # tells the number of the last change
 
 
 @dataclass(frozen=True, slots=True)

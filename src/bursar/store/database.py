@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
@@ -29,6 +29,10 @@ SESSION_SETTINGS = {
     "plan_cache_mode": "force_generic_plan",
     "jit": "off",
 }
+
+# Of those who keep a connection: every statement of theirs finds its rows by key. A plan that is made while the tables
+# are still empty would read them whole, and be kept until somebody analyses them.
+KEPT_SETTINGS = {**SESSION_SETTINGS, "enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
 
 CONNECT_TIMEOUT_SECONDS = 5.0
 COMMAND_TIMEOUT_SECONDS = 15.0
@@ -81,11 +85,11 @@ LOSSES: tuple[type[Exception], ...] = (
 AWAY: tuple[type[Exception], ...] = (*LOSSES, Unavailable)
 
 
-async def connect(url: str) -> Connection:
+async def connect(url: str, settings: Mapping[str, str] = SESSION_SETTINGS) -> Connection:
     try:
         db = await asyncpg.connect(
             url,
-            server_settings=SESSION_SETTINGS,
+            server_settings=dict(settings),
             timeout=CONNECT_TIMEOUT_SECONDS,
             command_timeout=COMMAND_TIMEOUT_SECONDS,
         )
@@ -160,4 +164,4 @@ class Database:
             raise Unavailable(f"no connection came free within {TURN_SECONDS_MAX:g} s") from error
 
     async def connect(self) -> Connection:
-        return await connect(self.url)
+        return await connect(self.url, KEPT_SETTINGS)

@@ -32,14 +32,9 @@ async def ensure(db: Connection, tree: Tree, rows: Iterable[Row]) -> None:
     await db.execute(SQL.ensure, *_columns(ordered), [hard_of(tree, row) for row in ordered])
 
 
-async def lock(db: Connection, rows: Iterable[Row]) -> int:
-    """Lock the counters in order; how many of them there are."""
-    count: int = await db.fetchval(SQL.lock, *_columns(rows))
-    return count
-
-
-async def load(db: Connection, rows: Iterable[Row]) -> dict[Row, Counter]:
-    return _rows(await db.fetch(SQL.read, *_columns(rows)))
+async def lock(db: Connection, rows: Iterable[Row]) -> dict[Row, Counter]:
+    """Lock the counters that exist, in order; what they count."""
+    return _rows(await db.fetch(SQL.lock, *_columns(rows)))
 
 
 async def load_scopes(db: Connection, scopes: Sequence[str]) -> dict[Row, Counter]:

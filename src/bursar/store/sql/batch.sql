@@ -10,7 +10,8 @@
 -- whether the door refuses what is accepted beyond it (enforcement Reject).
 --
 -- The revision is the last lock, held until COMMIT, so that numbers become visible in their order: everything that is
--- written needs its number first. The notification is only a hint beside polling; it is sent when the transaction commits.
+-- written needs its number first. The notification is only a hint beside polling, and tells the last number; it is sent
+-- when the transaction commits.
 WITH line AS MATERIALIZED (
     SELECT line.op, line.expected, line.kind, coalesce(line.namespace, '') AS namespace, line.name, line.uid,
            coalesce(line.tenant, '') AS tenant, line.type, coalesce(line.labels, was.labels) AS labels, line.fields,
@@ -82,4 +83,4 @@ SELECT (SELECT before FROM taken) AS before,
        (SELECT count(*) FROM inserted) AS inserted,
        (SELECT count(*) FROM updated) AS updated,
        (SELECT count(*) FROM deleted) AS deleted,
-       pg_notify('bursar_change', '');
+       pg_notify('bursar_change', (SELECT before + (SELECT count(*) FROM line) FROM taken)::text);

@@ -8,18 +8,13 @@ SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[]) AS line (scope, dimen
     ON CONFLICT DO NOTHING;
 
 -- name: lock
-SELECT count(*) FROM (
-    SELECT 1
-      FROM quota
-     WHERE (scope, dimension) IN (SELECT * FROM unnest($1::text[], $2::text[]))
-     ORDER BY scope, dimension
-       FOR NO KEY UPDATE
-) AS locked;
-
--- name: read
+-- A counter is its row, and a row that was waited for is seen as its rival left it: it can be read by the statement that
+-- locks it.
 SELECT scope, dimension, hard, soft, accepted, bound
   FROM quota
- WHERE (scope, dimension) IN (SELECT * FROM unnest($1::text[], $2::text[]));
+ WHERE (scope, dimension) IN (SELECT * FROM unnest($1::text[], $2::text[]))
+ ORDER BY scope, dimension
+   FOR NO KEY UPDATE;
 
 -- name: read_scopes
 SELECT scope, dimension, hard, soft, accepted, bound FROM quota WHERE scope = ANY($1::text[]);
