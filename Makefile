@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 SQUAWK_EXCLUDED := require-timeout-settings,prefer-bigint-over-int,prefer-robust-stmts
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo serve test check lint types contracts soak bench lock clean
+.PHONY: help venv demo serve test check lint types contracts soak bench proto lock clean
 
 help:  ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -33,6 +33,7 @@ check: lint types contracts test  ## What CI does: lint, types, import contracts
 
 lint: venv
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	@$(BIN)/buf lint
 	@$(BIN)/squawk --pg-version 15.0 --assume-in-transaction --exclude $(SQUAWK_EXCLUDED) src/bursar/store/sql/migrations/*.sql
 
 types: venv
@@ -47,6 +48,9 @@ soak: venv  ## The long races and fault tests
 bench: venv  ## All benchmarks, briefly
 	@$(BIN)/bursar bench api --seconds 5 --json
 	@$(BIN)/bursar bench schedule --nodes 1000 --allocations 4000 --singles 50 --json
+
+proto: venv  ## Make the Python of proto/ anew
+	@sh scripts/proto.sh
 
 lock: venv  ## Pin the dependencies anew
 	@sh scripts/lock.sh

@@ -1,0 +1,93 @@
+"""What an agent is told and what it tells: plain values, of which the wire's messages are only another form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeAlias
+
+Place: TypeAlias = tuple[str, int]  # (uid, epoch): one placement of one allocation
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """That an allocation is wanted here. Without a command it is a reservation: nothing is started."""
+
+    uid: str
+    epoch: int
+    namespace: str
+    name: str
+    tenant: str = ""
+    requests: Mapping[str, str] = field(default_factory=dict)
+    limits: Mapping[str, str] = field(default_factory=dict)
+    devices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    command: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    working_dir: str = ""
+    ttl_seconds: int = 0  # 0 is for ever
+    leased: bool = False  # it may run only for as long as leases are granted
+    nodes: tuple[str, ...] = ()
+    exclusive: bool = False
+
+    @property
+    def place(self) -> Place:
+        return self.uid, self.epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """That an allocation must end here, and how long it may take."""
+
+    uid: str
+    epoch: int
+    grace_seconds: int = 30
+    reason: str = ""
+    message: str = ""
+
+    @property
+    def place(self) -> Place:
+        return self.uid, self.epoch
+
+
+Directive: TypeAlias = Run | Stop
+
+
+class State(StrEnum):
+    STARTING = "Starting"
+    RUNNING = "Running"
+    STOPPING = "Stopping"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    STOPPED = "Stopped"  # because it was asked to
+
+
+ENDED = frozenset({State.SUCCEEDED, State.FAILED, State.STOPPED})
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a placement has used, from its start on."""
+
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    memory_bytes: int = 0
+    memory_bytes_max: int = 0
+    gpu_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How a placement stands, as it is told in a beat."""
+
+    uid: str
+    epoch: int
+    state: State
+    reason: str = ""
+    message: str = ""
+    exit_code: int | None = None
+    usage: Usage = Usage()
+
+    @property
+    def place(self) -> Place:
+        return self.uid, self.epoch

@@ -1,0 +1,32 @@
+-- Agents: who signs their certificates, when each was last heard of, and what their work has used.
+
+-- The authority that signs nodes' certificates: made once, on the first start.
+CREATE TABLE authority (
+    id          integer PRIMARY KEY DEFAULT 1 CONSTRAINT authority_one_row CHECK (id = 1),
+    certificate text NOT NULL,
+    key         text NOT NULL,
+    created_at  timestamptz NOT NULL DEFAULT now()
+);
+
+-- A beat is one update of a small row without indices: beats never enter the feed. `session` is the stream that the node
+-- speaks on: of two, the younger one counts. `granted_until` is until when its leased work may run at the latest, by our
+-- own clock: what was granted is written before it is told.
+ALTER TABLE node_seen
+    ADD COLUMN session text COLLATE "C" NOT NULL DEFAULT '',
+    ADD COLUMN address text NOT NULL DEFAULT '',
+    ADD COLUMN agent text NOT NULL DEFAULT '',
+    ADD COLUMN granted_until timestamptz NOT NULL DEFAULT '-infinity';
+
+-- What each placement has used on its node so far, by the node's own measure.
+CREATE TABLE allocation_usage (
+    uid              text COLLATE "C" NOT NULL,
+    epoch            bigint NOT NULL,
+    node             text COLLATE "C" NOT NULL,
+    seconds          double precision NOT NULL,
+    cpu_seconds      double precision NOT NULL,
+    memory_bytes     bigint NOT NULL,
+    memory_bytes_max bigint NOT NULL,
+    gpu_seconds      double precision NOT NULL,
+    at               timestamptz NOT NULL DEFAULT now(),
+    CONSTRAINT allocation_usage_key PRIMARY KEY (uid, epoch, node)
+) WITH (fillfactor = 70);

@@ -1,0 +1,1 @@
+"""Made from proto/scheduler/v1 by `make proto`."""
