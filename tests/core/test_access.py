@@ -134,6 +134,11 @@ node           may not list events
 
 bootstrap      may     create nodes
 bootstrap      may     create certificates
+node           may     create certificates
+user           may not create certificates
+tenant-admin   may not create certificates
+service        may not create certificates
+system-admin   may     create certificates
 bootstrap      may not get nodes
 bootstrap      may not patch nodes/status
 bootstrap      may not get allocations

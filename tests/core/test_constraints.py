@@ -296,6 +296,17 @@ def test_anti_affinity_holds_the_other_way_as_well() -> None:
     assert placeable(world, ask("x", cpu=1, labels={"app": "web"})) == "a1 a2 b1 bare"
 
 
+def test_nobody_keeps_company_with_other_tenants_nor_keeps_them_away() -> None:
+    world = world_of(machine("a1", cpu=9, rack="a"), machine("b1", cpu=9, rack="b"))
+    run(world, ask("theirs", cpu=1, tenant="u", namespace="m", labels={"app": "db"}), "a1")
+    run(world, ask("mine", cpu=1, namespace="o", labels={"app": "db"}), "b1")
+    both = (Company(RACK, labelled(app="db"), ("m", "o")),)
+    assert placeable(world, ask("x", cpu=1, where=Where(near=both))) == "b1"
+    assert placeable(world, ask("x", cpu=1, where=Where(apart=both))) == "a1"
+    run(world, ask("hostile", cpu=1, where=Where(apart=(Company(RACK, namespaces=("m",)),))), "a1")
+    assert placeable(world, ask("x", cpu=1, tenant="u", namespace="m")) == "a1 b1"
+
+
 @pytest.mark.parametrize(
     ("where", "expected"),
     [

@@ -31,6 +31,11 @@ NOW = 1_000_000.0
 POLICY = Policy()
 
 
+OFFERED = {"cpu": 64_000, "memory": 256 << 30, GPU: 8000, "pods": 110_000}
+APART = Company("host", parse("g=g"))
+ONE, TWO = Short("members", 3, 1, 2), Short("members", 3, 2, 2)
+
+
 def world_of(*nodes: int, labels: Mapping[str, str] | None = None, **options: Any) -> World:
     """Nodes n0, n1, … with so many GPUs each."""
     world = World()
@@ -167,6 +172,32 @@ def test_a_complete_gang_that_has_no_room_together_says_where_one_would_fit() ->
     found = told(waiting(world_of(4, 4), *(ask(name, 4, gang=gang) for name in "abc")), "c")
     assert found.reason.why is Why.NO_CAPACITY
     assert dict(found.reason.excluded)["together"] == 2
+    assert found.reason.short == (Short("members", 3, 2, 0),)
+
+
+@pytest.mark.parametrize(
+    ("asks", "short"),
+    [
+        ([ask(name, 2, gang=Gang("g", 6)) for name in "abcdef"], Short("members", 6, 5, 1)),
+        ([ask(name, gpus, gang=Gang("g", 3)) for name, gpus in zip("abc", (8, 4, 2), strict=True)], TWO),
+        ([ask(name, gpus, gang=Gang("g", 3)) for name, gpus in zip("abc", (8, 4, 4), strict=True)], ONE),
+        ([ask("a", 2, nodes=3)], Short("nodes", 3, 2, 1)),
+        ([ask(name, 1, nodes=2, gang=Gang("g", 7)) for name in "abcdefg"], Short("nodes", 14, 9, 1)),
+        (
+            [ask(name, gang=Gang("g", 3), labels={"g": "g"}, where=Where(apart=(APART,))) for name in "abc"],
+            Short("members", 3, 2, 1),
+        ),
+    ],
+)
+def test_what_is_short_of_a_whole_is_how_many_of_it_fit_together(asks: list[Ask], short: Short) -> None:
+    world = waiting(world_of(), *asks)
+    for name, gpus in (("n0", 8), ("n1", 2), ("n2", 0)):
+        world.put_node(name, {**OFFERED, GPU: gpus * 1000}, labels={"host": name})
+    before = snapshot(world)
+    found = told(world, "a").reason
+    assert found.why is Why.NO_CAPACITY
+    assert found.short == (short,)
+    assert snapshot(world) == before
 
 
 @pytest.mark.parametrize(
@@ -189,6 +220,21 @@ def test_company_that_keeps_it_out(where: Where, expected: Why) -> None:
     found = told(waiting(world, ask("a", where=where, labels={"app": "train"})), "a")
     assert found.reason.why is expected
     assert found.starts_at is None, "who will be where by then is not foreseen"
+
+
+def test_company_that_is_nowhere_is_told_apart_from_company_without_room() -> None:
+    world = world_of(1, 1, labels={"rack": "r1"})
+    placed(world, ask("r", labels={"app": "train"}), "n0", (0,))
+    world.put_node("n1", OFFERED, labels={"rack": "r2"})
+    waiting(world, ask("near", where=Where(near=(Company("rack", parse("app=train")),))))
+    waiting(world, ask("lost", where=Where(near=(Company("rack", parse("app=nobody")),))))
+    waiting(world, ask("wide", where=Where(near=(Company("hall", parse("app=train")),))))
+    near, lost, wide = told(world, "near").reason, told(world, "lost").reason, told(world, "wide").reason
+    assert (near.why, near.absent) == (Why.NO_CAPACITY, "")
+    assert (lost.why, lost.absent) == (Why.AFFINITY, "rack")
+    assert (wide.why, wide.absent) == (Why.AFFINITY, "hall"), "it runs, but where no node has the label"
+    plan = decide(world, POLICY, NOW)
+    assert {reason.absent for reason in plan.reasons.values() if reason.why is Why.AFFINITY} == {"rack", "hall"}
 
 
 def test_all_other_reasons_come_in_their_order() -> None:

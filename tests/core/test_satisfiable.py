@@ -61,6 +61,16 @@ def test_every_resource_that_is_too_much_is_a_cause() -> None:
     assert "memory 2Ti requested, the largest node has 1152Gi" in found.message
 
 
+def test_for_a_resource_that_no_node_offers_those_that_there_are_are_told() -> None:
+    found = refused(Demand(amounts(tpu="1")), ceiling_of([{**SMALL, "pods": 110_000}]))
+    assert found.message == "tpu 1 requested, the largest node has 0"
+    assert found.hint == "No node offers tpu; there is cpu, memory, nvidia.com/gpu."
+    both = refused(Demand(amounts(gpu="16", tpu="1")), ceiling_of([SMALL]))
+    assert both.hint.startswith(
+        "No node offers tpu; there is cpu, memory, nvidia.com/gpu. Ask for at most nvidia.com/gpu 8"
+    )
+
+
 def test_all_of_it_must_be_on_one_node() -> None:
     ceiling = ceiling_of([amounts(cpu="64", gpu="2"), amounts(cpu="8", gpu="8")])
     found = refused(Demand(amounts(cpu="64", gpu="8")), ceiling)

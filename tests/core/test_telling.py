@@ -2,7 +2,6 @@
 
 import pytest
 
-from bursar.core.ask import Ask, Shape
 from bursar.core.reason import Reason, Short, Why
 from bursar.core.telling import help, sentence  # noqa: A004
 
@@ -46,9 +45,24 @@ GPU = "nvidia.com/gpu"
             "Wait for something to end, add a node, or ask for less.",
         ),
         (
-            Reason(Why.NO_CAPACITY, GPU, 4, (("together", 2),), matching=4),
-            "there is no room for all of them at once: 2 nodes of 4 could take one now",
+            Reason(Why.NO_CAPACITY, GPU, 4, (("together", 2),), (Short("members", 8, 5, 2),), matching=4),
+            "there is no room for all 8 members at once: 5 would fit now, on 2 nodes of 4",
             "Wait for something to end, add a node, or ask for less.",
+        ),
+        (
+            Reason(Why.NO_CAPACITY, GPU, 9, (("together", 2),), (Short("nodes", 4, 2, 7),), matching=9),
+            "there is no room for all 4 nodes at once: 2 would fit now, on 2 nodes of 9",
+            "Wait for something to end, add a node, or ask for less.",
+        ),
+        (
+            Reason(Why.AFFINITY, nodes=3, excluded=(("pod_affinity", 3),), matching=3),
+            "no node with room is near those it must be near; kept out by pod affinity (3)",
+            "Free room where those are that it must be near, or make the affinity a preference.",
+        ),
+        (
+            Reason(Why.AFFINITY, nodes=3, excluded=(("pod_affinity", 3),), matching=3, absent="rack"),
+            "none of those it must be near runs on a node with the label rack",
+            "Start those that it must be near first, correct the labelSelector, or make it a preference.",
         ),
         (
             Reason(Why.QUOTA_EXCEEDED, limits=(("tenant:physics", GPU, 100_000, 98_000, 4000),)),
@@ -125,9 +139,3 @@ def test_the_words_of_quota_and_of_capacity_differ() -> None:
     quota, capacity = sentence(Reason(Why.QUOTA_EXCEEDED)), sentence(Reason(Why.NO_CAPACITY, GPU))
     assert "quota" in quota
     assert "quota" not in capacity
-
-
-def test_several_nodes_that_must_be_free_at_once_are_counted() -> None:
-    ask = Ask("u", "team", "a", "physics", Shape(((GPU, 8000),), nodes=4), 0.0)
-    reason = Reason(Why.NO_CAPACITY, GPU, 9, (("together", 2),), matching=9)
-    assert sentence(reason, ask) == "there is no room for all 4 at once: 2 nodes of 9 could take one now"

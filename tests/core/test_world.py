@@ -263,7 +263,7 @@ def tallies(world: World, those: Iterable[Ask]) -> list[dict[str, int]]:
     found = []
     for one in those:
         where = one.shape.where
-        crowds = [(each.topology_key, crowd_of(each, one.namespace)) for each in (*where.near, *where.apart)]
+        crowds = [(each.topology_key, crowd_of(each, one)) for each in (*where.near, *where.apart)]
         for key, crowd in crowds:
             counts = world.tallies.counts(key, crowd)
             found.append(
@@ -409,6 +409,16 @@ def test_one_that_was_nominated_for_a_while_is_placed_once() -> None:
     plan = cycle(world)
     assert sorted(bound(world, plan)) == ["x", "y", "z"]
     assert not world.waiting
+
+
+def test_large_gangs_without_room_are_looked_at_in_several_plans() -> None:
+    world = world_of(machine("a", gpus=8))
+    for gang in range(6):
+        for number in range(10):
+            submit(world, ask(f"g{gang}-{number}", gpus=1, gang=Gang(f"g{gang}", 10)))
+    plans = [cycle(world, blocked_max=15) for _ in range(4)]
+    assert [(plan.tried, plan.more) for plan in plans[:2]] == [(2, True), (2, True)]
+    assert not plans[-1].more
 
 
 def test_those_who_wait_for_company_do_not_keep_others_from_being_tried() -> None:

@@ -1,6 +1,7 @@
 """Leading on a real database: one works at a time, and stops when it may not be leading any more."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -113,3 +114,27 @@ async def test_work_that_fails_gives_the_lead_up_and_is_begun_again(office: Offi
     assert one.fences[1] > one.fences[0]
     await one.end()
     assert not (await load_leader(office.database)).leads
+
+
+async def test_who_decides_for_longer_than_a_term_keeps_the_lead(office: Office) -> None:
+    one = Controller(office, "one", Terms(term_seconds=1.0, renew_seconds=0.05, ask_seconds=0.01))
+    await within_a_minute(one.working)
+    until = (await load_leader(office.database)).until
+    time.sleep(2.5)  # The event loop stands still: a decision that takes this long.
+    leader = await load_leader(office.database)
+    assert leader.leads
+    assert leader.until > until
+    await asyncio.sleep(0.1)
+    assert one.working.is_set()
+    assert len(one.fences) == 1
+    await one.end()
+
+
+async def test_who_is_stuck_is_not_renewed_for_ever(office: Office) -> None:
+    one = Controller(office, "one", Terms(term_seconds=0.5, renew_seconds=0.05, ask_seconds=0.01, stuck_seconds=0.5))
+    await within_a_minute(one.working)
+    time.sleep(2.5)
+    await within_a_minute(one.stopped)
+    await within_a_minute(one.working)
+    assert one.fences[1] > one.fences[0]
+    await one.end()

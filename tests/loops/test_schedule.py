@@ -360,6 +360,8 @@ async def test_a_drain_moves_work_elsewhere(office: Office) -> None:
             await until(office, name, lambda now: now["phase"] == "Running" and now["nodeName"] == "n2")
         await continue_drain(office, "n1")
         await settled(scheduler)
+        waits, now = scheduler.waits, time()
+        assert (waits.overall(now).count, round(waits.per_second(now) * 60)) == (2, 4), "they ran for part of the time"
     found = await object_ops.get(office, Key("Node", "", "n1"))
     assert isinstance(found, Stored)
     assert msgspec.json.decode(found.status)["drain"]["state"] == "Drained"

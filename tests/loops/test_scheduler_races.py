@@ -102,6 +102,25 @@ async def test_a_leader_is_deposed_in_the_middle_of_a_backlog(office: Office, ri
     await assert_placed_once(office, *names)
 
 
+# What is being committed.
+
+
+async def test_a_gang_is_not_failed_again_while_it_is_being_failed(office: Office, db: Connection) -> None:
+    await node(office, "n1", gpu=4)
+    async with scheduling(office) as scheduler:
+        await submit(office, "a", spec=gang("g", 2, "1s"))
+        async with db.transaction():
+            await db.fetch("SELECT FROM gang WHERE name = 'g' FOR UPDATE")
+            async with asyncio.timeout(60):
+                while not scheduler.keeper.committing:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            for _ in range(20):
+                scheduler.nudge()
+                await asyncio.sleep(0.02)
+            assert list(scheduler.keeper.committing.values()) == [1]
+        assert (await until(office, "a", is_in("Failed")))["reason"] == "GangTimeout"
+
+
 # Without fences.
 
 

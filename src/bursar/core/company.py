@@ -32,13 +32,13 @@ def masks(ask: Ask, kin: Kin, terrain: Terrain, fleet: Fleet, tallies: Tallies) 
     """The nodes that each hard rule allows."""
     where = ask.shape.where
     for company in where.near:
-        crowd = crowd_of(company, ask.namespace)
+        crowd = crowd_of(company, ask)
         counts = tallies.counts(company.topology_key, crowd)
         # The first of those who want to be near each other may go anywhere that has the topology.
         alone = not counts.any() and belongs(kin, crowd)
         yield Why.AFFINITY, _hand_out(fleet, company.topology_key, (counts > 0) | alone, elsewhere=False)
     for company in where.apart:
-        counts = tallies.counts(company.topology_key, crowd_of(company, ask.namespace))
+        counts = tallies.counts(company.topology_key, crowd_of(company, ask))
         yield Why.ANTI_AFFINITY, _hand_out(fleet, company.topology_key, counts == 0, elsewhere=True)
     for key, rows in tallies.shunned(kin):
         column = fleet.label(key)
@@ -51,6 +51,15 @@ def masks(ask: Ask, kin: Kin, terrain: Terrain, fleet: Fleet, tallies: Tallies) 
             yield Why.SPREAD, _even(spread, found, kin, terrain, fleet, tallies)
 
 
+def absent(ask: Ask, kin: Kin, tallies: Tallies) -> str:
+    """The topology in which nobody is that it must be near; empty where somebody is for each of its rules."""
+    for company in ask.shape.where.near:
+        crowd = crowd_of(company, ask)
+        if not tallies.counts(company.topology_key, crowd).any() and not belongs(kin, crowd):
+            return company.topology_key
+    return ""
+
+
 def wishes(ask: Ask, terrain: Terrain, fleet: Fleet, tallies: Tallies) -> Floats | None:
     """By how much each node is better or worse for the company it would give; none when nothing is wished."""
     where = ask.shape.where
@@ -60,7 +69,7 @@ def wishes(ask: Ask, terrain: Terrain, fleet: Fleet, tallies: Tallies) -> Floats
     bonus = np.zeros(fleet.now.placed.shape[0])
     for sign, wished in ((1.0, where.rather_near), (-1.0, where.rather_apart)):
         for weight, company in wished:
-            counts = tallies.counts(company.topology_key, crowd_of(company, ask.namespace))
+            counts = tallies.counts(company.topology_key, crowd_of(company, ask))
             there = _hand_out(fleet, company.topology_key, counts > 0, elsewhere=False)
             bonus += sign * SOFT_WEIGHT * weight / 100 * there
     for spread in soft:
@@ -76,7 +85,7 @@ def wishes(ask: Ask, terrain: Terrain, fleet: Fleet, tallies: Tallies) -> Floats
 
 
 def _crowd(ask: Ask, spread: Spread) -> Crowd | None:
-    return own_crowd(ask) if spread.selector is None else (spread.selector, (ask.namespace,))
+    return own_crowd(ask) if spread.selector is None else (spread.selector, (ask.namespace,), ask.tenant)
 
 
 def _even(spread: Spread, crowd: Crowd, kin: Kin, terrain: Terrain, fleet: Fleet, tallies: Tallies) -> Bools:

@@ -370,7 +370,7 @@ class Cycle:
     def _blocked(self, unit: Unit) -> None:
         if self._may_preempt(unit) and self._clear(unit):
             return
-        self._blocked_count += 1
+        self._blocked_count += unit.nodes
         reason = self._why(unit)
         reservable = True
         if reason.why in TIMELY and self.policy.backfill and not self.reserved:
@@ -383,7 +383,7 @@ class Cycle:
         plain = len(unit.asks) == 1 and company.is_free(ask, self.world.tallies) and not self.holds.starts
         if plain and ask.shape in self._reasons:
             return self._reasons[ask.shape]
-        reason = explain(self.world, self.chooser, self.chooser.slots(unit.asks)[0], unit.nodes)
+        reason = explain(self.world, self.chooser, self.chooser.slots(unit.asks)[0], unit.asks)
         if plain:
             self._reasons[ask.shape] = reason
         return reason

@@ -127,7 +127,7 @@ def _dominant(cycle: Cycle, unit: Unit) -> Reason:
         exceeded = cycle.exceeded(choice)
         return quota_reason(exceeded) if exceeded else Reason(Why.NOT_TRIED, nodes=len(world.fleet))
     slot = cycle.chooser.slots(unit.asks)[0]
-    return _detailed(world, slot, why.explain(world, cycle.chooser, slot, unit.nodes))
+    return _detailed(world, slot, why.explain(world, cycle.chooser, slot, unit.asks))
 
 
 def _applying(cycle: Cycle, unit: Unit) -> list[Reason]:
@@ -160,7 +160,8 @@ def _placing(cycle: Cycle, slot: Slot) -> list[Reason | None]:
     for which, mask in company.masks(slot.ask, slot.kin, terrain, fleet, world.tallies):
         if not (right & mask).any():
             kept_out = ((str(which), matching),)
-            found.append(Reason(which, nodes=nodes, excluded=kept_out, matching=matching))
+            absent = company.absent(slot.ask, slot.kin, world.tallies) if which is Why.AFFINITY else ""
+            found.append(Reason(which, nodes=nodes, excluded=kept_out, matching=matching, absent=absent))
         fitting = fitting & mask
     held = cycle.holds.mask(slot.need, slot.ends_at)
     if held is not None and fitting.any() and not (fitting & held).any():

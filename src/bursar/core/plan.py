@@ -23,7 +23,9 @@ class Policy:
     preemption_retry_seconds: float = 5.0  # victims come of age without anything else changing
     reservation_seconds: float = 1.0  # how long a reservation stands before it is looked for anew
     placements_max: int = 400  # of one plan, so that committing it and making the next go side by side
-    blocked_max: int = 500  # tries without room in one plan; who comes later is tried in the next
+    # Places looked for in vain in one plan, a gang's for each member: who comes later is tried in the next. It bounds
+    # how long a plan takes, for meanwhile the leader neither renews its term nor hears of anything.
+    blocked_max: int = 500
     backfill: bool = True
     preemption: bool = True
 

@@ -334,13 +334,17 @@ def count_quota(quota: ResourceQuota, charges: Iterable[Charge]) -> dict[Row, Co
 def overrun(old: Tree, new: Tree, before: Mapping[Row, Counter], after: Mapping[Row, Counter]) -> list[Exceeded]:
     """Counters that moving a tenant would raise above their limit.
 
-    A limit that is new, or lower than before, raises nothing: it shows what was there already.
+    A limit that is new, or lower than before, raises nothing: it shows what was there already. Only what is more than
+    can be counted is refused in any case.
     """
     faults: list[Exceeded] = []
     for row, counter in after.items():
+        was = before.get(row, Counter())
+        if counter.accepted > AMOUNT_MAX:
+            faults.append(Exceeded(*row, counter.hard, was.accepted, counter.accepted - was.accepted))
+            continue
         if hard_of(old, row) == UNLIMITED:
             continue
-        was = before.get(row, Counter())
         queued = enforcement_of(new, row[0]) is Enforcement.QUEUE
         if counter.accepted > max(was.accepted, counter.hard) and not queued:
             faults.append(Exceeded(*row, counter.hard, was.accepted, counter.accepted - was.accepted))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 
 class Why(StrEnum):
@@ -25,9 +26,18 @@ class Why(StrEnum):
     NOT_TRIED = "not_yet_tried"
 
 
+# What is short when the parts of a whole have no room together: how many of them find it. The rest is measured.
+MEMBERS: Final = "members"
+NODES: Final = "nodes"
+
+
 @dataclass(frozen=True, slots=True)
 class Short:
-    """One resource that is short: what is needed on a node, the most that one has, and on how many it is too little."""
+    """One resource that is short: what is needed on a node, the most that one has, and on how many it is too little.
+
+    Of members or nodes that must be placed together: how many they are, for how many there is room, and on how many
+    nodes there is none.
+    """
 
     resource: str
     needs: int
@@ -47,7 +57,7 @@ class Reason:
     members_min: int = 0
     limits: tuple[tuple[str, str, int, int, int], ...] = field(default=())  # (scope, dimension, hard, bound, asked)
     until: float = 0.0
-    who: str = ""
+    absent: str = ""  # the topology in which nobody is that it must be near
     matching: int = 0  # nodes that take work and are right by labels and taints
 
     @property

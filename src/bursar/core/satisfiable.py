@@ -130,9 +130,23 @@ def _too_large(demand: Demand, ceiling: Ceiling) -> Refusal:
         )
         for name in _short(has, demand)
     )
-    most = " and ".join(_amount(one.dimension, has.get(one.dimension, 0)) for one in causes[:CAUSES_TOLD_MAX])
-    hint = f"Ask for at most {most} on each node, over several nodes (spec.nodes) if need be, or add a larger node."
-    return _unsatisfiable(causes, hint)
+    return _unsatisfiable(causes, _smaller([one.dimension for one in causes], has, names))
+
+
+def _smaller(short: list[str], has: Amounts, offered: set[str]) -> str:
+    """What would help. A name that no node offers is likely misspelt, so those that there are are told."""
+    unknown = [name for name in short if name not in offered][:CAUSES_TOLD_MAX]
+    less = [name for name in short if name in offered][:CAUSES_TOLD_MAX]
+    hints: list[str] = []
+    if unknown:
+        there_is = ", ".join(sorted(offered - {PODS})[:CAUSES_TOLD_MAX])
+        hints.append(f"No node offers {' or '.join(unknown)}; there is {there_is}.")
+    if less:
+        most = " and ".join(_amount(name, has.get(name, 0)) for name in less)
+        hints.append(
+            f"Ask for at most {most} on each node, over several nodes (spec.nodes) if need be, or add a larger node."
+        )
+    return " ".join(hints)
 
 
 def _short(capacity: Amounts, demand: Demand) -> list[str]:

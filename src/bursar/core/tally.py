@@ -18,8 +18,10 @@ from bursar.core.selector import Op, Selector, Term, matches
 
 TALLIES_MAX = 4096
 
-Kin = tuple[str, tuple[tuple[str, str], ...]]  # (namespace, labels)
-Crowd = tuple[Selector, tuple[str, ...]]  # the allocations that a selector picks in some namespaces
+Kin = tuple[str, tuple[tuple[str, str], ...], str]  # (namespace, labels, tenant)
+# The allocations that a selector picks in some namespaces of one tenant: with whom others keep company is not known to
+# anybody but them, and nobody keeps others off a node by wanting to be apart from them.
+Crowd = tuple[Selector, tuple[str, ...], str]
 
 
 # A spread without a selector counts the gang, or the job. No label has such a name.
@@ -31,25 +33,25 @@ def kin_of(ask: Ask) -> Kin:
     labels = tuple(sorted(ask.labels.items())) if ask.labels else ()
     if ask.shape.where.spreads and any(spread.selector is None for spread in ask.shape.where.spreads):
         labels += tuple((key, value) for key, value in ((GANG, _gang(ask)), (JOB, ask.job)) if value)
-    return ask.namespace, labels
+    return ask.namespace, labels, ask.tenant
 
 
 def own_crowd(ask: Ask) -> Crowd | None:
     """The gang, or the job, that this is a part of."""
     key, value = (GANG, _gang(ask)) if ask.gang is not None else (JOB, ask.job)
-    return (Selector((Term(key, Op.IN, (value,)),)), (ask.namespace,)) if value else None
+    return (Selector((Term(key, Op.IN, (value,)),)), (ask.namespace,), ask.tenant) if value else None
 
 
 def _gang(ask: Ask) -> str:
     return ask.gang.group_id if ask.gang is not None else ""
 
 
-def crowd_of(company: Company, namespace: str) -> Crowd:
-    return company.selector, company.namespaces or (namespace,)
+def crowd_of(company: Company, ask: Ask) -> Crowd:
+    return company.selector, company.namespaces or (ask.namespace,), ask.tenant
 
 
 def belongs(kin: Kin, crowd: Crowd) -> bool:
-    return kin[0] in crowd[1] and matches(crowd[0], dict(kin[1]))
+    return kin[2] == crowd[2] and kin[0] in crowd[1] and matches(crowd[0], dict(kin[1]))
 
 
 @dataclass(slots=True)
@@ -105,7 +107,7 @@ class Tallies:
         if not self.rows[kin]:
             del self.rows[kin]
         for company in ask.shape.where.apart:
-            self._shun((company.topology_key, crowd_of(company, ask.namespace)), row, sign)
+            self._shun((company.topology_key, crowd_of(company, ask)), row, sign)
         if not self._tallies:
             return
         for tally in self._tallies_matching(kin):

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from bursar.core.ask import Ask
 from bursar.core.quantity import format_amount
-from bursar.core.reason import Reason, Short, Why
+from bursar.core.reason import MEMBERS, NODES, Reason, Short, Why
 from bursar.core.wording import dimension_label
 
 CONSTRAINTS_TOLD_MAX: Final = 8
@@ -25,12 +24,11 @@ _CONSTRAINTS: Final = {
     str(Why.SPREAD): "topology spread",
 }
 _COMPANY: Final = frozenset({str(Why.AFFINITY), str(Why.ANTI_AFFINITY), str(Why.SPREAD)})
-_NODES: Final = "nodes"
 _TOGETHER: Final = "together"  # how many nodes have room for one part, where all parts together find none
 
 
-def sentence(reason: Reason, ask: Ask | None = None) -> str:
-    """What keeps it waiting. Of an ask, the slots that must be placed together are told."""
+def sentence(reason: Reason) -> str:
+    """What keeps it waiting."""
     match reason.why:
         case Why.NO_NODES_ACTIVE:
             return _no_nodes(reason)
@@ -41,13 +39,13 @@ def sentence(reason: Reason, ask: Ask | None = None) -> str:
         case Why.NO_MATCHING_NODES:
             return f"none of {_count(reason.nodes, 'node')} is of the kind that is asked for{_kept_out(reason)}"
         case Why.AFFINITY:
-            return f"no node with room is near those it must be near{_kept_out(reason, Why.AFFINITY)}"
+            return _not_near(reason)
         case Why.ANTI_AFFINITY:
             return f"every node with room is too near those it must be apart from{_kept_out(reason, Why.ANTI_AFFINITY)}"
         case Why.SPREAD:
             return f"every node with room is where too many of its kind are already{_kept_out(reason, Why.SPREAD)}"
         case Why.NO_CAPACITY:
-            return _no_room(reason, ask)
+            return _no_room(reason)
         case Why.HELD:
             return "the room there is is kept for work that has waited longer, and this would delay it"
         case Why.MAKING_ROOM:
@@ -69,7 +67,7 @@ def help(reason: Reason) -> str:  # noqa: A001 - the word for it
         case Why.NO_MATCHING_NODES:
             return f"Change {_which(reason)}, or label, untaint or add a node so that one matches."
         case Why.AFFINITY:
-            return "Free room where those are that it must be near, or make the affinity a preference."
+            return _bring_near(reason)
         case Why.ANTI_AFFINITY:
             return "Wait until one of those it must be apart from has ended, add a node, or make it a preference."
         case Why.SPREAD:
@@ -119,16 +117,17 @@ def _whose(scope: str) -> str:
 # Capacity.
 
 
-def _no_room(reason: Reason, ask: Ask | None) -> str:
+def _no_room(reason: Reason) -> str:
     matching = _matching(reason)
     together = dict(reason.excluded).get(_TOGETHER)
     if together is not None:
-        wanted = f" for all {ask.shape.nodes}" if ask is not None and ask.shape.nodes > 1 else " for all of them"
-        return f"there is no room{wanted} at once: {_count(together, 'node')} of {matching} could take one now"
+        (one,) = reason.short
+        where = f"on {_count(together, 'node')} of {matching}"
+        return f"there is no room for all {one.needs} {one.resource} at once: {one.has} would fit now, {where}"
     if not reason.short:
         what = f" {reason.resource}" if reason.resource else ""
         return f"no node has enough{what} free"
-    everywhere = [one for one in reason.short if one.nodes >= matching or one.resource == _NODES]
+    everywhere = [one for one in reason.short if one.nodes >= matching or one.resource == NODES]
     if everywhere:
         return "; ".join(_short(one, matching) for one in everywhere[:SHORTAGES_TOLD_MAX])
     lacking = [f"{one.nodes} lack {_needed(one)}" for one in reason.short[:SHORTAGES_TOLD_MAX]]
@@ -136,7 +135,7 @@ def _no_room(reason: Reason, ask: Ask | None) -> str:
 
 
 def _short(one: Short, matching: int) -> str:
-    if one.resource == _NODES:
+    if one.resource == NODES:
         return f"{_count(one.needs, 'whole node')} asked: {one.has} of {_count(matching, 'matching node')} are empty"
     if not one.has:
         return f"no node has {_needed(one)} free: none of {_count(matching, 'matching node')} has any"
@@ -156,7 +155,7 @@ def _part(one: Short, matching: int) -> str:
 
 
 def _more_room(reason: Reason) -> str:
-    lacking = [one for one in reason.short if one.resource != _NODES and one.has < one.needs]
+    lacking = [one for one in reason.short if one.resource not in (MEMBERS, NODES) and one.has < one.needs]
     if not lacking:
         return "Wait for something to end, add a node, or ask for less."
     more = " and ".join(f"{_amount(one.resource, one.needs - one.has)} more {one.resource}" for one in lacking)
@@ -174,6 +173,18 @@ def _matching(reason: Reason) -> int:
 
 
 # Constraints.
+
+
+def _not_near(reason: Reason) -> str:
+    if reason.absent:
+        return f"none of those it must be near runs on a node with the label {reason.absent}"
+    return f"no node with room is near those it must be near{_kept_out(reason, Why.AFFINITY)}"
+
+
+def _bring_near(reason: Reason) -> str:
+    if reason.absent:
+        return "Start those that it must be near first, correct the labelSelector, or make it a preference."
+    return "Free room where those are that it must be near, or make the affinity a preference."
 
 
 def _kept_out(reason: Reason, first: Why | None = None) -> str:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from bursar.core import company
+from bursar.core.ask import Ask
 from bursar.core.choice import Chooser, Slot
 from bursar.core.fleet import PODS, Bools
 from bursar.core.node import WHOLE
-from bursar.core.reason import Reason, Short, Why
+from bursar.core.reason import MEMBERS, NODES, Reason, Short, Why
 from bursar.core.world import World
 
 
-def explain(world: World, chooser: Chooser, slot: Slot, slots: int = 1) -> Reason:
+def explain(world: World, chooser: Chooser, slot: Slot, asks: Sequence[Ask]) -> Reason:
     """The dominant reason why the slots of a unit, alike or led by this one, have no room now."""
-    fleet = world.fleet
+    fleet, slots = world.fleet, sum(ask.shape.nodes for ask in asks)
     there = np.zeros(fleet.now.placed.shape[0], np.bool_)
     there[list(fleet.row_of.values())] = True
     nodes = len(fleet)
@@ -31,7 +34,8 @@ def explain(world: World, chooser: Chooser, slot: Slot, slots: int = 1) -> Reaso
             excluded = (*excluded, (str(why), kept_out))
         right &= mask
         if not right.any():
-            return Reason(why, nodes=nodes, excluded=excluded, matching=matching)
+            absent = company.absent(slot.ask, slot.kin, world.tallies) if why is Why.AFFINITY else ""
+            return Reason(why, nodes=nodes, excluded=excluded, matching=matching, absent=absent)
     short = shortages(world, slot, right)
     fitting = right & fleet.now.fits(slot.need, fleet.allocatable)
     if not fitting.any():
@@ -39,10 +43,12 @@ def explain(world: World, chooser: Chooser, slot: Slot, slots: int = 1) -> Reaso
         return Reason(Why.NO_CAPACITY, resource, nodes, excluded, short, matching=matching)
     if slots == 1 and not (chooser.scores(slot)[: fleet.size] > float("-inf")).any():
         return Reason(Why.HELD, nodes=nodes, excluded=excluded, short=short, matching=matching)
-    # Each has room, but not all of them together.
+    # Each has room, but not all of them together: what is short is neither this nor that, but room for the others.
     resource = short[0].resource if short else next((name for name, _ in slot.ask.shape.requests), "nodes")
-    together = (("together", int(np.count_nonzero(fitting))),)
-    return Reason(Why.NO_CAPACITY, resource, nodes, (*excluded, *together), short, matching=matching)
+    fits = int(np.count_nonzero(fitting))
+    parts = NODES if any(ask.shape.nodes > 1 for ask in asks) else MEMBERS
+    missing = Short(parts, slots, min(chooser.count(asks), slots - 1), int(np.count_nonzero(right)) - fits)
+    return Reason(Why.NO_CAPACITY, resource, nodes, (*excluded, ("together", fits)), (missing,), matching=matching)
 
 
 def _excluded(world: World, slot: Slot, there: Bools) -> tuple[tuple[str, int], ...]:

@@ -2,6 +2,9 @@
 
 Its own deadline is counted on the monotonic clock from before the renewal was sent, so it ends no later than the term
 in the database. Even a leader that missed that, because it was paused, commits nothing: every bind checks its fence.
+
+The term is renewed by a thread of its own: a decision that takes seconds does not cost the lead. A process that has
+done nothing at all for much longer than that has got stuck, and is not renewed.
 """
 
 from __future__ import annotations
@@ -9,7 +12,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
+from time import monotonic
 
 import structlog
 
@@ -28,6 +33,7 @@ class Terms:
     term_seconds: float = 5.0
     renew_seconds: float = 1.5
     ask_seconds: float = 0.5  # how often a candidate looks whether the leader is gone
+    stuck_seconds: float = 60.0  # without a sign of life from the work's own event loop
 
 
 DEFAULT_TERMS = Terms()
@@ -42,7 +48,7 @@ async def run_lead(database: Database, holder: str, on_elected: Work, terms: Ter
     name = f"{holder}/{secrets.token_hex(4)}"
     try:
         while True:
-            asked_at = asyncio.get_running_loop().time()
+            asked_at = monotonic()
             fence = await _ask(own, name, terms.term_seconds)
             if isinstance(fence, Fence):
                 await _lead(own, name, fence, asked_at + terms.term_seconds, on_elected, terms)
@@ -66,42 +72,87 @@ async def _ask(database: Database, name: str, seconds: float) -> Fence | _Unknow
 
 async def _lead(database: Database, name: str, fence: Fence, deadline: float, on_elected: Work, terms: Terms) -> None:
     log.info("leading", holder=name, fence=fence.number)
+    renewal = _Renewal(database.url, name, fence, deadline, terms)
     work = asyncio.ensure_future(on_elected(fence.number))
+    lost = asyncio.get_running_loop().run_in_executor(None, renewal.run)
     try:
-        await _renew_while(work, database, name, fence, deadline, terms)
+        while not work.done() and not lost.done():
+            renewal.alive_at = monotonic()
+            await asyncio.wait({work, lost}, timeout=terms.ask_seconds, return_when=asyncio.FIRST_COMPLETED)
     finally:
+        renewal.end()
         await _stop(work)
+        await asyncio.wait({lost})
         await _resign(database, name)
         log.info("leading no more", holder=name, fence=fence.number)
 
 
-async def _renew_while(
-    work: asyncio.Future[None], database: Database, name: str, fence: Fence, deadline: float, terms: Terms
-) -> None:
-    """Returns when the work has ended, when another leads, or when no renewal was confirmed before the deadline."""
-    loop = asyncio.get_running_loop()
-    while (left := deadline - loop.time()) > 0:
-        await asyncio.wait({work}, timeout=min(terms.renew_seconds, left))
-        if work.done():
+@dataclass(slots=True)
+class _Renewal:
+    """Renews a term, in a thread and an event loop of its own, until it is told to end or cannot."""
+
+    url: str
+    name: str
+    fence: Fence
+    deadline: float
+    terms: Terms
+    alive_at: float = field(default_factory=monotonic)
+    _over: bool = False
+    _loop: asyncio.AbstractEventLoop | None = None
+    _told: asyncio.Event | None = None
+
+    def run(self) -> None:
+        """Returns when the lead is lost, or when it was told to end."""
+        asyncio.run(self._run())
+
+    def end(self) -> None:
+        """From another thread: renew no more."""
+        self._over = True
+        loop, told = self._loop, self._told
+        if loop is not None and told is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(told.set)
+
+    async def _run(self) -> None:
+        self._loop, self._told = asyncio.get_running_loop(), asyncio.Event()
+        try:
+            database = await Database.open(self.url, readers=1)
+        except AWAY as error:
+            log.warning("the lead cannot be renewed", holder=self.name, error=repr(error))
             return
-        asked_at = loop.time()
-        if deadline <= asked_at:
-            return
-        answer = await _ask_before(database, name, terms.term_seconds, deadline)
-        if isinstance(answer, _Unknown):
-            await asyncio.sleep(min(terms.ask_seconds, max(0.0, deadline - loop.time())))
-            continue
-        if answer is None or answer.number != fence.number:
-            # A term that ran out and was taken anew has another fence: what was begun under the old one must end.
-            log.warning("the lead was lost", holder=name, fence=fence.number)
-            return
-        deadline = asked_at + terms.term_seconds
-    log.warning("the lead could not be renewed in time", holder=name, fence=fence.number)
+        try:
+            await self._renew(database, self._told)
+        finally:
+            await database.close()
+            self._loop = None
+
+    async def _renew(self, database: Database, told: asyncio.Event) -> None:
+        """Ends when another leads, when no renewal was confirmed before the deadline, or when the work is stuck."""
+        while not self._over and (left := self.deadline - monotonic()) > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(self.terms.renew_seconds, left)):
+                    await told.wait()
+            asked_at = monotonic()
+            if self._over or self.deadline <= asked_at:
+                break
+            if asked_at - self.alive_at > self.terms.stuck_seconds:
+                log.error("the leader is stuck; the lead is given up", holder=self.name, fence=self.fence.number)
+                return
+            answer = await _ask_before(database, self.name, self.terms.term_seconds, self.deadline)
+            if isinstance(answer, _Unknown):
+                await asyncio.sleep(min(self.terms.ask_seconds, max(0.0, self.deadline - monotonic())))
+            elif answer is None or answer.number != self.fence.number:
+                # A term that ran out and was taken anew has another fence: what was begun under the old one must end.
+                log.warning("the lead was lost", holder=self.name, fence=self.fence.number)
+                return
+            else:
+                self.deadline = asked_at + self.terms.term_seconds
+        if not self._over:
+            log.warning("the lead could not be renewed in time", holder=self.name, fence=self.fence.number)
 
 
 async def _ask_before(database: Database, name: str, seconds: float, deadline: float) -> Fence | _Unknown | None:
     try:
-        async with asyncio.timeout_at(deadline):
+        async with asyncio.timeout(max(0.0, deadline - monotonic())):
             return await _ask(database, name, seconds)
     except TimeoutError:
         return _Unknown()

@@ -153,6 +153,9 @@ class Scheduler:
             return False
         self.idle.clear()
         plan = decide(self.world, self.policy, self.clock())
+        # What is being failed is left alone until that has ended: its changes wait for the end of all its commits, and
+        # commits without a gap between them would keep it here for as long as others keep us busy.
+        plan.failed = [(ask, reason) for ask, reason in plan.failed if ask.uid not in self.keeper.committing]
         if plan.bindings or plan.preemptions or plan.failed:
             self._commit(plan)
         elif not plan.more:
@@ -222,7 +225,11 @@ class Scheduler:
             for (ask, _), written in zip(binding.members, reply, strict=True):
                 self.keeper.committed(ask.uid, written.revision)
                 self.keeper.noted.pop(ask.uid, None)
-                self.waits.bound(ask.queue, ask.submitted_at, now)
+                if ask.uid in self.keeper.returned:
+                    self.keeper.returned.discard(ask.uid)
+                    self.waits.bound_again(now)
+                else:
+                    self.waits.bound(ask.queue, ask.submitted_at, now)
 
     def _take_back(self, binding: Binding, refusal: Refusal) -> None:
         """It waits again, and whatever proved wrong about the world is read before the next plan."""
@@ -260,8 +267,7 @@ class Scheduler:
         commands = [
             Report(
                 key=allocation_key(ask), origin=FAILING, phase=Phase.FAILED, uid=ask.uid, fence=self.fence,
-                gang=gang_name(ask), unless_complete=True, reason="GangTimeout",
-                message=sentence(reason, ask),
+                gang=gang_name(ask), unless_complete=True, reason="GangTimeout", message=sentence(reason),
             )
             for ask, reason in failed
         ]  # fmt: skip
@@ -295,7 +301,7 @@ class Scheduler:
         commands = [
             Note(
                 key=allocation_key(ask), origin=NOTING, fence=self.fence, uid=ask.uid, reason=reason.code,
-                message=sentence(reason, ask),
+                message=sentence(reason),
             )
             for ask, reason in news
         ]  # fmt: skip

@@ -1,0 +1,132 @@
+"""The loop that watches over nodes: when it believes itself, and how it goes on for ever."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from datetime import timedelta
+
+import pytest
+
+from bursar.core.liveness import Verdict
+from bursar.loops.nodes import GAP_SECONDS_MAX, Watch, look_after, run_nodes
+from bursar.ops.office import Office
+from bursar.sim.local import LocalNodes
+from evictions import running, status
+from houses import eventually
+from offices import node, opened
+from silences import LONG_AGO, hear, node_status, patience, regrant, silence
+
+SHORT = {"heartbeatSeconds": 1, "notReadySeconds": 2, "lostSeconds": 3, "killGraceSeconds": 0, "clockSkewSeconds": 0}
+
+
+def after(seconds: float) -> timedelta:
+    return timedelta(seconds=seconds)
+
+
+def test_watching_begins_with_the_first_look_and_anew_after_every_absence() -> None:
+    one = Watch()
+    one.begin(LONG_AGO)
+    assert (one.watched_seconds(), one.calm_seconds()) == (0, 0)
+    one.begin(LONG_AGO + after(5))
+    assert (one.watched_seconds(), one.calm_seconds()) == (5, 5)
+    one.lose()
+    one.begin(LONG_AGO + after(6))
+    assert one.watched_seconds() == 0, "the database was away"
+    one.begin(LONG_AGO + after(7))
+    one.begin(LONG_AGO + after(7 + GAP_SECONDS_MAX + 1))
+    assert one.watched_seconds() == 0, "we were"
+    one.begin(LONG_AGO)
+    assert one.watched_seconds() == 0, "a clock that goes back says nothing"
+
+
+def test_an_alarm_ends_the_calm_and_not_the_watching() -> None:
+    one = Watch()
+    for second in range(5):
+        one.begin(LONG_AGO + after(second))
+    one.hear(Verdict(alarm=True, silent=4, beating=9))
+    one.begin(LONG_AGO + after(5))
+    one.hear(Verdict())
+    assert (one.watched_seconds(), one.calm_seconds()) == (5, 1)
+
+
+@pytest.fixture
+async def looping(office: Office, database_url: str) -> AsyncIterator[None]:
+    """Two controllers at once, each in an office of its own."""
+    async with opened(database_url) as other:
+        tasks = [asyncio.create_task(run_nodes(one)) for one in (office, other)]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+
+
+async def phase_of(office: Office, name: str) -> str:
+    return str((await node_status(office, name))["phase"])
+
+
+@pytest.mark.usefixtures("looping")
+async def test_a_node_falls_silent_is_lost_and_comes_back(office: Office) -> None:
+    await patience(office, **SHORT)
+    await node(office, "n1", gpu=4)
+    await node(office, "never", gpu=4)
+    await running(office, "a", "n1", spec={"onNodeLost": "requeue"})
+    await hear(office, "n1")
+
+    async def is_(phase: str) -> bool:
+        return await phase_of(office, "n1") == phase
+
+    await eventually(lambda: is_("NotReady"))
+    await regrant(office, "n1", granted=-1000)
+    await eventually(lambda: is_("Lost"))
+    assert (await status(office, "a"))["phase"] == "Running", "its lease still runs"
+    await regrant(office, "n1", granted=1)
+    await hear(office, "n1")
+    await eventually(lambda: is_("Ready"))
+    assert (await status(office, "a"))["phase"] == "Running", "it was heard before it was given up"
+    await regrant(office, "n1", granted=1)
+
+    async def waits_again() -> bool:
+        return bool((await status(office, "a"))["phase"] == "Pending")
+
+    await eventually(waits_again)
+    assert await phase_of(office, "never") == "Ready"
+
+
+@pytest.mark.usefixtures("looping")
+async def test_the_loop_goes_on_when_its_connections_are_cut(office: Office) -> None:
+    await patience(office, **SHORT)
+    await node(office, "n1", gpu=4)
+    async with office.database.reader() as db:
+        await db.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE pid <> pg_backend_pid() AND datname = current_database()"
+        )
+    await hear(office, "n1")
+
+    async def is_lost() -> bool:
+        return await phase_of(office, "n1") == "Lost"
+
+    await eventually(is_lost)
+
+
+async def test_simulated_nodes_beat_and_stay_ready(office: Office) -> None:
+    await node(office, "n1", gpu=4)
+    simulated = asyncio.create_task(LocalNodes(office).run())
+    try:
+
+        async def is_heard() -> bool:
+            async with office.database.reader() as db:
+                return bool(await db.fetchval("SELECT count(*) FROM node_seen"))
+
+        await eventually(is_heard)
+        before = Watch(since=LONG_AGO, calm_since=LONG_AGO)
+        assert (await look_after(office, before)).transitions == ()
+    finally:
+        simulated.cancel()
+        with suppress(asyncio.CancelledError):
+            await simulated
+    await silence(office, "n1", seconds=20)
+    assert [name for name, _ in (await look_after(office, before)).transitions] == ["n1"]
