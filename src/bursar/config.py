@@ -55,6 +55,20 @@ class Settings:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     oidc: OidcSettings | None = None
+    grpc_advertise: Address | None = None
+    grpc_hosts: tuple[str, ...] = ()
+    grpc_insecure: bool = False  # no certificates, on loopback only
+
+    @property
+    def grpc_address(self) -> str:
+        """Where agents are told to call; empty where that is not known."""
+        return str(self.grpc_advertise or self.grpc or "")
+
+    @property
+    def grpc_names(self) -> tuple[str, ...]:
+        """The hosts that agents may call gRPC by."""
+        named = (one.host for one in (self.grpc, self.grpc_advertise) if one is not None)
+        return (*named, *self.grpc_hosts)
 
 
 def oidc_from_environment() -> OidcSettings | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import logging
 import os
 import signal
 import socket
@@ -25,9 +24,11 @@ import uvloop
 from bursar.api.serve import opened_house, serve_http
 from bursar.api.tls import ensure_server_certificate
 from bursar.config import Settings, with_password_hidden
+from bursar.logs import set_up_logs
 from bursar.loops.drain import run_drains
 from bursar.loops.jobs import run_jobs
 from bursar.loops.lead import run_lead
+from bursar.loops.nodes import run_nodes
 from bursar.loops.schedule import run_schedule
 from bursar.loops.upkeep import run_upkeep
 from bursar.ops.bootstrap import prepare
@@ -50,25 +51,6 @@ _PR_SET_PDEATHSIG = 1
 
 class StartError(Exception):
     """Why the server cannot start; the message says what to do."""
-
-
-def set_up_logs() -> None:
-    """JSON lines on standard error, for people when it is a terminal."""
-    # Plain tracebacks: the values of variables may be secrets.
-    console = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
-    renderer: Any = console if sys.stderr.isatty() else structlog.processors.JSONRenderer()
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
-    )
 
 
 def _run(main: Coroutine[Any, Any, int]) -> int:
@@ -111,13 +93,27 @@ async def _api(settings: Settings, fd: int | None) -> int:
                 redis_url=settings.redis_url,
                 requests_per_minute=settings.requests_per_minute,
                 oidc=settings.oidc,
+                # Who comes with a certificate has no use for a door where none is asked for.
+                grpc_address="" if settings.grpc_insecure else settings.grpc_address,
             )
         )
+        from bursar.rpc.dial import Agents
+
+        house.keeper = agents = Agents(house.database, insecure=settings.grpc_insecure)
+        opened.push_async_callback(agents.close)
         if settings.grpc is not None:
             from bursar.rpc.serve import AddressTaken, opened_grpc
 
             try:
-                await opened.enter_async_context(opened_grpc(house.database, str(settings.grpc)))
+                await opened.enter_async_context(
+                    opened_grpc(
+                        house.office,
+                        house.feed,
+                        str(settings.grpc),
+                        hosts=settings.grpc_names,
+                        insecure=settings.grpc_insecure,
+                    )
+                )
             except AddressTaken as error:
                 raise _cannot_serve_grpc(settings, str(error)) from error
         calm_collector()
@@ -127,9 +123,9 @@ async def _api(settings: Settings, fd: int | None) -> int:
 
 
 def _check_grpc(settings: Settings) -> None:
-    if settings.grpc is not None and not settings.grpc.is_loopback:
+    if settings.grpc is not None and settings.grpc_insecure and not settings.grpc.is_loopback:
         raise StartError(
-            f"--grpc {settings.grpc} is not on loopback: without node certificates gRPC is served on loopback only"
+            f"--grpc {settings.grpc} is not on loopback: with --grpc-insecure gRPC is served on loopback only"
         )
 
 
@@ -154,6 +150,7 @@ async def _controller(settings: Settings) -> int:
         run_upkeep(office),
         run_drains(office),
         run_jobs(office),
+        run_nodes(office),
         run_lead(database, f"{socket.gethostname()}/{os.getpid()}", lambda fence: run_schedule(office, fence)),
     )
     print(READY, flush=True)
@@ -356,6 +353,12 @@ def _children(settings: Settings, listener: socket.socket) -> list[Child]:
     shared = ["api", "--http", str(settings.http), "--fd", str(fd)]
     if settings.tls_cert and settings.tls_key:
         shared += ["--tls-cert", str(settings.tls_cert), "--tls-key", str(settings.tls_key)]
+    if settings.grpc_address:
+        shared += ["--grpc-advertise", settings.grpc_address]
+    for host in settings.grpc_hosts:
+        shared += ["--grpc-host", host]
+    if settings.grpc_insecure:
+        shared.append("--grpc-insecure")
     children: list[Child] = []
     for index in range(settings.workers):
         grpc = ["--grpc", str(settings.grpc)] if settings.grpc is not None and index == 0 else []

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bursar.api.cluster import rate
 from bursar.core.cycle import decide
 from bursar.core.object import Key
 from bursar.core.plan import Policy
@@ -232,6 +233,49 @@ async def test_several_are_simulated_together_and_the_faults_of_each_are_named(s
     assert (await site.post(path, {"items": []})).status == 400
 
 
+def job(width: int, **spec: Any) -> dict[str, Any]:
+    template = {"spec": {**allocation("x", gpu=4)["spec"], **spec}}
+    return {"kind": "Job", "metadata": {"name": "train"}, "spec": {"parallelism": width, "template": template}}
+
+
+async def test_of_a_job_the_allocations_are_simulated_that_it_would_begin_with(site: Site) -> None:
+    team, where = await site.namespace(), site.name("n")
+    await node(site.house.office, where, cpu=64, memory="256Gi", gpu=8)
+    path, before = f"namespaces/{team}/allocations/simulate", await site.state()
+    async with leading(site, world_of(8, where)):
+        found = await site.post(path, job(3))
+        assert [(one["name"], one["wouldRun"]) for one in found.body["allocations"]] == [
+            ("train-0", True), ("train-1", True), ("train-2", False),
+        ]  # fmt: skip
+        both = await site.post(path, {"items": [job(1), allocation("y", gpu=8)]})
+        assert [one["name"] for one in both.body["allocations"]] == ["train-0", "y"]
+        gang = await site.post(path, job(2, gangScheduling={"timeout": "60s"}))
+        assert gang.body["wouldRun"] is True, gang
+    assert await site.state() == before
+    many = await site.post(path, job(65))
+    assert (many.status, many.body["message"]) == (
+        400, "at most 64 allocations can be simulated together, got 65",
+    )  # fmt: skip
+    faulty = await site.post(path, {"items": [job(0)]})
+    assert faulty.body["details"]["causes"][0]["field"] == "items[0].spec.parallelism"
+    assert (await site.post(path, job(1, nodes=5000))).status == 422
+
+
+async def test_of_a_gang_is_told_how_many_would_fit_together(site: Site) -> None:
+    team, world = await site.namespace(), world_of(8)
+    await node(site.house.office, site.name("n"), cpu=64, memory="256Gi", gpu=32)
+    for name in "abc":
+        spec = {"gangScheduling": {"groupId": "ring", "minMembers": 3}}
+        made = await site.post(f"namespaces/{team}/allocations", allocation(name, spec=spec, gpu=4))
+        assert made.status == 201, made
+        await enter(site, world, team, name)
+    async with leading(site, world):
+        reason = (await site.get(f"namespaces/{team}/allocations/a/explain")).body["reason"]
+    assert reason["code"] == f"no_capacity_{GPU}"
+    assert reason["short"] == [{"resource": "members", "needs": "3", "has": "2", "shortBy": "1", "nodes": 0}]
+    assert reason["message"] == "there is no room for all 3 members at once: 2 would fit now, on 1 node of 1"
+
+
 async def test_what_would_be_refused_is_refused(site: Site) -> None:
     team = await site.namespace()
     await site.post(f"namespaces/{team}/resourcequotas", {"metadata": {"name": "q"}, "spec": {"hard": {GPU: "6"}}})
@@ -267,6 +311,14 @@ async def test_names_of_those_who_would_be_evicted_are_told_to_their_own_tenant_
 
 
 # Figures.
+
+
+@pytest.mark.parametrize(
+    ("per_second", "told"),
+    [(0.0, "0/sec"), (1 / 60, "0.017/sec"), (2.53, "2.5/sec"), (9.96, "10/sec"), (1234.4, "1234/sec")],
+)
+async def test_a_trickle_of_placements_is_not_told_as_none(per_second: float, told: str) -> None:
+    assert rate(per_second) == told
 
 
 async def test_queues_tell_their_depth_and_their_waits(site: Site) -> None:

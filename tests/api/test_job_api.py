@@ -253,6 +253,27 @@ async def test_a_change_of_labels_leaves_all_that_is_known_of_it(site: Site) -> 
     assert (await stepped(site, where))["active"] == 2
 
 
+async def test_tables_tell_the_priority_that_is_in_force(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bursar.ops.priority.AGE_SECONDS_MAX", 0.0)
+    where, high = await site.namespace(), site.name("high")
+    await site.post("priorityclasses", {"metadata": {"name": high}, "value": 700})
+    for name, spec in {"own": {"priority": 5, "priorityClass": high}, "by-class": {"priorityClass": high}}.items():
+        await site.post(f"namespaces/{where}/jobs", job(name, template=spec))
+    await site.post(f"namespaces/{where}/jobs", job())
+
+    async def shown() -> dict[str, Any]:
+        table = (await site.get(f"namespaces/{where}/allocations", headers={"accept": TABLE})).body
+        at = [column["name"] for column in table["columnDefinitions"]].index("Priority")
+        return {row["cells"][0]: row["cells"][at] for row in table["rows"]}
+
+    assert await shown() == {"own-0": 5, "by-class-0": 700, "train-0": 0}
+    boosted = await site.post(f"namespaces/{where}/jobs/own/boost", BOOST)
+    assert boosted.status == 200, boosted
+    assert await shown() == {"own-0": 500, "by-class-0": 700, "train-0": 0}
+    plain = (await site.get(f"namespaces/{where}/allocations/own-0")).body
+    assert "priority" not in plain["status"], "it is not stored"
+
+
 # Cancelling.
 
 

@@ -68,7 +68,23 @@ def test_name_comes_first_and_wide_columns_come_after_the_age() -> None:
     assert (columns[0]["name"], columns[0]["format"]) == ("Name", "name")
     narrow = [column["name"] for column in columns if column["priority"] == 0]
     assert narrow[-1] == "Age"
-    assert [column["name"] for column in columns if column["priority"] == 1] == ["Priority-Class"]
+    assert [column["name"] for column in columns if column["priority"] == 1] == ["Priority", "Priority-Class"]
+
+
+@pytest.mark.parametrize(
+    ("status", "shown"),
+    [
+        ({"phase": "Failed", "exitCode": 3}, "exit code 3"),
+        ({"phase": "Failed", "exitCode": 137, "reason": "OutOfMemory"}, "OutOfMemory"),
+        ({"phase": "Failed"}, ""),
+        ({"phase": "Succeeded", "exitCode": 0}, ""),
+        ({"phase": "Pending", "reason": "gang_incomplete"}, "gang_incomplete"),
+    ],
+)
+def test_a_failure_without_a_reason_tells_its_exit_code(status: dict[str, Any], shown: str) -> None:
+    one = table(ALLOCATION, [{**DOCUMENT, "status": status}], now_seconds=NOW)
+    names = [column["name"] for column in one["columnDefinitions"]]
+    assert one["rows"][0]["cells"][names.index("Reason")] == shown
 
 
 def test_rows_carry_what_the_client_asks_for() -> None:

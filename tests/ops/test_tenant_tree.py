@@ -222,6 +222,15 @@ async def test_a_limit_that_appears_on_a_parent_counts_what_is_below_it(office: 
     await assert_counters_equal_charges(office)
 
 
+async def test_a_limit_over_more_than_can_be_counted_is_refused_and_changes_nothing(office: Office) -> None:
+    await family(office)
+    for name in ("top", "mid"):
+        assert code(await allocation(office, name, "huge", gpu=5 * 10**15)) == "ok"
+    before = await counters(office)
+    assert code(await change(office, "Tenant", "", "top", limits={GPU: 4})) == "in_use"
+    assert await counters(office) == before
+
+
 async def test_a_tier_reaches_all_its_tenants_when_it_is_edited(office: Office) -> None:
     await tier(office, "small", gpu=1)
     await tenant(office, "one", tier="small")

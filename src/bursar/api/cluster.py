@@ -12,11 +12,14 @@ from bursar.api.explain import time_of
 from bursar.api.house import House
 from bursar.api.route import Answer, Call, Outcome
 from bursar.core.answer import Figures, QueueFigures
+from bursar.core.liveness import is_alarming
 from bursar.core.node import WHOLE
 from bursar.core.quantity import format_amount
 from bursar.core.refusal import Refusal
 from bursar.ops.cluster import Totals
+from bursar.ops.fence import load_patience
 from bursar.ops.office import now, timestamp
+from bursar.store import liveness as liveness_store
 from bursar.store.database import AWAY
 from bursar.wire.document import encode
 
@@ -166,14 +169,37 @@ def _part(used: int, of: int) -> float:
 def _scheduling(found: Figures) -> SchedulingFigures:
     return SchedulingFigures(
         found.waiting,
-        f"{round(found.per_second)}/sec",
+        rate(found.per_second),
         round(found.latency.avg_seconds * 1000),
         round(found.latency.p99_seconds * 1000),
         found.preemptions,
     )
 
 
+def rate(per_second: float) -> str:
+    """A slow trickle is not nothing: below ten, two digits are told."""
+    return f"{per_second:.2g}/sec" if per_second < 10 else f"{round(per_second)}/sec"
+
+
 # For Prometheus.
+
+
+async def show_nodes(house: House) -> None:
+    """How nodes stand, as gauges."""
+    metrics.NODES.clear()
+    try:
+        patience = await load_patience(house.office)
+        async with house.database.reader() as db:
+            phases = await liveness_store.count_phases(db)
+            heard, silent = await liveness_store.count_silent(db, patience.not_ready_seconds)
+    except AWAY:
+        metrics.NODES_SILENT.set(UNKNOWN)
+        metrics.NODES_ALARM.set(UNKNOWN)
+        return
+    for phase, count in phases.items():
+        metrics.NODES.labels(phase).set(count)
+    metrics.NODES_SILENT.set(silent / heard if heard else 0.0)
+    metrics.NODES_ALARM.set(is_alarming(silent, heard))
 
 
 async def show_scheduling(house: House) -> None:

@@ -10,31 +10,31 @@ from typing import Any, Final, Literal
 import msgspec
 
 from bursar.api.body import Body, read_document, read_object
-from bursar.api.object import find, key_of, kind_of, namespace_tenant, origin_of
+from bursar.api.object import find, key_of, kind_of, namespace_tenant, never_runs, origin_of
 from bursar.api.route import JSON, Answer, Call, Outcome
 from bursar.core import answer as told
 from bursar.core.job import all_turns, turn_name
 from bursar.core.object import Key, Stored
 from bursar.core.quantity import format_amount
-from bursar.core.reason import Reason
+from bursar.core.reason import MEMBERS, NODES, Reason
 from bursar.core.refusal import Refusal, invalid
 from bursar.core.telling import constraint, help, sentence  # noqa: A004
 from bursar.core.wording import dimension_label
 from bursar.ops import object as object_ops
-from bursar.ops.ceiling import unsatisfiable
 from bursar.ops.dispatch import create_command
 from bursar.ops.inquiry import Draft, Simulate
+from bursar.ops.job import CreateJob
 from bursar.ops.member import progress_in
 from bursar.ops.object import Create
 from bursar.ops.office import timestamp
+from bursar.ops.priority import load_classes
 from bursar.ops.rehearsal import rehearse
 from bursar.store import job as job_store
-from bursar.store import listing
-from bursar.store.listing import Query
-from bursar.wire.allocation import ALLOCATION, gang_of
-from bursar.wire.ask import PriorityClassView, priority_class_of
+from bursar.wire.allocation import ALLOCATION
+from bursar.wire.ask import PriorityClassView
 from bursar.wire.document import encode
-from bursar.wire.job import JOB_LABEL
+from bursar.wire.job import JOB, JOB_LABEL, plan_of
+from bursar.wire.kind import Kind
 
 ITEMS_MAX = 64
 KIND: Final = "Explanation"
@@ -283,8 +283,8 @@ def why(reason: Reason) -> WaitingReason:
 
 
 def _counted(resource: str, amount: int) -> str:
-    """Whole nodes are counted; everything else is measured."""
-    return str(amount) if resource == "nodes" else format_amount(resource, amount)
+    """Members and whole nodes are counted; everything else is measured."""
+    return str(amount) if resource in (MEMBERS, NODES) else format_amount(resource, amount)
 
 
 def _ahead(ahead: told.Ahead) -> AheadInLine:
@@ -321,20 +321,23 @@ def time_of(seconds: float | None) -> str:
 
 
 async def simulate(call: Call) -> Outcome:
-    """What would refuse the allocations refuses here as well; of what would be let in the leader is asked."""
+    """What would refuse the allocations refuses here as well; of what would be let in the leader is asked. A job is
+    the allocations that it would begin with."""
     bodies = _bodies(call)
     if isinstance(bodies, Refusal):
         return bodies
     tenant = await namespace_tenant(call, kind_of(call))
     if isinstance(tenant, Refusal):
         return tenant
-    for body in bodies:
-        gang = gang_of(body.object.metadata, body.object.spec)
-        members = gang.min_members if gang is not None else 1
-        if never := await unsatisfiable(call.house.office, body.object.spec, members):
+    for kind, body in bodies:
+        if never := await never_runs(call, kind, body.object):
             return never
     origin = origin_of(call)
-    creations = [create_command(ALLOCATION, body.object, origin, seen_tenant=tenant) for body in bodies]
+    creations = [
+        one
+        for kind, body in bodies
+        for one in _allocations(create_command(kind, body.object, origin, seen_tenant=tenant))
+    ]
     if refused := await rehearse(call.house.office, creations, tenant or call.identity.tenant):
         return refused
     question = Simulate([_draft(*one, tenant or "") for one in enumerate(creations)], await _priorities(call))
@@ -345,26 +348,59 @@ async def simulate(call: Call) -> Outcome:
     return Answer(200, encode(Simulation(would_run=all(one.would_run for one in shown), allocations=shown)))
 
 
-def _bodies(call: Call) -> list[Body] | Refusal:
-    """One allocation, or several as `items`."""
+def _allocations(creation: Create) -> list[Create]:
+    """An allocation, or those that a job begins with: each as if it were created by itself."""
+    if not isinstance(creation, CreateJob):
+        return [creation]
+    return [
+        Create(
+            key=draft.key, origin=creation.origin, draft=draft, wants=creation.wants, subject=creation.subject,
+            seen_tenant=creation.seen_tenant,
+        )
+        for draft in creation.drafts
+    ]  # fmt: skip
+
+
+def _bodies(call: Call) -> list[tuple[Kind, Body]] | Refusal:
+    """One allocation or job, or several as `items`; no more allocations than can be tried at once."""
+    bodies = _read_bodies(call)
+    if isinstance(bodies, Refusal):
+        return bodies
+    count = sum(plan_of(body.object.spec).width if kind is JOB else 1 for kind, body in bodies)
+    if count > ITEMS_MAX:
+        return invalid(
+            f"at most {ITEMS_MAX} allocations can be simulated together, got {count}",
+            hint="Simulate a job with a lower parallelism, or fewer objects at a time.",
+        )
+    return bodies
+
+
+def _read_bodies(call: Call) -> list[tuple[Kind, Body]] | Refusal:
     document = read_document(call)
     if isinstance(document, Refusal):
         return document
     if not isinstance(document, dict) or "items" not in document:
-        body = read_object(call, ALLOCATION)
-        return body if isinstance(body, Refusal) else [body]
+        kind = _kind_of(document)
+        body = read_object(call, kind)
+        return body if isinstance(body, Refusal) else [(kind, body)]
     items = document["items"]
     if not isinstance(items, list) or not 1 <= len(items) <= ITEMS_MAX:
-        return invalid(f"items must be a list of 1 to {ITEMS_MAX} allocations")
-    bodies: list[Body] = []
+        return invalid(f"items must be a list of 1 to {ITEMS_MAX} allocations or jobs")
+    bodies: list[tuple[Kind, Body]] = []
     for index, item in enumerate(items):
+        kind = _kind_of(item)
         part = replace(call, body=encode(item), headers={**call.headers, "content-type": JSON})
-        body = read_object(part, ALLOCATION)
+        body = read_object(part, kind)
         if isinstance(body, Refusal):
             causes = tuple(replace(one, field=f"items[{index}].{one.field}") for one in body.causes)
             return replace(body, message=f"items[{index}]: {body.message}", causes=causes)
-        bodies.append(body)
+        bodies.append((kind, body))
     return bodies
+
+
+def _kind_of(document: Any) -> Kind:
+    """What does not say that it is a job is an allocation."""
+    return JOB if isinstance(document, dict) and document.get("kind") == JOB.name else ALLOCATION
 
 
 def _draft(number: int, creation: Create, tenant: str) -> Draft:
@@ -375,8 +411,7 @@ def _draft(number: int, creation: Create, tenant: str) -> Draft:
 
 async def _priorities(call: Call) -> dict[str, PriorityClassView]:
     async with call.house.database.reader() as db:
-        page = await listing.load_page(db, Query("PriorityClass"))
-    return {item.name: priority_class_of(item.doc) for item in page.items}
+        return await load_classes(db)
 
 
 async def _outlook(call: Call, found: told.Outlook) -> Outlook:

@@ -14,6 +14,8 @@ from bursar.ops.cluster import ClusterCache
 from bursar.ops.feed import Feed
 from bursar.ops.inquiry import Inquiries
 from bursar.ops.office import Office
+from bursar.ops.output import Keeper
+from bursar.ops.priority import Priorities
 from bursar.store import listing
 from bursar.store.database import AWAY, Database
 from bursar.store.listing import Page, Query
@@ -36,6 +38,8 @@ class House:
     limits: RateLimit
     requests_per_minute: int = LIMIT_PER_MINUTE_DEFAULT
     version: str = ""
+    grpc_address: str = ""  # where agents are served, as host:port; empty where that is not known
+    keeper: Keeper | None = None  # who is asked for what work has written; None where nobody can be
     _tree_read_at: float = field(default=-1e9)
     _tree_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     watches: Counter[str] = field(default_factory=Counter)  # how many are open, by whose they are
@@ -46,10 +50,12 @@ class House:
     _fault_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     inquiries: Inquiries = field(init=False)
     cluster: ClusterCache = field(init=False)
+    priorities: Priorities = field(init=False)
 
     def __post_init__(self) -> None:
         self.inquiries = Inquiries(self.database)
         self.cluster = ClusterCache(self.database)
+        self.priorities = Priorities(self.database)
 
     async def tree(self, *, fresh: bool = False) -> Tree:
         """The tree for reading and for asking who may see what; at most a second old."""

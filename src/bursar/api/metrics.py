@@ -34,6 +34,15 @@ TIME_TO_SCHEDULE = Gauge(
 SCHEDULED_PER_SECOND = Gauge("bursar_scheduled_per_second", "Allocations placed in a second, over the last minute.")
 PREEMPTIONS = Gauge("bursar_preemptions_last_hour", "Allocations that were preempted in the last hour.")
 
+# As the database tells them when /metrics is read.
+NODES = Gauge("bursar_nodes", "Nodes, by phase.", ["phase"])
+NODES_SILENT = Gauge(
+    "bursar_nodes_silent_fraction", "What part of the nodes that were ever heard, and are not lost, is silent."
+)
+NODES_ALARM = Gauge(
+    "bursar_nodes_alarm", "1 while so many nodes are silent at once that the work of none of them is given up."
+)
+
 # Children are kept: looking a label up costs more than counting.
 _children: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
 

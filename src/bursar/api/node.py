@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 
 from bursar.api.body import Body, dry_run, read_object
 from bursar.api.edit import patch_object, replace_object
-from bursar.api.object import create_object, kind_of
+from bursar.api.object import create_object, get, kind_of
 from bursar.api.route import JSON, Answer, Call, Outcome
 from bursar.core.access import Role
 from bursar.core.refusal import Code, Refusal
 from bursar.ops import token as token_ops
+from bursar.ops.liveness import node_alive
 from bursar.ops.office import now
 from bursar.store import node as node_store
 from bursar.wire.document import encode
@@ -32,11 +34,11 @@ async def register(call: Call) -> Outcome:
     call.headers = {**call.headers, "accept": JSON}
     if dry:
         return await create_object(call, kind_of(call), body)
-    return await (_join(call, body) if identity.bootstrap else _create(call, body))
+    return await (use_up_token(call, lambda: _create(call, body)) if identity.bootstrap else _create(call, body))
 
 
-async def _join(call: Call, body: Body) -> Outcome:
-    """Register with a bootstrap token, which is used up; whatever goes wrong, it is good again."""
+async def use_up_token(call: Call, act: Callable[[], Awaitable[Outcome]]) -> Outcome:
+    """Do what a bootstrap token is for, which uses it up; whatever goes wrong, it is good again."""
     token_id = call.identity.token_id
     async with call.house.database.reader() as db:
         if not await token_ops.consume_token(db, token_id, now()):
@@ -45,7 +47,7 @@ async def _join(call: Call, body: Body) -> Outcome:
             )
     outcome: Outcome | None = None
     try:
-        outcome = await _create(call, body)
+        outcome = await act()
     finally:
         if outcome is None or isinstance(outcome, Refusal):
             async with call.house.database.reader() as db:
@@ -88,4 +90,6 @@ async def patch_status(call: Call) -> Outcome:
     if isinstance(outcome, Answer) and call.identity.role is Role.NODE and dry_run(call) is False:
         async with call.house.database.reader() as db:
             await node_store.save_seen(db, [call.parameters["name"]])
+        if b'"silentSince"' in outcome.body and await node_alive(call.house.office, [call.parameters["name"]]):
+            return await get(call)
     return outcome

@@ -13,7 +13,7 @@ import msgspec
 
 from bursar.api.body import Body, claim_of, dry_run, read_object
 from bursar.api.route import JSON, Answer, Call, Outcome
-from bursar.api.show import documents, show, show_written
+from bursar.api.show import rows, show, show_written
 from bursar.api.table import table, wants_table
 from bursar.api.watch import watch
 from bursar.core.access import reach
@@ -105,7 +105,7 @@ def item(one: Stored) -> Item:
 async def one_answer(call: Call, status: int, one: Item) -> Answer:
     kind = kind_of(call)
     if wants_table(call.headers.get("accept", "")):
-        plain = await documents(call.house.database, kind, [one])
+        plain = await rows(call.house, kind, [one])
         return Answer(
             status,
             encode(table(kind, plain, now_seconds=time.time(), list_meta={"resourceVersion": str(one.revision)})),
@@ -167,7 +167,7 @@ async def list_objects(call: Call, query: Query) -> Outcome:
     kind = kind_of(call)
     if wants_table(call.headers.get("accept", "")):
         meta = {"resourceVersion": str(revision), **({"continue": token} if token else {})}
-        plain = await documents(call.house.database, kind, found.items)
+        plain = await rows(call.house, kind, found.items)
         include: Any = call.query.get("includeObject", "Metadata")
         if include not in ("None", "Metadata", "Object"):
             return invalid("includeObject must be None, Metadata or Object")
@@ -217,7 +217,7 @@ async def create_object(call: Call, kind: Kind, body: Body) -> Outcome:
     seen = await namespace_tenant(call, kind)
     if isinstance(seen, Refusal):
         return seen
-    if never := await _never(call, kind, one):
+    if never := await never_runs(call, kind, one):
         # What was let in before is answered as before, whatever has become of the nodes.
         return await written_answer(call, kind, await recall(call, claim, never), 201, body.warnings)
     command = create_command(kind, one, origin_of(call), claim, seen_tenant=seen)
@@ -225,7 +225,7 @@ async def create_object(call: Call, kind: Kind, body: Body) -> Outcome:
     return await written_answer(call, kind, reply, 201, body.warnings)
 
 
-async def _never(call: Call, kind: Kind, one: Object) -> Refusal | None:
+async def never_runs(call: Call, kind: Kind, one: Object) -> Refusal | None:
     """Why this could never run on the nodes there are."""
     if kind.name == "Job":
         spec, members = allocation_spec(one.metadata.name, one.spec), gang_size(one.metadata.name, one.spec)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from bursar.api import (
     allocation,
+    certificate,
     cluster,
     delete,
     discovery,
@@ -16,7 +17,9 @@ from bursar.api import (
     event,
     eviction,
     explain,
+    fence,
     job,
+    log,
     node,
     openapi,
     pod,
@@ -191,6 +194,10 @@ def _other_routes() -> Iterator[Route]:
         "DELETE", f"{ROOT}/tokens/{{name}}", token.revoke, "Revoke a token.", "delete", "tokens", answer=token.Token
     )
     yield Route("GET", f"{ROOT}/whoami", review.whoami, "Who you are.", "get", answer=review.WhoAmI)
+    yield Route(
+        "GET", f"{ROOT}/authority", certificate.show_authority, "Who signs the certificates of nodes.", "get",
+        answer=certificate.AuthorityAnswer,
+    )  # fmt: skip
     authorization, authentication = "/apis/authorization.k8s.io/v1", "/apis/authentication.k8s.io/v1"
     reviews = (
         (f"{authorization}/selfsubjectaccessreviews", review.access_review, "Whether you may do something."),
@@ -230,12 +237,18 @@ def _asking_routes() -> Iterator[Route]:
         "allocations", kind=allocations, answer=explain.Explanation, refusals=(503,),
     )  # fmt: skip
     yield Route(
+        "GET", f"{_base(allocations)}/{{name}}/log", log.read_log, "What an allocation has written.", "get",
+        "allocations", "log", kind=allocations, params=log.PARAMS, answer_media=("text/plain",),
+        refusals=(409, 410, 503),
+    )  # fmt: skip
+    yield Route(
         "GET", f"{_base(jobs)}/{{name}}/explain", explain.explain_job, "Why a job waits.", "explain", "jobs", kind=jobs,
         answer=explain.Explanation, refusals=(503,),
     )  # fmt: skip
     yield Route(
         "POST", f"{_base(allocations)}/simulate", explain.simulate,
-        "What would become of an allocation, or of several as `items`; nothing is created.", "simulate", "allocations",
+        "What would become of an allocation or a job, or of several as `items`; nothing is created.", "simulate",
+        "allocations",
         kind=allocations, params=(VALIDATION,), body=allocations.type, body_media=(JSON, YAML[0]),
         answer=explain.Simulation, refusals=(403, 422, 503),
     )  # fmt: skip
@@ -268,13 +281,31 @@ def _stopping_routes() -> Iterator[Route]:
         answer=drain.DrainStatus,
     )  # fmt: skip
     yield Route(
+        "POST", f"{item}/fence", fence.start, "Say that nothing of a silent node runs any more, and end its work.",
+        "fence", "nodes", kind=nodes, params=(DRY_RUN,), body=fence.FenceNode, answer=fence.FenceStatus,
+        refusals=(409, 422),
+    )  # fmt: skip
+    yield Route(
+        "DELETE", f"{item}/fence", fence.end, "Take a fence back.", "fence", "nodes", kind=nodes, params=(DRY_RUN,),
+        answer=nodes.type, refusals=(409,),
+    )  # fmt: skip
+    yield Route(
         "GET", f"{item}/evictions", eviction.list_or_watch, "What must end on a node, and by when.", "list", "nodes",
         "evictions", kind=nodes, answer=eviction.EvictionList, answer_media=(JSON, SSE),
         params=(Param("watch", "true: stream notices as they are given.", "boolean"),
                 Param("timeoutSeconds", "End the watch after so long.", "integer")),
     )  # fmt: skip
+    yield Route(
+        "POST", f"{item}/certificates", certificate.certify, "Certify a node's key; the node joins if it is new.",
+        "create", "certificates", kind=nodes, params=(VALIDATION,), body=certificate.CertificateOrder,
+        answer=certificate.Certificate, status=201, refusals=(404, 503),
+    )  # fmt: skip
     one_pod = f"{ROOT}/namespaces/{{namespace}}/pods/{{name}}"
     yield Route("GET", one_pod, pod.get_pod, "An allocation, as Kubernetes would show it.", "get", "pods")
+    yield Route(
+        "GET", f"{one_pod}/log", log.read_pod_log, "What an allocation has written, as kubectl logs asks for it.",
+        "get", "pods", "log", params=log.POD_PARAMS, answer_media=("text/plain",), refusals=(409, 410, 503),
+    )  # fmt: skip
     yield Route(
         "POST", f"{one_pod}/eviction", eviction.evict_pod, "Stop an allocation, as kubectl drain asks for it.",
         "create", "pods", "eviction", params=(DRY_RUN, MANAGER, VALIDATION), body=eviction.Eviction,

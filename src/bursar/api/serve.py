@@ -35,6 +35,7 @@ async def opened_house(
     redis_url: str = "",
     requests_per_minute: int = LIMIT_PER_MINUTE_DEFAULT,
     oidc: OidcSettings | None = None,
+    grpc_address: str = "",
 ) -> AsyncIterator[House]:
     database = await Database.open(database_url, readers=8)
     office = await Office.open(database)
@@ -42,7 +43,7 @@ async def opened_house(
     office.on_commit.append(feed.nudge)
     limits: RateLimit = RedisRateLimit.open(redis_url) if redis_url else MemoryRateLimit()
     authenticator = Authenticator(database, oidc=Oidc(oidc) if oidc else None)
-    house = House(database, office, feed, authenticator, limits, requests_per_minute, bursar.__version__)
+    house = House(database, office, feed, authenticator, limits, requests_per_minute, bursar.__version__, grpc_address)
     try:
         yield house
     finally:

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from bursar.api.house import House
 from bursar.core.node import EXCLUSIVE
 from bursar.core.quantity import UNLIMITED, format_amount, percent
 from bursar.core.quota import Counter
@@ -38,6 +39,15 @@ async def show(database: Database, kind: Kind, items: Sequence[Item]) -> list[by
     if kind.name not in JOINED or not items:
         return [render(item.doc, item.status, item.revision) for item in items]
     return [encode(document) for document in await documents(database, kind, items)]
+
+
+async def rows(house: House, kind: Kind, items: Sequence[Item]) -> list[dict[str, Any]]:
+    """The same, as plain documents for a table: of allocations with the priority that is in force."""
+    plain = await documents(house.database, kind, items)
+    if kind.name == "Allocation" and plain:
+        for one, priority in zip(plain, await house.priorities.of(plain), strict=True):
+            one["status"] = {**(one.get("status") or {}), "priority": priority}
+    return plain
 
 
 async def documents(database: Database, kind: Kind, items: Sequence[Item]) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from bursar.api import metrics
-from bursar.api.cluster import show_scheduling
+from bursar.api.cluster import show_nodes, show_scheduling
 from bursar.api.route import JSON, Answer, Call, Handler, Outcome
 from bursar.core.access import reach
 from bursar.core.quantity import UNLIMITED, is_bytes
@@ -48,6 +48,7 @@ async def show_metrics(call: Call) -> Outcome:
         if not reach(identity).everything:
             return Refusal(Code.FORBIDDEN, f"role {identity.role} may not read the metrics of all tenants")
     await show_scheduling(call.house)
+    await show_nodes(call.house)
     office = call.house.office
     for lane in (office.creating, office.changing, office.binding, office.shaping):
         metrics.LANE_DEPTH.labels(lane.name).set(lane.size)

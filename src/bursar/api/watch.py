@@ -18,7 +18,7 @@ import msgspec
 from bursar.api import metrics
 from bursar.api.problem import body_of
 from bursar.api.route import JSON, Call, Outcome, Stream
-from bursar.api.show import JOINED, documents, show
+from bursar.api.show import JOINED, rows, show
 from bursar.api.table import table, wants_table
 from bursar.core.access import Identity, Reach, reach
 from bursar.core.refusal import Code, Refusal, invalid
@@ -367,14 +367,13 @@ def _gone(change: Change) -> Item:
 
 
 async def _rendered(one: Watch, kind_of_event: str, items: Sequence[Item]) -> list[bytes]:
-    database = one.call.house.database
     if one.as_table:
         bodies = [
             _row(one, item, plain)
-            for item, plain in zip(items, await documents(database, one.kind, items), strict=True)
+            for item, plain in zip(items, await rows(one.call.house, one.kind, items), strict=True)
         ]
     else:
-        bodies = await show(database, one.kind, items)
+        bodies = await show(one.call.house.database, one.kind, items)
     return [_wrapped(one.format, kind_of_event, body, item.revision) for item, body in zip(items, bodies, strict=True)]
 
 

@@ -67,6 +67,15 @@ class Chooser:
                 return found
         return None
 
+    def count(self, asks: Sequence[Ask]) -> int:
+        """How many slots of these have room at once, as far as the first try tells. The world is left as it was."""
+        slots = self.slots(asks)
+        if not (_alike(slots) and self._alone(slots)):
+            return len(self._in_turn(slots, None, to_the_end=True))
+        fleet, first = self._world.fleet, slots[0]
+        counts = np.where(self.scores(first) > NO, room_for(fleet, fleet.now, first.need), 0)
+        return min(int(np.minimum(counts, len(asks)).sum()), len(slots))
+
     def slot(self, ask: Ask) -> Slot:
         ends_at = self._now + ask.ttl_seconds if ask.ttl_seconds else NEVER
         return Slot(ask, self._world.fleet.need(ask.shape), kin_of(ask), ends_at)
@@ -162,23 +171,33 @@ class Chooser:
     # All slots.
 
     def _all(self, slots: Sequence[Slot], only: Bools | None) -> Choice | None:
-        taken: list[tuple[Slot, Spot]] = []
-        try:
-            for slot in slots:
-                spot = self._spot(slot, _rows_of(slot, taken), only)
-                if spot is None:
-                    break
-                self.take(slot, spot)
-                taken.append((slot, spot))
-            if len(taken) == len(slots):
-                return _gather(taken)
-        finally:
-            self._undo(taken)
+        taken = self._in_turn(slots, only)
+        if len(taken) == len(slots):
+            return _gather(taken)
         if _alike(slots) and self._alone(slots):
             return self._roomiest(slots, only) if slots[0].ask.shape.nodes > 1 else None
         if len(slots) > SEARCH_SLOTS_MAX:
             return None
         return self._search(slots, only) or (self._search_orders(slots, only) if _order_matters(slots) else None)
+
+    def _in_turn(
+        self, slots: Sequence[Slot], only: Bools | None, *, to_the_end: bool = False
+    ) -> list[tuple[Slot, Spot]]:
+        """The best node for each, one after another, until one has none, or of all that have one. What is taken
+        meanwhile is given back."""
+        taken: list[tuple[Slot, Spot]] = []
+        try:
+            for slot in slots:
+                spot = self._spot(slot, _rows_of(slot, taken), only)
+                if spot is None:
+                    if to_the_end:
+                        continue
+                    break
+                self.take(slot, spot)
+                taken.append((slot, spot))
+            return list(taken)
+        finally:
+            self._undo(taken)
 
     def _roomiest(self, slots: Sequence[Slot], only: Bools | None) -> Choice | None:
         """Several that want different nodes each: who takes those with the most room leaves the most to the next."""

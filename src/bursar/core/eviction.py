@@ -20,6 +20,7 @@ class Reason(StrEnum):
     PREEMPTED = "Preempted"
     DRAINED = "Drained"
     EVICTED = "Evicted"
+    NODE_LOST = "NodeLost"
 
 
 class Rule(StrEnum):
@@ -29,6 +30,7 @@ class Rule(StrEnum):
     BURST = "Burst"
     ADMIN = "Admin"
     DRAIN = "Drain"
+    NODE_LOST = "NodeLost"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from bursar.core.allocation import GangKey, GangRow
+from bursar.core.liveness import Beat
 from bursar.core.node import NodeRoom, Placement
 from bursar.core.object import UNASSIGNED, Key, Origin, Stored, Write
 from bursar.core.quota import Counters
@@ -26,6 +27,7 @@ class Sheet:
     objects: dict[Key, Stored] = field(default_factory=dict)
     recent: set[Key] = field(default_factory=set)  # objects that exist, and were not read again
     nodes: dict[str, NodeRoom] = field(default_factory=dict)
+    beats: dict[str, Beat] = field(default_factory=dict)  # of the nodes that were ever heard
     placements: dict[str, tuple[Placement, ...]] = field(default_factory=dict)  # by the allocation's uid
     gangs: dict[GangKey, GangRow] = field(default_factory=dict)
     # What is to be saved.
@@ -34,6 +36,7 @@ class Sheet:
     touched_nodes: set[str] = field(default_factory=set)
     used_nodes: set[str] = field(default_factory=set)  # of which nothing moved but their room
     removed_nodes: set[str] = field(default_factory=set)
+    disowned_nodes: set[str] = field(default_factory=set)  # whose tokens and certificates count no more
     node_uids: dict[str, str] = field(default_factory=dict)
     placed: dict[tuple[str, str], Placement] = field(default_factory=dict)  # by (node, uid)
     # (node, uid) of stored placements that go, before new ones come
@@ -84,6 +87,11 @@ class Sheet:
         self.touched_nodes.discard(name)
         self.used_nodes.discard(name)
         self.removed_nodes.add(name)
+        self.disown_node(name)
+
+    def disown_node(self, name: str) -> None:
+        """Whatever the node proved itself with so far is refused from now on."""
+        self.disowned_nodes.add(name)
 
     def place(self, placements: Sequence[Placement]) -> None:
         self.placements[placements[0].uid] = tuple(placements)

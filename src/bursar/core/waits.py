@@ -20,7 +20,7 @@ KEPT_SECONDS_OF_RATE: Final = 61  # whole seconds: the minute, and the one that 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Waits of the last hour, from being submitted to being placed."""
+    """Waits of the last hour, from being submitted to being placed for the first time."""
 
     count: int = 0
     avg_seconds: float = 0.0
@@ -40,7 +40,14 @@ class Waits:
         one = (bound_at, max(0.0, bound_at - submitted_at))
         self._ring(queue).append(one)
         self._all.append(one)
-        second = int(bound_at)
+        self._count(bound_at)
+
+    def bound_again(self, at: float) -> None:
+        """Something was placed that had a place before. It is counted, but is no wait: it ran for part of the time."""
+        self._count(at)
+
+    def _count(self, at: float) -> None:
+        second = int(at)
         if self._placed and self._placed[-1][0] == second:
             self._placed[-1] = (second, self._placed[-1][1] + 1)
         else:

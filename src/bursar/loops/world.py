@@ -113,6 +113,7 @@ class Keeper:
         self.revision = 0
         self.settings: dict[str, Any] = {}  # what an administrator said about the policy
         self.noted: dict[str, str] = {}  # the reason that is stored with each waiting allocation
+        self.returned: set[str] = set()  # those of them that had a place before
         self.committing: Multiset[str] = Multiset()  # uids whose fate is being decided by the database
         self._deferred: list[Seen] = []
         self._known: dict[str, int] = {}  # revisions of our own that have not come back by the feed yet
@@ -359,14 +360,18 @@ class Keeper:
         if change.type == "DELETED" or phase in ENDED:
             self.world.forget(change.uid)
             self.noted.pop(change.uid, None)
+            self.returned.discard(change.uid)
             return
         ask = self._ask(change)
         status = _decode_status(change.status)
         if phase == Phase.PENDING:
             self.noted[change.uid] = status.reason
+            if status.epoch:
+                self.returned.add(change.uid)
             self.world.wait(ask, _nomination(status), again=status.epoch > 0)
         else:
             self.noted.pop(change.uid, None)
+            self.returned.discard(change.uid)
             self._place(ask, status, ending=phase == Phase.TERMINATING)
 
     def _ask(self, change: Seen) -> Ask:

@@ -14,6 +14,7 @@ import msgspec
 
 from bursar.core.allocation import ENDED, NEXT, GangKey, Phase, Request
 from bursar.core.charge import NOTHING, Charge, unbound
+from bursar.core.eviction import Reason as Stopped
 from bursar.core.eviction import ended_as
 from bursar.core.object import Stored
 from bursar.core.placing import unplace
@@ -45,6 +46,8 @@ class Report(Command):
     phase: Phase
     uid: str = ""  # the allocation that is meant, should the name have been given to another
     node: str = ""  # the node that reports; empty for an administrator, who speaks for all
+    epoch: int | None = None  # the placement that is meant: what is said of another is of the past
+    stopped: bool = False  # whether it ended because it was asked to: what is being deleted was cancelled then
     reason: str = ""
     message: str = ""
     exit_code: int | None = None
@@ -61,6 +64,8 @@ class Report(Command):
             return not_found(self.key)
         if refusal := self._refusal(sheet, before):
             return refusal
+        if self.stopped and is_ending(before.doc):
+            return replace(self, stopped=False, phase=Phase.CANCELLED).decide(sheet)
         current = phase_of(before)
         if current is not self.phase and self.phase not in NEXT[current]:
             return Refusal(Code.IMMUTABLE, f"{self.key.name} is {current} and cannot become {self.phase}")
@@ -78,10 +83,18 @@ class Report(Command):
         row = sheet.gangs.get((self.key.namespace, self.gang))
         if self.unless_complete and row is not None and row.members >= row.min_members:
             return Refusal(Code.STALE, f"the gang of {self.key.name} is complete by now")
+        if self.epoch is not None and self.epoch != (now := self._epoch(sheet, before)):
+            return Refusal(Code.STALE, f"{self.key.name} is in epoch {now}; what was said is of epoch {self.epoch}")
         bound = {one.node for one in sheet.placements.get(before.uid, ())}
         if self.node and self.node not in bound and phase_of(before) is not self.phase:
             return Refusal(Code.FORBIDDEN, f"{self.key.name} is not bound to node {self.node}")
         return None
+
+    def _epoch(self, sheet: Sheet, before: Stored) -> int:
+        """Of its placement; where it has none any more, of its last one."""
+        for one in sheet.placements.get(before.uid, ()):
+            return one.epoch
+        return int(status_of(before).get("epoch", 0))
 
     def _progress(self, before: Stored, at: str) -> dict[str, Any]:
         status = {**status_of(before), "phase": self.phase}
@@ -123,8 +136,10 @@ class Report(Command):
     def _final(self, before: Stored, at: str) -> dict[str, Any]:
         status = status_of(before)
         notice = take_notice(status)
+        take_lost(status)
+        waits_again = notice is not None and notice["requeue"]
         earlier = {Phase(node["phase"]) for node in status.get("nodes", ()) if "phase" in node}
-        phase = ended_as(self.phase, earlier, evicted=notice is not None, deleted=is_ending(before.doc))
+        phase = ended_as(self.phase, earlier, evicted=waits_again, deleted=is_ending(before.doc))
         status["phase"] = phase
         told = {"reason": self.reason, "message": self.message, "exitCode": self.exit_code}
         if notice is not None:
@@ -132,6 +147,8 @@ class Report(Command):
             told |= {name: "" for name in ("reason", "message") if told[name] == notice[name]}
         if phase is Phase.PENDING:
             return requeued_status(status, notice or told, at)
+        if notice is not None and not waits_again and phase is Phase.FAILED and not is_ending(before.doc):
+            told |= {name: notice[name] for name in ("reason", "message")}  # It failed because it was stopped.
         status |= {name: value for name, value in told.items() if value not in ("", None)}
         status["endTime"] = at
         set_condition(status, "Ready", "False", str(phase), str(told["message"]), at)
@@ -229,6 +246,17 @@ def take_notice(status: dict[str, Any]) -> dict[str, Any] | None:
                 del status[name]
         drop_conditions(status, "Terminating")
     return notice
+
+
+def take_lost(status: dict[str, Any]) -> bool:
+    """Remove that its node is lost, now that more is known; whether it was said."""
+    if not any(one["type"] == Stopped.NODE_LOST for one in status.get("conditions", ())):
+        return False
+    drop_conditions(status, Stopped.NODE_LOST)
+    if status.get("reason") == Stopped.NODE_LOST and "eviction" not in status:
+        for name in ("reason", "message"):
+            status.pop(name, None)
+    return True
 
 
 def requeued_status(status: dict[str, Any], why: Mapping[str, Any], at: str) -> dict[str, Any]:

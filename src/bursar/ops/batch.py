@@ -1,6 +1,6 @@
 """The walk of every write: claim, lock, read, decide, save, once per batch.
 
-Locks are taken in one global order: leader, request claims, tree, gangs, objects, counters, nodes, and last the
+Locks are taken in one global order: leader, request claims, tree, gangs, objects, counters, nodes, beats, and last the
 revision. What is decided from is read in a later statement than the one that took the lock: a statement that had to
 wait sees the new version of the row it waited for, but not the rows that a rival put beside it.
 """
@@ -19,9 +19,11 @@ from bursar.core.sheet import Sheet
 from bursar.core.tree import Row, Tree, rows_of
 from bursar.ops.command import DEPOSED, REUSED, Command, Reply, Result, decode_reply, encode_reply, written
 from bursar.ops.tree import TreeCache
+from bursar.store import authority as authority_store
 from bursar.store import batch as batch_store
 from bursar.store import gang as gang_store
 from bursar.store import leader as leader_store
+from bursar.store import liveness as liveness_store
 from bursar.store import node as node_store
 from bursar.store import object as object_store
 from bursar.store import quota as quota_store
@@ -131,6 +133,8 @@ class Walk:
                 names.add(one.node)
         if names:
             sheet.nodes = await node_store.lock(db, names)
+        if beating := {name for command in commands for name in command.beats()}:
+            sheet.beats = await liveness_store.lock(db, beating)
 
 
 async def lock_fence(db: Connection, commands: Sequence[Command]) -> int | None:
@@ -208,7 +212,9 @@ async def save(db: Connection, sheet: Sheet) -> None:
         await node_store.use(db, [sheet.nodes[name] for name in used])
     if sheet.removed_nodes:
         await node_store.remove(db, sorted(sheet.removed_nodes))
-        await token_store.revoke_of_nodes(db, sheet.removed_nodes)
+    if sheet.disowned_nodes:
+        await token_store.revoke_of_nodes(db, sheet.disowned_nodes)
+        await authority_store.end_generations(db, sheet.disowned_nodes)
     if sheet.lifted:
         await node_store.remove_placements(db, sheet.lifted)
     if sheet.recharged:

@@ -61,6 +61,10 @@ class Command:
         """Nodes to lock and read, beside those that the object is placed on."""
         return ()
 
+    def beats(self) -> Iterable[str]:
+        """Nodes whose last beat is to be locked and read: none of them is heard before this is decided and saved."""
+        return ()
+
     def placed(self, _: Sheet, /) -> Iterable[Key]:
         """Objects whose placements to read, and whose nodes to lock."""
         return self.objects()

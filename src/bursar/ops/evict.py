@@ -162,24 +162,32 @@ def members_of(sheet: Sheet, gangs: Iterable[GangKey]) -> list[Key]:
     return [one.key for gang in gangs for one in sheet.members(*gang)]
 
 
-def stop_members(sheet: Sheet, gang: GangKey, notice: Notice, id_: str, origin: Origin) -> None:
+def stop_members(
+    sheet: Sheet, gang: GangKey, notice: Notice, id_: str, origin: Origin, *, requeue: bool = True
+) -> None:
     """Stop what is placed of a gang, also what was placed while it was decided that the gang goes."""
     for one in sheet.members(*gang):
         if phase_of(one) in PLACED:
-            stop(sheet, one, notice, id_, origin)
+            stop(sheet, one, notice, id_, origin, requeue=requeue)
 
 
-def stop(sheet: Sheet, before: Stored, notice: Notice, id_: str, origin: Origin) -> Result:
+def stop(sheet: Sheet, before: Stored, notice: Notice, id_: str, origin: Origin, *, requeue: bool = True) -> Result:
     """Tell what is placed to end. Being told twice is harmless: the earlier deadline stands, and the first reason."""
+    after = told_to_stop(sheet, before, notice, id_, requeue=requeue)
+    return unchanged(before) if after is before else sheet.put(after, origin)
+
+
+def told_to_stop(sheet: Sheet, before: Stored, notice: Notice, id_: str, *, requeue: bool = True) -> Stored:
+    """What it becomes when it is told to end; itself, where it was told before and has no longer than that."""
     deadline = timestamp(sheet.now + timedelta(seconds=notice.grace_seconds))
     status = status_of(before)
     told: dict[str, Any] | None = status.get("eviction")
     standing = standing_deadline(before)
     if told is not None and standing <= deadline:
-        return unchanged(before)
+        return before
     if told is not None:
         status["eviction"] = {**told, "deadline": deadline, "gracePeriodSeconds": notice.grace_seconds}
-        return sheet.put(with_status(before, status), origin)
+        return with_status(before, status)
     deleted = bool(standing)  # Who deleted it is waited for by the deletion; it does not come back.
     status["eviction"] = {
         "id": id_,
@@ -189,13 +197,13 @@ def stop(sheet: Sheet, before: Stored, notice: Notice, id_: str, origin: Origin)
         "message": notice.message,
         "gracePeriodSeconds": notice.grace_seconds,
         "deadline": min(deadline, standing) if deleted else deadline,
-        "requeue": not deleted,
+        "requeue": requeue and not deleted,
     }
     if not deleted:
         status |= {"phase": Phase.TERMINATING, "reason": notice.reason, "message": notice.message}
         set_condition(status, "Terminating", "True", notice.reason, notice.message, timestamp(sheet.now))
         sheet.place([replace(one, wanted=False) for one in sheet.placements[before.uid]])
-    return sheet.put(with_status(before, status), origin)
+    return with_status(before, status)
 
 
 class _Deletion(msgspec.Struct, rename="camel"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter, Gauge, Histogram
 
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -28,3 +28,5 @@ QUOTA_REJECTIONS = Counter(
 FEED_LAG = Histogram(
     "bursar_feed_lag_seconds", "Time from a commit to its delivery to this process's watchers.", buckets=_SECONDS
 )
+AGENT_STREAMS = Gauge("bursar_agent_streams", "Streams of nodes' agents that this process holds.")
+AGENT_DIRECTIVES = Counter("bursar_agent_directives_total", "Directives told to agents beside whole answers.")

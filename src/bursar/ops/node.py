@@ -15,6 +15,7 @@ from bursar.ops.command import Result
 from bursar.ops.drain import keep_drain
 from bursar.ops.object import Change, Create, Delete, not_found
 from bursar.ops.office import timestamp
+from bursar.ops.silence import is_silent, keep_silence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,19 +45,20 @@ class ChangeNode(Change):
 
     def _save(self, sheet: Sheet, before: Stored) -> Result:
         room = sheet.nodes[self.key.name]
-        offers = (dict(room.allocatable), room.schedulable) != (dict(self.allocatable), self.schedulable)
+        schedulable = self.schedulable and not is_silent(before)
+        offers = (dict(room.allocatable), room.schedulable) != (dict(self.allocatable), schedulable)
         if offers or self.plans_stale:
             sheet.set_node(
                 replace(
                     room,
                     generation=room.generation + 1,
-                    schedulable=self.schedulable,
+                    schedulable=schedulable,
                     allocatable=self.allocatable,
                     devices=device_list(self.allocatable, room.devices),
                 )
             )
         after = keep_drain(before, self.draft, schedulable=self.schedulable, at=timestamp(sheet.now))
-        return sheet.put(after, self.origin)
+        return sheet.put(keep_silence(before, after), self.origin)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

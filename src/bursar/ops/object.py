@@ -75,13 +75,15 @@ class Create(Command):
             return refusal
         if self.key in sheet.objects:
             return already_exists(self.key)
-        missing = [
-            Cause("FieldValueNotFound", f"{key.kind} {key.name!r} does not exist", field=field)
-            for field, key in self.wants
-            if key not in sheet.objects and key not in sheet.recent
-        ]
-        if missing:
-            return Refusal(Code.INVALID, "; ".join(one.message for one in missing), causes=tuple(missing))
+        absent = [(field, key) for field, key in self.wants if key not in sheet.objects and key not in sheet.recent]
+        if absent:
+            causes = tuple(
+                Cause("FieldValueNotFound", f"{key.kind} {key.name!r} does not exist", field=field)
+                for field, key in absent
+            )
+            kinds = ",".join(dict.fromkeys(plural_of(key) for _, key in absent))
+            hint = f"Create it first, or name one that there is: bursar get {kinds}"
+            return Refusal(Code.INVALID, "; ".join(one.message for one in causes), hint, causes)
         return None
 
     def _join_gang(self, sheet: Sheet, draft: Stored, gang: Gang) -> Result:

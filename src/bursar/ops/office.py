@@ -10,9 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
+from typing import Any
 
 from bursar.core.object import Key, Stored
 from bursar.ops.batch import Walk
+from bursar.ops.beat import BEATS_MAX, RECALLS_MAX, Beat, Heard, Kept, hear, recall
 from bursar.ops.ceiling import CeilingCache
 from bursar.ops.command import Command, Reply
 from bursar.ops.lane import Lane
@@ -20,6 +22,7 @@ from bursar.ops.structure import StructureWalk
 from bursar.ops.transaction import Transactor
 from bursar.ops.tree import TreeCache
 from bursar.store import object as object_store
+from bursar.store.beat import WantedSet
 from bursar.store.change import ensure_partitions
 from bursar.store.database import Database
 
@@ -44,8 +47,10 @@ class Office:
     trying: Lane[Command, Reply]  # dry runs
     trying_shape: Lane[Command, Reply]
     reading: Lane[Key, Stored | None]
+    beating: Lane[Beat, Heard | None]  # None where it does not count
+    recalling: Lane[str, WantedSet]  # of a node, by its name
     ceilings: CeilingCache
-    _transactors: list[Transactor[Command, Reply]]
+    _transactors: list[Transactor[Command, Reply] | Kept[Any, Any]]
     # Called after each batch was committed: local watchers need not wait for a notification.
     on_commit: list[Callable[[], None]] = field(default_factory=list)
 
@@ -54,7 +59,9 @@ class Office:
         async with database.reader() as db:
             await ensure_partitions(db)
         trees = TreeCache()
-        transactors: list[Transactor[Command, Reply]] = []
+        transactors: list[Transactor[Command, Reply] | Kept[Any, Any]] = []
+        beats, recalls = Kept(database, hear), Kept(database, recall)
+        transactors += [beats, recalls]
         on_commit: list[Callable[[], None]] = []
 
         def lane(
@@ -93,6 +100,9 @@ class Office:
             trying=lane("trying", dry=True, capacity=1024),
             trying_shape=lane("trying-shape", shape=True, dry=True, capacity=256),
             reading=Lane("reading", Reading(database), capacity=16384),
+            # Each stream waits for its answer before it says more: there are never more than there are streams.
+            beating=Lane("beating", beats, capacity=65536, batch_max=BEATS_MAX),
+            recalling=Lane("recalling", recalls, capacity=65536, batch_max=RECALLS_MAX),
             ceilings=CeilingCache(database),
             _transactors=transactors,
             on_commit=on_commit,
@@ -102,7 +112,8 @@ class Office:
         lanes = (
             self.creating, self.changing, self.binding, self.bulk, self.shaping, self.trying, self.trying_shape,
         )  # fmt: skip
-        await asyncio.gather(*(lane.close() for lane in lanes), self.reading.close())
+        reads = (self.reading, self.beating, self.recalling)
+        await asyncio.gather(*(lane.close() for lane in lanes), *(lane.close() for lane in reads))
         await asyncio.gather(*(one.close() for one in self._transactors), return_exceptions=True)
 
 

@@ -1,9 +1,13 @@
-"""The gRPC door. Today it answers the standard health service; the node agents' service joins it here."""
+"""The gRPC door: the nodes' agents, and the standard health service.
+
+Who calls must show a certificate of our own authority, in both directions, unless the door is insecure: then it is for
+this machine alone.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,12 +15,31 @@ import grpc
 import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from bursar.ops.feed import Feed
+from bursar.ops.office import Office
+from bursar.rpc.agent import AgentService
+from bursar.rpc.hub import Hub
+from bursar.rpc.tls import server_credentials
 from bursar.store.database import AWAY, Database
+from bursar.wire.scheduler.v1 import node_agent_pb2_grpc
 
 log = structlog.get_logger()
 
 CHECK_SECONDS = 1.0
 GRACE_SECONDS = 2.0
+
+OPTIONS = (
+    # Two servers on one port would share its connections, unseen: the second is refused.
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", 4 << 20),
+    # A whole wanted set is one message.
+    ("grpc.max_send_message_length", 64 << 20),
+    # A node that is gone without a word is noticed, and what waits to be written to it is let go.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+)
 
 
 class AddressTaken(Exception):
@@ -24,23 +47,29 @@ class AddressTaken(Exception):
 
 
 @asynccontextmanager
-async def opened_grpc(database: Database, address: str) -> AsyncIterator[None]:
-    """Serve for as long as the block lasts."""
-    # Two servers on one port would share its connections, unseen: the second is refused.
-    server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+async def opened_grpc(
+    office: Office, feed: Feed, address: str, *, hosts: Sequence[str] = (), insecure: bool = False
+) -> AsyncIterator[int]:
+    """Serve for as long as the block lasts; the port. `hosts` are the names that agents call it by."""
+    server = grpc.aio.server(options=OPTIONS)
     servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    hub = Hub(office, feed)
+    service = AgentService(office, hub, insecure=insecure)
+    node_agent_pb2_grpc.add_NodeAgentServicer_to_server(service, server)
+    credentials = None if insecure else await server_credentials(office.database, hosts)
     try:
-        server.add_insecure_port(address)
+        port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
     except RuntimeError as error:
         raise AddressTaken("the address is in use, or not one of this machine's") from error
     await server.start()
-    telling = asyncio.create_task(_tell_health(database, servicer), name="grpc-health")
+    telling = asyncio.create_task(_tell_health(office.database, servicer), name="grpc-health")
     try:
-        yield
+        yield port
     finally:
         telling.cancel()
         await asyncio.gather(telling, return_exceptions=True)
+        await hub.close()
         await server.stop(GRACE_SECONDS)
 
 

@@ -12,8 +12,17 @@ from bursar.store.statements import statements
 
 SQL = statements("job")
 
+
+class Boosted(msgspec.Struct, frozen=True):
+    """A priority that stands in for that of a job's allocations until it expires."""
+
+    priority: int
+    expires: str
+
+
 _encode = msgspec.json.Encoder().encode
 _decode_map = msgspec.json.Decoder(dict[str, str]).decode
+_decode_boost = msgspec.json.Decoder(Boosted).decode
 
 
 class Found(NamedTuple):
@@ -37,3 +46,11 @@ async def list_shown(
     """The selectable fields of those of these allocations that have the labels, by name."""
     rows = await db.fetch(SQL.shown, namespace, names, _encode(labels))
     return {row["name"]: _decode_map(row["fields"]) for row in rows}
+
+
+async def load_boosts(db: Connection, jobs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Boosted]:
+    """The boosts of those of these jobs that have one, by (namespace, name)."""
+    if not jobs:
+        return {}
+    rows = await db.fetch(SQL.boosts, [namespace for namespace, _ in jobs], [name for _, name in jobs])
+    return {(row["namespace"], row["name"]): _decode_boost(row["boost"]) for row in rows}

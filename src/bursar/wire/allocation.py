@@ -10,12 +10,13 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from bursar.core.allocation import Gang, Request
+from bursar.core.allocation import Gang, Phase, Request
 from bursar.core.charge import NOTHING, Charge, Facts
 from bursar.core.duration import parse_seconds
 from bursar.core.node import WHOLE, is_device
 from bursar.core.refusal import Cause, field_fault
 from bursar.wire.affinity import contradiction_faults
+from bursar.wire.command import EnvVar, command_faults
 from bursar.wire.kind import Column, Fields, Kind, column, read
 from bursar.wire.limits import amounts, amounts_faults
 from bursar.wire.meta import Condition, ObjectMeta, Quantity, Text, Wire, given
@@ -24,7 +25,6 @@ from bursar.wire.scheduling import (
     NODES_MAX,
     GangScheduling,
     Scheduling,
-    count_faults,
     duration_faults,
     gang_faults,
     node_selector_faults,
@@ -34,20 +34,14 @@ from bursar.wire.scheduling import (
 GANG_SIZE = "scheduler.example.com/gang-size"
 MAX_WAIT = "scheduler.example.com/max-wait"
 
-ENV_MAX = 1000
-WORDS_MAX = 10_000
 FAULTS_MAX = 50
+COUNTED = frozenset({"allocations", "nodes", "pods"})  # dimensions of quotas that nobody asks a node for
 PREEMPTION_POLICIES = ("PreemptLowerPriority", "Never")
 
 
 class Resources(Wire):
     requests: dict[str, Quantity] | UnsetType = UNSET
     limits: dict[str, Quantity] | UnsetType = UNSET
-
-
-class EnvVar(Wire):
-    name: str
-    value: Text = UNSET
 
 
 class AllocationSpec(Wire):
@@ -110,6 +104,7 @@ class AllocationStatus(Wire):
     allocated_resources: dict[str, Quantity] | UnsetType = UNSET
     queue_position: int | UnsetType = UNSET  # shown when it is read, while it waits
     estimated_start_time: Text = UNSET
+    priority: int | UnsetType = UNSET  # the one that is in force; shown in tables
     scheduled_time: Text = UNSET  # when it was placed, the last time
     epoch: int | UnsetType = UNSET  # how often it was placed: each placement has a higher one
     eviction: EvictionNotice | UnsetType = UNSET
@@ -216,12 +211,12 @@ def request_of(allocation: Allocation) -> Request:
 
 
 def _check(allocation: Allocation) -> list[Cause]:
-    return [*_judged(allocation.spec)[0], *_annotation_faults(allocation)]
+    return [*_judged(allocation.spec)[0], *_annotation_faults(allocation), *_group_faults(allocation)]
 
 
 def spec_faults(path: str, spec: AllocationSpec) -> Iterator[Cause]:
     if isinstance(spec.resources, Resources):
-        yield from _resource_faults(f"{path}.resources", spec.resources)
+        yield from _resource_faults(path, spec.resources)
     if isinstance(spec.nodes, int) and not 1 <= spec.nodes <= NODES_MAX:
         yield field_fault(f"{path}.nodes", f"must be between 1 and {NODES_MAX}, got {spec.nodes}")
     if isinstance(spec.priority, int):
@@ -238,14 +233,11 @@ def spec_faults(path: str, spec: AllocationSpec) -> Iterator[Cause]:
         yield from gang_faults(f"{path}.gangScheduling", spec.gang_scheduling)
     if isinstance(spec.scheduling, Scheduling):
         yield from _scheduling_faults(path, spec, spec.scheduling)
-    yield from count_faults(f"{path}.env", spec.env, ENV_MAX)
-    yield from count_faults(f"{path}.command", spec.command, WORDS_MAX)
-    for index, word in enumerate((spec.command or [])[:WORDS_MAX]):
-        if "\0" in word:
-            yield field_fault(f"{path}.command[{index}]", "must not contain a NUL character")
+    yield from command_faults(path, spec.command, spec.env, spec.working_dir)
 
 
-def _resource_faults(path: str, resources: Resources) -> Iterator[Cause]:
+def _resource_faults(spec_path: str, resources: Resources) -> Iterator[Cause]:
+    path = f"{spec_path}.resources"
     faults = amounts_faults(f"{path}.requests", resources.requests) + amounts_faults(f"{path}.limits", resources.limits)
     yield from faults
     if faults:
@@ -259,6 +251,10 @@ def _resource_faults(path: str, resources: Resources) -> Iterator[Cause]:
     for name, value in {**limits, **requests}.items():
         if is_device(name) and value > WHOLE and value % WHOLE:
             yield field_fault(f"{path}.requests[{name}]", "must be a whole number of devices, or a fraction below one")
+    for part, given_ones in (("requests", requests), ("limits", limits)):
+        for name in sorted(COUNTED.intersection(given_ones)):
+            instead = f"set {spec_path}.nodes" if name == "nodes" else "each allocation counts as one"
+            yield field_fault(f"{path}.{part}[{name}]", f"is counted, and no resource of a node: {instead}")
 
 
 def _annotation_faults(allocation: Allocation) -> Iterator[Cause]:
@@ -269,14 +265,25 @@ def _annotation_faults(allocation: Allocation) -> Iterator[Cause]:
         size = notes[GANG_SIZE]
         if not (size.isascii() and size.isdigit() and 1 <= int(size[:9]) <= NODES_MAX and len(size) < 9):
             yield field_fault(f"metadata.annotations[{GANG_SIZE}]", f"must be a number from 1 to {NODES_MAX}")
-        gang = gang_spec(allocation.spec)
-        if size != "1" and (gang is None or not gang.group_id):
-            yield field_fault(
-                "spec.gangScheduling.groupId",
-                f"is required with the annotation {GANG_SIZE}: it names the gang's members",
-            )
     if MAX_WAIT in notes:
         yield from duration_faults(f"metadata.annotations[{MAX_WAIT}]", notes[MAX_WAIT])
+
+
+def _group_faults(allocation: Allocation) -> Iterator[Cause]:
+    """Who asks for company must say who it is. In a job's template nobody need: there the job is the gang."""
+    spec, gang, notes = allocation.spec, gang_spec(allocation.spec), allocation.metadata.annotations
+    if gang is not None and gang.group_id:
+        return
+    if gang is not None and isinstance(gang.min_members, int):
+        wanted, asked_by = gang.min_members > 1, "minMembers"
+    else:
+        wanted, asked_by = isinstance(notes, dict) and notes.get(GANG_SIZE, "1") != "1", f"the annotation {GANG_SIZE}"
+    if wanted:
+        inner = gang is not None and not given(spec.gang_scheduling)
+        yield field_fault(
+            f"spec.{'scheduling.' if inner else ''}gangScheduling.groupId",
+            f"is required with {asked_by}: all members of a gang name the same groupId",
+        )
 
 
 def _scheduling_faults(path: str, spec: AllocationSpec, scheduling: Scheduling) -> Iterator[Cause]:
@@ -330,6 +337,13 @@ def _first_status(_: Allocation, now: str) -> dict[str, Any]:
     }
 
 
+def _reason(document: dict[str, Any]) -> str:
+    """Why it waits, or why it ended as it did; of a failure that says nothing else, how the command ended."""
+    code = read(document, "status.exitCode", None)
+    failed = read(document, "status.phase") == Phase.FAILED and code is not None
+    return str(read(document, "status.reason")) or (f"exit code {code}" if failed else "")
+
+
 def _requested(resource: str) -> Column:
     def value(document: dict[str, Any]) -> str:
         resources = read(document, "spec.resources", {})
@@ -354,12 +368,13 @@ ALLOCATION = Kind(
     first_status=_first_status,
     columns=(
         column("Status", "status.phase", default="Pending"),
-        Column("Reason", lambda document: str(read(document, "status.reason"))),
+        Column("Reason", _reason),
         _requested("nvidia.com/gpu"),
         _requested("cpu"),
         _requested("memory"),
         column("Node", "status.nodeName", default="<none>"),
         column("Queue", "spec.queue", default="default"),
+        Column("Priority", lambda document: str(read(document, "status.priority")), type="integer", wide=True),
         Column("Priority-Class", lambda document: str(read(document, "spec.priorityClass", "<none>")), wide=True),
     ),
     merge_keys={

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from bursar.core.liveness import Standing
 from bursar.core.names import label_key, label_value
 from bursar.core.refusal import Cause, field_fault
 from bursar.wire.kind import Column, Kind, column, read
@@ -17,6 +18,10 @@ from bursar.wire.scheduling import EFFECTS, count_faults
 HOSTNAME_LABEL = "kubernetes.io/hostname"
 ZONE_LABEL = "topology.kubernetes.io/zone"
 TAINTS_MAX = 64
+
+# What is kept beside a node that is said to be silent: as what it stands, and when it was last heard.
+SILENT = "status.silent"
+SILENT_SINCE = "status.silentSince"
 
 
 class Taint(Wire):
@@ -49,6 +54,14 @@ class NodeDrain(Wire):
     force: bool | UnsetType = UNSET
 
 
+class NodeFence(Wire):
+    """That nothing of the node runs any more, and who said so. Ours alone."""
+
+    at: Text = UNSET
+    by: Text = UNSET
+    reason: Text = UNSET
+
+
 class NodeStatus(Wire):
     phase: Text = UNSET
     reason: Text = UNSET
@@ -62,6 +75,8 @@ class NodeStatus(Wire):
     conditions: list[Condition] | UnsetType = UNSET
     last_heartbeat_time: Text = UNSET
     drain: NodeDrain | UnsetType = UNSET
+    silent_since: Text = UNSET  # when it was last heard, while it is said to be NotReady or Lost. Ours alone
+    fence: NodeFence | UnsetType = UNSET
 
 
 class Node(Wire, kw_only=True):
@@ -165,9 +180,26 @@ def _first_status(node: Node, now: str) -> dict[str, Any]:
     }
 
 
+def _fields(node: Node) -> dict[str, str]:
+    status = node.status if isinstance(node.status, NodeStatus) else NodeStatus()
+    phase = status.phase or "Ready"
+    fields = {
+        "status.phase": phase,
+        "spec.unschedulable": str(isinstance(node.spec, NodeSpec) and node.spec.unschedulable is True).lower(),
+    }
+    if status.silent_since:
+        fenced = isinstance(status.fence, NodeFence)
+        fields |= {SILENT: Standing.FENCED if fenced else phase, SILENT_SINCE: status.silent_since}
+    return fields
+
+
 def _state(document: dict[str, Any]) -> str:
-    phase = str(read(document, "status.phase", "Unknown"))
-    return f"{phase},SchedulingDisabled" if read(document, "spec.unschedulable", False) else phase
+    states = [str(read(document, "status.phase", "Unknown"))]
+    if read(document, "status.fence", {}):
+        states.append("Fenced")
+    if read(document, "spec.unschedulable", False):
+        states.append("SchedulingDisabled")
+    return ",".join(states)
 
 
 def _free(resource: str, label: str) -> Column:
@@ -191,10 +223,7 @@ NODE = Kind(
     uid_prefix="node",
     check=_check,
     selectable=("status.phase", "spec.unschedulable"),
-    fields=lambda node: {
-        "status.phase": (node.status.phase or "Ready") if isinstance(node.status, NodeStatus) else "Ready",
-        "spec.unschedulable": str(isinstance(node.spec, NodeSpec) and node.spec.unschedulable is True).lower(),
-    },
+    fields=_fields,
     first_status=_first_status,
     normalise=_normalise,
     columns=(

@@ -162,10 +162,11 @@ def _affinity_faults(path: str, affinity: Affinity) -> Iterator[Cause]:
 
 
 def _node_affinity_faults(path: str, affinity: NodeAffinity) -> Iterator[Cause]:
-    long = affinity.required_during_scheduling_ignored_during_execution
-    if given(affinity.required_during_scheduling) and given(long) and affinity.required_during_scheduling != long:
-        yield field_fault(f"{path}.requiredDuringScheduling", "is said twice, differently: say it once")
-    for required in (affinity.required_during_scheduling, long):
+    yield from _said_twice_faults(path, affinity)
+    for required in (
+        affinity.required_during_scheduling,
+        affinity.required_during_scheduling_ignored_during_execution,
+    ):
         if isinstance(required, NodeSelector):
             if not 1 <= len(required.node_selector_terms) <= TERMS_MAX:
                 yield field_fault(f"{path}.requiredDuringScheduling.nodeSelectorTerms", f"needs 1 to {TERMS_MAX} terms")
@@ -176,6 +177,24 @@ def _node_affinity_faults(path: str, affinity: NodeAffinity) -> Iterator[Cause]:
     for index, one in enumerate((preferred or [])[:TERMS_MAX]):
         yield from _weight_faults(f"{path}.preferredDuringScheduling[{index}]", one.weight)
         yield from _term_faults(f"{path}.preferredDuringScheduling[{index}].preference", one.preference)
+
+
+def _said_twice_faults(path: str, affinity: NodeAffinity | PodAffinity) -> Iterator[Cause]:
+    """Both names of a field are accepted; two different answers are not."""
+    for name, short, long in (
+        (
+            "requiredDuringScheduling",
+            affinity.required_during_scheduling,
+            affinity.required_during_scheduling_ignored_during_execution,
+        ),
+        (
+            "preferredDuringScheduling",
+            affinity.preferred_during_scheduling,
+            affinity.preferred_during_scheduling_ignored_during_execution,
+        ),
+    ):
+        if given(short) and given(long) and short != long:
+            yield field_fault(f"{path}.{name}", f"differs from {name}IgnoredDuringExecution: say it once")
 
 
 def _term_faults(path: str, term: NodeSelectorTerm) -> Iterator[Cause]:
@@ -209,6 +228,7 @@ def _weight_faults(path: str, weight: int) -> Iterator[Cause]:
 
 
 def _pod_affinity_faults(path: str, affinity: PodAffinity) -> Iterator[Cause]:
+    yield from _said_twice_faults(path, affinity)
     required = affinity.required_during_scheduling or affinity.required_during_scheduling_ignored_during_execution
     yield from count_faults(f"{path}.requiredDuringScheduling", required, TERMS_MAX)
     for index, term in enumerate((required or [])[:TERMS_MAX]):

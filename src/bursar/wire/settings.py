@@ -1,14 +1,19 @@
-"""Settings: system-wide limits, and how the scheduler decides. One object, named `system`."""
+"""Settings: system-wide limits, how the scheduler decides, and how long silent nodes are waited for.
+
+There is one object, named `system`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from bursar.core.duration import SECONDS_MAX
+from bursar.core.liveness import Patience
 from bursar.core.refusal import Cause, field_fault
 from bursar.wire.kind import Column, Kind
 from bursar.wire.limits import amounts, amounts_faults, show_amounts
@@ -27,10 +32,22 @@ class SchedulingSettings(Wire):
     backfill: bool | UnsetType = UNSET
 
 
+class NodeSettings(Wire):
+    """When a silent node is given up, and how long work on it may go on without a word, where not as by default."""
+
+    heartbeat_seconds: int | UnsetType = UNSET  # how often agents beat
+    not_ready_seconds: int | UnsetType = UNSET  # silent for so long, it takes no new work
+    lost_seconds: int | UnsetType = UNSET  # silent for so long, it is lost
+    run_lease_seconds: int | UnsetType = UNSET  # for how long a beat lets leased work run
+    kill_grace_seconds: int | UnsetType = UNSET  # how long what may run no longer can take to die
+    clock_skew_seconds: int | UnsetType = UNSET  # by how much clocks may go apart
+
+
 class SettingsSpec(Wire):
     # Hard limits on the whole system, dimension by dimension.
     limits: dict[str, Quantity] | UnsetType = UNSET
     scheduling: SchedulingSettings | UnsetType = UNSET
+    nodes: NodeSettings | UnsetType = UNSET
 
 
 class Settings(Wire, kw_only=True):
@@ -52,6 +69,7 @@ _POLICY: Final = {
     "preemption": "preemption",
     "backfill": "backfill",
 }
+_MAY_BE_ZERO: Final = frozenset({"kill_grace_seconds", "clock_skew_seconds"})
 _decode = msgspec.json.Decoder(Settings).decode
 
 
@@ -62,6 +80,34 @@ def policy_of(doc: bytes) -> dict[str, Any]:
     if isinstance(said, UnsetType):
         return {}
     return {ours: value for name, ours in _POLICY.items() if (value := getattr(said, name)) is not UNSET}
+
+
+@lru_cache(16)
+def patience_of(doc: bytes) -> Patience:
+    """How long silent nodes are waited for, by the stored settings; the defaults where they do not say."""
+    spec = _decode(doc).spec
+    said = spec.nodes if isinstance(spec, SettingsSpec) else UNSET
+    return _patience(said) if isinstance(said, NodeSettings) else Patience()
+
+
+def _patience(said: NodeSettings) -> Patience:
+    given = {name: getattr(said, name) for name in said.__struct_fields__}
+    return Patience(**{name: value for name, value in given.items() if value is not UNSET})
+
+
+def _node_faults(path: str, said: NodeSettings) -> Iterator[Cause]:
+    for field in msgspec.structs.fields(NodeSettings):
+        value, least = getattr(said, field.name), 0 if field.name in _MAY_BE_ZERO else 1
+        if isinstance(value, int) and not least <= value <= SECONDS_MAX:
+            yield field_fault(f"{path}.{field.encode_name}", f"must be between {least} and {SECONDS_MAX}, got {value}")
+    meant = _patience(said)
+    for name, value, other, above in (
+        ("notReadySeconds", meant.not_ready_seconds, "heartbeatSeconds", meant.heartbeat_seconds),
+        ("lostSeconds", meant.lost_seconds, "notReadySeconds", meant.not_ready_seconds),
+        ("runLeaseSeconds", meant.run_lease_seconds, "heartbeatSeconds", meant.heartbeat_seconds),
+    ):
+        if value <= above:
+            yield field_fault(f"{path}.{name}", f"must be above {other}, which is {above}, got {value}")
 
 
 def _scheduling_faults(path: str, said: SchedulingSettings) -> Iterator[Cause]:
@@ -82,6 +128,8 @@ def _check(settings: Settings) -> list[Cause]:
         faults += amounts_faults("spec.limits", settings.spec.limits)
         if isinstance(settings.spec.scheduling, SchedulingSettings):
             faults += _scheduling_faults("spec.scheduling", settings.spec.scheduling)
+        if isinstance(settings.spec.nodes, NodeSettings):
+            faults += _node_faults("spec.nodes", settings.spec.nodes)
     return faults
 
 

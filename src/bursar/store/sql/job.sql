@@ -12,3 +12,9 @@ SELECT name, fields
   FROM object
  WHERE kind = 'Allocation' AND namespace = $1 AND name = ANY($2::text[]) AND labels @> $3::jsonb
  ORDER BY name;
+
+-- name: boosts
+SELECT job.namespace, job.name, job.status -> 'boost' AS boost
+  FROM object AS job
+  JOIN unnest($1::text[], $2::text[]) AS wanted (namespace, name) USING (namespace, name)
+ WHERE job.kind = 'Job' AND job.status -> 'boost' IS NOT NULL;

@@ -37,6 +37,8 @@ UPDATE node
  WHERE node.name = line.name;
 
 -- name: remove
+-- When it was last heard goes with it: another of its name has not been heard yet.
+WITH unheard AS (DELETE FROM node_seen WHERE node = ANY($1::text[]))
 DELETE FROM node WHERE name = ANY($1::text[]);
 
 -- name: placements_of

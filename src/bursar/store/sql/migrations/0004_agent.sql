@@ -8,6 +8,14 @@ CREATE TABLE authority (
     created_at  timestamptz NOT NULL DEFAULT now()
 );
 
+-- Which of a node's certificates count: those of its present generation. Enrolling the node anew, disowning or deleting it
+-- begins the next one. The row outlives the node: a later one of the same name is another.
+CREATE TABLE node_identity (
+    node       text COLLATE "C" PRIMARY KEY,
+    generation bigint NOT NULL DEFAULT 1,
+    begun_at   timestamptz NOT NULL DEFAULT now()
+);
+
 -- A beat is one update of a small row without indices: beats never enter the feed. `session` is the stream that the node
 -- speaks on: of two, the younger one counts. `granted_until` is until when its leased work may run at the latest, by our
 -- own clock: what was granted is written before it is told.

@@ -246,6 +246,26 @@ class SchedulingDirective(message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @typing.final
+    class AnnotationsEntry(message.Message):
+        DESCRIPTOR: descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     TYPE_FIELD_NUMBER: builtins.int
     ALLOCATION_ID_FIELD_NUMBER: builtins.int
     EPOCH_FIELD_NUMBER: builtins.int
@@ -264,6 +284,7 @@ class SchedulingDirective(message.Message):
     MESSAGE_FIELD_NUMBER: builtins.int
     NODES_FIELD_NUMBER: builtins.int
     EXCLUSIVE_FIELD_NUMBER: builtins.int
+    ANNOTATIONS_FIELD_NUMBER: builtins.int
     type: DirectiveType.ValueType
     allocation_id: builtins.str
     """The allocation's uid. Its epoch rises with every placement: an older one is of the past."""
@@ -297,6 +318,10 @@ class SchedulingDirective(message.Message):
     def nodes(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """The nodes it is placed on, in order, this one among them; several for work on many nodes."""
 
+    @builtins.property
+    def annotations(self) -> containers.ScalarMap[builtins.str, builtins.str]:
+        """The allocation's annotations under bursar.io/, for whoever acts on them."""
+
     def __init__(
         self,
         *,
@@ -318,10 +343,11 @@ class SchedulingDirective(message.Message):
         message: builtins.str = ...,
         nodes: abc.Iterable[builtins.str] | None = ...,
         exclusive: builtins.bool = ...,
+        annotations: abc.Mapping[builtins.str, builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["resources", b"resources"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["allocation_id", b"allocation_id", "command", b"command", "devices", b"devices", "env", b"env", "epoch", b"epoch", "exclusive", b"exclusive", "grace_seconds", b"grace_seconds", "leased", b"leased", "message", b"message", "name", b"name", "namespace", b"namespace", "nodes", b"nodes", "reason", b"reason", "resources", b"resources", "tenant", b"tenant", "ttl_seconds", b"ttl_seconds", "type", b"type", "working_dir", b"working_dir"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["allocation_id", b"allocation_id", "annotations", b"annotations", "command", b"command", "devices", b"devices", "env", b"env", "epoch", b"epoch", "exclusive", b"exclusive", "grace_seconds", b"grace_seconds", "leased", b"leased", "message", b"message", "name", b"name", "namespace", b"namespace", "nodes", b"nodes", "reason", b"reason", "resources", b"resources", "tenant", b"tenant", "ttl_seconds", b"ttl_seconds", "type", b"type", "working_dir", b"working_dir"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,176 @@
+"""Watching over nodes: who falls silent is NotReady, then Lost; what becomes of the work of those that are gone.
+
+Each second all nodes are looked at in one statement, which names only those that are silent or were said to be. Any
+number of controllers may run this: everything is judged again where it is committed, and doing it twice is harmless.
+Nodes that are heard again are Ready at once by whoever heard them; those that were missed are welcomed here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+import structlog
+
+from bursar.core.liveness import Patience, Sighting, Standing, Verdict, judge
+from bursar.core.refusal import Refusal
+from bursar.ops.liveness import node_alive, set_readiness, settle
+from bursar.ops.office import Office
+from bursar.store import liveness as store
+from bursar.store.database import AWAY
+from bursar.store.liveness import Look
+from bursar.wire.settings import patience_of
+
+log = structlog.get_logger()
+
+PAUSE_SECONDS = 1.0
+# Whoever has not looked for so long was away itself, and knows nothing of what happened meanwhile.
+GAP_SECONDS_MAX = 10.0
+# The work of a node that is gone is looked at again now and then, should anything have been missed.
+AGAIN_SECONDS = 30.0
+SOON_SECONDS = 3.0  # and where something was refused, as by a full lane, it is tried again
+
+
+@dataclass(slots=True)
+class Watch:
+    """What one controller knows of its own watching: since when it has been there, and since when all is calm. Times
+    are those of the database's clock."""
+
+    since: datetime | None = None
+    calm_since: datetime | None = None
+    last: datetime | None = None
+    alarm: bool = False
+    patience: Patience = Patience()  # noqa: RUF009 - it is frozen
+    due: dict[tuple[str, Standing], datetime] = field(default_factory=dict)  # when a node's work is looked at again
+
+    def begin(self, now: datetime) -> None:
+        """Note a look; after too long a gap, watching begins anew."""
+        gap = (now - self.last).total_seconds() if self.last is not None else 0.0
+        if self.since is None or not 0 <= gap <= GAP_SECONDS_MAX:
+            self.since = self.calm_since = now
+        self.last = now
+
+    def lose(self) -> None:
+        """The database was away: nobody could be heard."""
+        self.since = None
+
+    def watched_seconds(self) -> float:
+        return _between(self.since, self.last)
+
+    def calm_seconds(self) -> float:
+        return _between(self.calm_since, self.last)
+
+    def hear(self, verdict: Verdict) -> None:
+        """Alarms are told when they begin and when they end; from the last moment of one on, calm begins anew."""
+        if verdict.alarm:
+            self.calm_since = self.last
+        if verdict.alarm is not self.alarm:
+            tell = log.error if verdict.alarm else log.info
+            what = "many nodes fell silent at once: nothing is given up" if verdict.alarm else "most nodes are heard"
+            tell(what, silent=verdict.silent, beating=verdict.beating)
+        self.alarm = verdict.alarm
+
+
+def _between(start: datetime | None, end: datetime | None) -> float:
+    return (end - start).total_seconds() if start is not None and end is not None else 0.0
+
+
+async def run_nodes(office: Office) -> None:
+    """For ever. A database that is away is waited for."""
+    watch = Watch()
+    while True:
+        try:
+            await look_after(office, watch)
+        except AWAY as error:
+            watch.lose()
+            log.info("nodes wait for the database", error=repr(error))
+        except Exception:
+            log.exception("looking after nodes failed")
+        await asyncio.sleep(PAUSE_SECONDS)
+
+
+async def look_after(office: Office, watch: Watch) -> Verdict:
+    """One look at all nodes, and everything that follows from it. However long that takes, it is no absence."""
+    look, loop = await _look(office, watch), asyncio.get_running_loop()
+    looked_at = loop.time()
+    try:
+        return await _act(office, watch, look)
+    finally:
+        watch.last = look.now + timedelta(seconds=loop.time() - looked_at)
+
+
+async def _act(office: Office, watch: Watch, look: Look) -> Verdict:
+    verdict = judge(
+        look.sightings,
+        look.heard,
+        watched_seconds=watch.watched_seconds(),
+        calm_seconds=watch.calm_seconds(),
+        patience=watch.patience,
+    )
+    watch.hear(verdict)
+    said = await _say(office, watch, verdict)
+    gone = [one for one in look.sightings if one.standing.gone and not one.heard_since]
+    # Those that were lost just now stand as what they were said to be.
+    gone += [
+        Sighting(one.node, Standing.LOST, one.beat, one.beat.at if one.beat else None)
+        for one in look.sightings
+        if one.node in said
+    ]
+    await _settle(office, watch, gone, look.now)
+    return verdict
+
+
+async def _look(office: Office, watch: Watch) -> Look:
+    async with office.database.reader() as db:
+        look = await store.load_look(db, watch.patience.not_ready_seconds)
+        patience = patience_of(look.settings) if look.settings else Patience()
+        if patience != watch.patience:
+            # Who is silent for how long is asked by the settings that are in force.
+            watch.patience = patience
+            look = await store.load_look(db, patience.not_ready_seconds)
+    watch.begin(look.now)
+    return look
+
+
+async def _say(office: Office, watch: Watch, verdict: Verdict) -> set[str]:
+    """Say what became of nodes; which of them were lost just now."""
+    back = [name for name, standing in verdict.transitions if standing is Standing.READY]
+    if back:
+        welcomed = await node_alive(office, back)
+        log.info("nodes are heard again", nodes=_some(welcomed), count=len(welcomed))
+    falling = [one for one in verdict.transitions if one[1] is not Standing.READY]
+    if not falling:
+        return set()
+    why = _alarming(verdict) if verdict.alarm else ""
+    replies = await set_readiness(office, falling, watch.patience, why)
+    done = [one for one, reply in zip(falling, replies, strict=True) if not isinstance(reply, Refusal)]
+    for standing in (Standing.NOT_READY, Standing.LOST):
+        if names := [name for name, now in done if now is standing]:
+            log.warning("nodes are silent", standing=str(standing), nodes=_some(names), count=len(names))
+    return {name for name, standing in done if standing is Standing.LOST}
+
+
+def _alarming(verdict: Verdict) -> str:
+    return f"{verdict.silent} of {verdict.beating} nodes fell silent at once: nothing is given up"
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:10])
+    return f"{shown}, …" if len(names) > 10 else shown
+
+
+async def _settle(office: Office, watch: Watch, gone: list[Sighting], now: datetime) -> None:
+    """Look at the work of those nodes that are gone where something may be due."""
+    keys = {(one.node, one.standing) for one in gone}
+    watch.due = {key: at for key, at in watch.due.items() if key in keys}
+    due = [one for one in gone if (at := watch.due.get((one.node, one.standing))) is None or at <= now]
+    if not due:
+        return
+    settled = await settle(office, due, watch.patience, calm_seconds=watch.calm_seconds())
+    again, soon = now + timedelta(seconds=AGAIN_SECONDS), now + timedelta(seconds=SOON_SECONDS)
+    for one in due:
+        at = soon if one.node in settled.unsettled else settled.next_at.get(one.node)
+        watch.due[one.node, one.standing] = again if at is None else min(at, again)
+    if settled.ended:
+        log.warning("work of lost nodes has ended", count=len(settled.ended))

@@ -1,0 +1,65 @@
+"""What a node says it has: its status, which is what schedules.
+
+The spec is what an administrator says, and the node's word starts from it. What the node does not speak of stays as the
+spec has it, and where the spec says how much of something may be given, the node cannot raise that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from bursar.core.object import Key, Origin, Stored
+from bursar.core.refusal import Refusal
+from bursar.ops import object as object_ops
+from bursar.ops.command import Command, Reply
+from bursar.ops.dispatch import change_command
+from bursar.ops.office import Office
+from bursar.wire.kinds import BY_NAME
+from bursar.wire.limits import amounts, dimension_name
+from bursar.wire.meta import Quantity
+from bursar.wire.node import Node
+
+NODE = BY_NAME["Node"]
+
+
+async def report_capacity(office: Office, name: str, capacity: Mapping[str, str]) -> Reply | None:
+    """Write what a node has, where that differs from what is stored; None where it does not."""
+    key = Key("Node", "", name)
+    before = await object_ops.get(office, key)
+    if isinstance(before, Refusal):
+        return before
+    said = {dimension_name(resource): value for resource, value in capacity.items()}
+    if not _differs(before, said):
+        return None
+
+    def edit(before: Stored, document: dict[str, Any]) -> Command | Refusal:
+        status = document.setdefault("status", {})
+        status["capacity"], status["allocatable"] = _offer(document, said)
+        one = msgspec.convert(document, Node)
+        return change_command(NODE, before, one, Origin(f"node:{name}", "capacity"), spec_changed=False, status=True)
+
+    return await object_ops.change(office, key, edit, tenant="", first=before)
+
+
+def _differs(before: Stored, capacity: Mapping[str, str]) -> bool:
+    document: dict[str, Any] = {**msgspec.json.decode(before.doc), "status": msgspec.json.decode(before.status)}
+    status = document["status"]
+    stored = (amounts(status.get("capacity", {})), amounts(status.get("allocatable", {})))
+    offered = _offer(document, capacity)
+    return stored != (amounts(offered[0]), amounts(offered[1]))
+
+
+def _offer(document: Mapping[str, Any], said: Mapping[str, str]) -> tuple[dict[str, Quantity], dict[str, Quantity]]:
+    """(capacity, allocatable) of a node that says to have this."""
+    spec = document.get("spec") or {}
+    allowed: Mapping[str, Quantity] = spec.get("allocatable") or {}
+    capacity: dict[str, Quantity] = {**(spec.get("capacity") or allowed), **said}
+    allocatable = {**capacity, **allowed}
+    most = amounts(said)
+    for name, amount in amounts(allowed).items():
+        if name in most and most[name] < amount:
+            allocatable[name] = said[name]
+    return capacity, allocatable

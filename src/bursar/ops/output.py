@@ -1,0 +1,50 @@
+"""What work has written: how it is asked for, whoever keeps it. Nodes do, each for what ran there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from bursar.core.refusal import Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What is to be read: of one placement, from a byte on or the last so many lines."""
+
+    uid: str
+    epoch: int = 0  # 0 is the newest that the node knows
+    offset: int = 0
+    tail_lines: int = 0
+    follow: bool = False
+
+
+class Piece(NamedTuple):
+    data: bytes
+    offset: int  # of its first byte
+
+
+class Output(Protocol):
+    """Pieces as they come. Whoever opened it closes it."""
+
+    @property
+    def offset(self) -> int:
+        """Of the first byte that comes."""
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing comes: it has ended, and everything was read before."""
+
+    async def next(self) -> Piece | None:
+        """The next piece; None at the end. Not to be cancelled: that would end it."""
+
+    async def close(self) -> None: ...
+
+
+class Cut(Exception):
+    """The rest cannot be read now; the message says why."""
+
+
+class Keeper(Protocol):
+    async def open(self, node: str, reading: Reading) -> Output | Refusal | None:
+        """What a node keeps; None where it keeps nothing of it."""

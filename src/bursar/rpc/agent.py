@@ -1,0 +1,414 @@
+"""The service that nodes' agents call: one stream of beats per node.
+
+A beat is heard first, which grants its lease and tells what of the things it speaks of is placed on this node. Then
+what it says of them is reported, through the lane of binds, and only what is committed is acknowledged. What is of the
+past, because it is placed elsewhere or in another epoch, is acknowledged and never applied; if it still runs, it is
+stopped. While the database is away nothing is answered and nothing is lost: the stream stays open, and goes on where it
+was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import uuid
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+import structlog
+from msgspec import Struct
+
+from bursar.core.allocation import Phase
+from bursar.core.certificate import NodeIdentity
+from bursar.core.liveness import LEASE_EXPIRED, Standing
+from bursar.core.names import dns_subdomain
+from bursar.core.object import Key, Origin
+from bursar.core.refusal import Code, Refusal, invalid
+from bursar.ops import object as object_ops
+from bursar.ops.allocation import Report, report
+from bursar.ops.authority import renew
+from bursar.ops.beat import Beat, Heard
+from bursar.ops.capacity import report_capacity
+from bursar.ops.command import Reply
+from bursar.ops.lane import Closed, Overloaded
+from bursar.ops.liveness import EndLost
+from bursar.ops.office import Office, now
+from bursar.rpc.hub import STOPPING, SUPERSEDED, Context, Hub, Place, Stream, not_registered
+from bursar.rpc.identity import identity_of, other_node, revoked
+from bursar.rpc.speech import (
+    ENDS,
+    Said,
+    Spoken,
+    State,
+    end_directive,
+    order_of_place,
+    read_beat,
+    run_directive,
+    stop_directive,
+)
+from bursar.store.beat import Claim, SeenBeat, UsageRow, WantedPlace, WantedSet
+from bursar.store.database import Unavailable
+from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
+from bursar.wire.scheduler.v1 import node_agent_pb2_grpc as pb_grpc
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+FIRST_SECONDS_MAX = 30.0
+USAGE_SECONDS = 60.0
+RETRY_SECONDS = 1.0
+PASSING = (Unavailable, Overloaded)
+
+STATUS = {
+    Code.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
+    Code.UNPROCESSABLE: grpc.StatusCode.FAILED_PRECONDITION,
+    Code.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
+    Code.FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
+    Code.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    Code.CONFLICT: grpc.StatusCode.ABORTED,
+    Code.TIMEOUT: grpc.StatusCode.DEADLINE_EXCEEDED,
+    Code.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+}
+
+
+class Refused(Exception):
+    """The stream ends, and this is what its agent is told."""
+
+    def __init__(self, why: Refusal) -> None:
+        super().__init__(why.message)
+        self.why = why
+
+
+class AgentService(pb_grpc.NodeAgentServicer):
+    """The control plane's side. With `insecure` no certificate is asked for, and a node is believed its name."""
+
+    def __init__(self, office: Office, hub: Hub, *, insecure: bool) -> None:
+        self._office = office
+        self._hub = hub
+        self._insecure = insecure
+
+    async def Heartbeat(self, _: object, context: Context) -> None:  # type: ignore[override]  # noqa: N802
+        stream: Stream | None = None
+        try:
+            identity = _believed(identity_of(context, insecure=self._insecure))
+            message = await _first(context)
+            stream = Stream(_name(identity, message), uuid.uuid4().hex, context, _current_task())
+            said = _accepted(read_beat(message, stream.node))
+            await self._hub.enter(stream)
+            await _Conversation(self._office, self._hub, stream, identity).hold(said)
+        except Refused as error:
+            await _abort(context, error.why)
+        except Closed:
+            await _abort(context, STOPPING)
+        except asyncio.CancelledError:
+            if stream is None or stream.ended is None:
+                raise
+            _current_task().uncancel()
+            await _abort(context, stream.ended)
+        finally:
+            if stream is not None:
+                self._hub.leave(stream)
+
+    async def BindAllocation(self, _: object, context: Any) -> NoReturn:  # noqa: N802
+        await _elsewhere(context)
+
+    async def EvictAllocation(self, _: object, context: Any) -> NoReturn:  # noqa: N802
+        await _elsewhere(context)
+
+    async def GetResourceSnapshot(self, _: object, context: Any) -> NoReturn:  # noqa: N802
+        await _elsewhere(context)
+
+    async def ReadLog(self, _: object, context: Any) -> NoReturn:  # type: ignore[override]  # noqa: N802
+        await _elsewhere(context)
+
+
+class Outcome(Struct):
+    """What became of what was said: ends that are recorded, and what must not run here."""
+
+    acknowledged: list[Spoken]
+    strangers: list[Spoken]
+
+
+class _Conversation:
+    """One stream, beat by beat."""
+
+    def __init__(self, office: Office, hub: Hub, stream: Stream, identity: NodeIdentity | None) -> None:
+        self._office = office
+        self._hub = hub
+        self._stream = stream
+        self._identity = identity
+        self._seq = 0
+        self._capacity: Mapping[str, str] = {}  # what is not recorded yet of what the node has
+
+    async def hold(self, said: Said) -> None:
+        """Until the agent has no more to say."""
+        await self._reply(said, first=True)
+        while isinstance(message := await self._stream.context.read(), pb.HeartbeatRequest):
+            _believed(other_node(NodeIdentity(self._stream.node, 0), message.node_id))
+            said = _accepted(read_beat(message, self._stream.node))
+            await self._reply(said)
+
+    async def _reply(self, said: Said, *, first: bool = False) -> None:
+        stream = self._stream
+        if said.seq <= self._seq:
+            raise Refused(invalid(f"beat {said.seq} came after beat {self._seq}: their numbers rise"))
+        self._seq = said.seq
+        patience = self._hub.patience
+        spoken = {**stream.unsaid, **{one.place: one for one in said.statuses}}
+        stream.unsaid = {}
+        whole = stream.whole_due
+        heard = await self._heard(said, spoken.values(), patience.run_lease_seconds, first=first, whole=whole)
+        self._hub.heard(stream.node, heard.phase)
+        self._capacity = said.capacity or self._capacity
+        await self._say_capacity()
+        # Who was given up may still hold what was taken from it: with its lease it hears all that is wanted of it.
+        wanted = await self._wanted() if whole or heard.phase != Standing.READY else None
+        claims = heard.claims if wanted is None else _claims(wanted, spoken.values())
+        outcome = await self._report(spoken.values(), claims)
+        answer = pb.HeartbeatResponse(
+            seq=said.seq,
+            lease_duration_seconds=patience.run_lease_seconds,
+            beat_seconds=patience.heartbeat_seconds,
+            acknowledgements=[
+                pb.Acknowledgement(allocation_id=one.uid, epoch=one.epoch) for one in outcome.acknowledged
+            ],
+            directives=[_stranger(one) for one in outcome.strangers],
+            certificate=await self._renewed(said.certificate_request),
+        )
+        if wanted is not None:
+            self._tell_all(answer, wanted, {one.place for one in outcome.acknowledged})
+        await stream.answer(answer, since=None if wanted is None else wanted.revision)
+
+    # Being heard.
+
+    async def _heard(
+        self, said: Said, spoken: Iterable[Spoken], lease_seconds: int, *, first: bool, whole: bool
+    ) -> Heard:
+        stream = self._stream
+        generation = self._identity.generation if self._identity is not None else 0
+        seen = SeenBeat(stream.node, stream.session, generation, lease_seconds, said.address, said.agent)
+        asked = () if whole else tuple({one.uid: None for one in spoken if self._matters(one)})
+        beat = Beat(seen, first, asked, self._usages(spoken))
+        heard = await _until_there(lambda: self._office.beating.submit(beat))
+        if heard is None:
+            raise Refused(await _until_there(self._why_not))
+        return heard
+
+    async def _why_not(self) -> Refusal:
+        if refusal := await revoked(self._office.database, self._identity):
+            return refusal
+        there = await object_ops.get(self._office, Key("Node", "", self._stream.node))
+        return not_registered(self._stream.node) if isinstance(there, Refusal) else SUPERSEDED
+
+    def _matters(self, one: Spoken) -> bool:
+        """Whether more than its use is said of it: what is known to run may be said to run again and again."""
+        place = self._stream.places.get(one.uid)
+        if place is None or place.epoch != one.epoch or one.state in ENDS:
+            return True
+        return one.state is State.RUNNING and not place.running
+
+    def _usages(self, spoken: Iterable[Spoken]) -> tuple[UsageRow, ...]:
+        """What is to be saved of what was measured: how it ended, and now and then before."""
+        at = asyncio.get_running_loop().time()
+        rows: list[UsageRow] = []
+        for one in spoken:
+            place = self._stream.places.get(one.uid)
+            if one.usage is None:
+                continue
+            if one.state in ENDS or place is None or at - place.measured_at >= USAGE_SECONDS:
+                rows.append(one.usage)
+                if place is not None:
+                    place.measured_at = at
+        return tuple(rows)
+
+    async def _say_capacity(self) -> None:
+        if not self._capacity:
+            return
+        try:
+            reply = await report_capacity(self._office, self._stream.node, self._capacity)
+        except PASSING:
+            return  # With the next beat.
+        if isinstance(reply, Refusal):
+            log.warning("a node's capacity was not taken", node=self._stream.node, why=reply.message)
+        self._capacity = {}
+
+    async def _renewed(self, request: bytes) -> bytes:
+        """A certificate, where one was asked for and can be given now; who gets none asks again."""
+        if not request or self._identity is None:
+            return b""
+        try:
+            issued = await renew(self._office.database, self._identity, request)
+        except PASSING:
+            return b""
+        if isinstance(issued, Refusal):
+            log.warning("a certificate was not renewed", node=self._stream.node, why=issued.message)
+            return b""
+        return issued.certificate
+
+    # What was said.
+
+    async def _report(self, spoken: Iterable[Spoken], claims: Mapping[str, Claim]) -> Outcome:
+        """Report what is placed here; the rest is of the past."""
+        outcome = Outcome([], [])
+        commands: list[tuple[Spoken, Report]] = []
+        for one in spoken:
+            claim = claims.get(one.uid)
+            if claim is None and not self._matters(one):
+                continue
+            if claim is None or claim.epoch != one.epoch:
+                self._of_the_past(one, outcome)
+            elif one.state in ENDS or (one.state is State.RUNNING and claim.phase == Phase.SCHEDULED):
+                commands.append((one, _command(self._stream.node, one, claim)))
+            else:
+                self._place(one).running |= one.state is State.RUNNING
+        replies = await asyncio.gather(
+            *(report(self._office, command) for _, command in commands), return_exceptions=True
+        )
+        for (one, _), reply in zip(commands, replies, strict=True):
+            self._settle(one, reply, outcome)
+        return outcome
+
+    def _settle(self, one: Spoken, reply: Reply | BaseException, outcome: Outcome) -> None:
+        if isinstance(reply, PASSING):
+            self._stream.unsaid[one.place] = one
+        elif isinstance(reply, BaseException):
+            # It has been logged. How something ended is said again by the agent; that it runs, by its end.
+            return
+        elif one.state in ENDS or (isinstance(reply, Refusal) and reply.code is not Code.IMMUTABLE):
+            self._of_the_past(one, outcome)
+        else:
+            self._place(one).running = True
+
+    def _of_the_past(self, one: Spoken, outcome: Outcome) -> None:
+        """It is not placed here, or not any more: an end is known, and what lives must go."""
+        place = self._stream.places.get(one.uid)
+        if place is not None and place.epoch == one.epoch:
+            del self._stream.places[one.uid]
+        (outcome.acknowledged if one.state in ENDS else outcome.strangers).append(one)
+
+    def _place(self, one: Spoken) -> Place:
+        place = self._stream.places.get(one.uid)
+        if place is None or place.epoch != one.epoch:
+            place = self._stream.places[one.uid] = Place(one.epoch)
+        return place
+
+    # What is wanted.
+
+    async def _wanted(self) -> WantedSet:
+        self._stream.whole_due = False
+        return await _until_there(lambda: self._office.recalling.submit(self._stream.node))
+
+    def _tell_all(self, answer: pb.HeartbeatResponse, wanted: WantedSet, past: set[tuple[str, int]]) -> None:
+        """All of it, but for what has just been acknowledged: that would be started again."""
+        answer.complete = True
+        known, self._stream.places = self._stream.places, {}
+        for one in wanted.places:
+            if (one.uid, one.epoch) in past:
+                continue
+            answer.directives.append(self._directive(one))
+            place = known.get(one.uid)
+            self._stream.places[one.uid] = place if place and place.epoch == one.epoch else Place(one.epoch)
+
+    def _directive(self, one: WantedPlace) -> pb.SchedulingDirective:
+        order = order_of_place(one)
+        self._hub.spread(order.uid, order.nodes)
+        return run_directive(order, self._stream.node) if one.wanted else stop_directive(order, now())
+
+
+# Who speaks.
+
+
+async def _first(context: Context) -> pb.HeartbeatRequest:
+    try:
+        async with asyncio.timeout(FIRST_SECONDS_MAX):
+            message = await context.read()
+    except TimeoutError:
+        raise Refused(Refusal(Code.TIMEOUT, f"no beat came within {FIRST_SECONDS_MAX:.0f} s")) from None
+    if not isinstance(message, pb.HeartbeatRequest):
+        raise Refused(invalid("the stream ended before its first beat"))
+    return message
+
+
+def _believed(identity: T | Refusal) -> T:
+    if isinstance(identity, Refusal):
+        raise Refused(identity)
+    return identity
+
+
+def _accepted(said: Said | Refusal) -> Said:
+    return _believed(said)
+
+
+def _name(identity: NodeIdentity | None, message: pb.HeartbeatRequest) -> str:
+    if identity is not None:
+        _believed(other_node(identity, message.node_id))
+        return identity.node
+    if faults := dns_subdomain(message.node_id):
+        raise Refused(invalid(f"node_id {faults[0]}"))
+    return message.node_id
+
+
+# Words.
+
+
+def _claims(wanted: WantedSet, spoken: Iterable[Spoken]) -> dict[str, Claim]:
+    """Of what was spoken of, that which is placed here: the whole set tells it as well."""
+    asked = {one.uid for one in spoken}
+    return {
+        one.uid: Claim(one.key, one.uid, one.epoch, one.gang, order_of_place(one).phase)
+        for one in wanted.places
+        if one.uid in asked
+    }
+
+
+def _command(node: str, one: Spoken, claim: Claim) -> Report:
+    if one.state is State.STOPPED and one.reason == LEASE_EXPIRED:
+        # It was cut off from us for too long, and ended by itself: what asked for that waits again.
+        return EndLost(
+            key=claim.key, uid=one.uid, origin=Origin(f"node:{node}", "report", LEASE_EXPIRED), node=node,
+            epoch=one.epoch, message=one.message, exit_code=one.exit_code, gang=claim.gang, confirmed=True,
+        )  # fmt: skip
+    return Report(
+        key=claim.key,
+        uid=one.uid,
+        origin=Origin(f"node:{node}", "report"),
+        phase=ENDS.get(one.state, Phase.RUNNING),
+        node=node,
+        epoch=one.epoch,
+        stopped=one.state is State.STOPPED,
+        reason=one.reason if one.state in ENDS else "",
+        message=one.message if one.state in ENDS else "",
+        exit_code=one.exit_code if one.state in ENDS else None,
+        gang=claim.gang,
+    )
+
+
+def _stranger(one: Spoken) -> pb.SchedulingDirective:
+    return end_directive(one.uid, one.epoch, "NotPlacedHere", "it is not placed on this node, or not in this epoch")
+
+
+async def _until_there(ask: Callable[[], Awaitable[T]]) -> T:
+    """Asked again for as long as the database is away: whoever waits for the answer has no other to ask."""
+    while True:
+        try:
+            return await ask()
+        except PASSING:
+            await asyncio.sleep(RETRY_SECONDS * random.uniform(0.5, 1.5))  # noqa: S311
+
+
+async def _elsewhere(context: Any) -> NoReturn:
+    sentence = "the agent on the node serves this call; the control plane serves Heartbeat"
+    await context.abort(grpc.StatusCode.UNIMPLEMENTED, sentence)
+    raise AssertionError("abort does not return")
+
+
+async def _abort(context: Context, why: Refusal) -> None:
+    await context.abort(STATUS.get(why.code, grpc.StatusCode.INTERNAL), f"{why.message}. {why.hint}".rstrip(". "))
+
+
+def _current_task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    assert task is not None, "gRPC serves every call in a task"
+    return task

@@ -1,0 +1,222 @@
+"""Calling agents at their own doors, with the control plane's certificate.
+
+An agent says in its beats where it can be called. Nobody vouches for that address, so whoever answers there must show
+the certificate of this very node. A channel is kept for a while after its last call; how many are kept and how many are
+in use at once is bounded. Without certificates only agents on this machine are called.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import structlog
+
+from bursar.core.refusal import Code, Refusal
+from bursar.ops.output import Cut, Output, Piece, Reading
+from bursar.rpc.tls import channel_options, client_credentials
+from bursar.store import beat as store
+from bursar.store.database import Database
+from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
+from bursar.wire.scheduler.v1.node_agent_pb2_grpc import NodeAgentStub
+
+log = structlog.get_logger()
+
+IDLE_MAX = 64
+IN_USE_MAX = 4096
+FIRST_SECONDS_MAX = 10.0
+OPTIONS = (
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    # A node that was away for long is found again soon.
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 5_000),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+)
+
+# Nothing else that gRPC would take for an address, such as a socket's path.
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9](?:[A-Za-z0-9._-]{0,252})):[0-9]{1,5}")
+
+
+@dataclass(slots=True)
+class Line:
+    """A channel to one agent."""
+
+    node: str
+    address: str
+    channel: grpc.aio.Channel
+    users: int = 0
+    stub: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.stub = NodeAgentStub(self.channel)
+
+
+class Agents:
+    """The agents of all nodes, as far as they can be called."""
+
+    def __init__(self, database: Database, *, insecure: bool = False) -> None:
+        self._database = database
+        self._insecure = insecure
+        self._credentials: grpc.ChannelCredentials | None = None
+        self._credentials_lock = asyncio.Lock()
+        self._lines: dict[str, Line] = {}  # the one used last comes last
+        self._in_use = 0
+
+    async def open(self, node: str, reading: Reading) -> Output | Refusal | None:
+        """What an allocation has written on a node; None where the node keeps nothing of it."""
+        line = await self._take(node)
+        if isinstance(line, Refusal):
+            return line
+        call = line.stub.ReadLog(
+            pb.ReadLogRequest(
+                allocation_id=reading.uid,
+                epoch=reading.epoch,
+                offset=reading.offset,
+                tail_lines=reading.tail_lines,
+                follow=reading.follow,
+            )
+        )
+        try:
+            # An agent says at once where it begins, however long it takes until there is more.
+            async with asyncio.timeout(FIRST_SECONDS_MAX):
+                first = await call.read()
+        except BaseException as error:
+            call.cancel()
+            await self.give_back(line)
+            if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.NOT_FOUND:
+                return None
+            if isinstance(error, grpc.aio.AioRpcError | TimeoutError):
+                return _unreachable(line, error)
+            raise
+        if not isinstance(first, pb.ReadLogResponse):
+            await self.give_back(line)
+            return None
+        return AgentOutput(self, line, call, first)
+
+    async def close(self) -> None:
+        lines, self._lines = list(self._lines.values()), {}
+        await asyncio.gather(*(line.channel.close() for line in lines))
+
+    # Channels.
+
+    async def _take(self, node: str) -> Line | Refusal:
+        async with self._database.reader() as db:
+            address = await store.load_address(db, node)
+        if refusal := self._no_way(node, address):
+            return refusal
+        credentials = None if self._insecure else await self._papers()
+        line = self._lines.pop(node, None)
+        if line is not None and line.address != address:
+            # It moved. Who still listens there hears it out.
+            await self._drop(line)
+            line = None
+        if line is None:
+            line = Line(node, address, _channel(node, address, credentials))
+        self._lines[node] = line
+        line.users += 1
+        self._in_use += 1
+        return line
+
+    def _no_way(self, node: str, address: str) -> Refusal | None:
+        if not address:
+            return Refusal(
+                Code.UNAVAILABLE, f"node {node} has no agent that can be asked",
+                "Logs are read from nodes that run `bursar agent`.", retry_after_seconds=5,
+            )  # fmt: skip
+        if not _ADDRESS.fullmatch(address) or (self._insecure and not is_loopback(address)):
+            why = "without certificates only this machine is called" if self._insecure else "that is not HOST:PORT"
+            return Refusal(Code.UNAVAILABLE, f"the agent of node {node} cannot be called at {address!r}: {why}",
+                           "See --advertise of `bursar agent`.", retry_after_seconds=5)  # fmt: skip
+        if self._in_use >= IN_USE_MAX:
+            return Refusal(Code.OVERLOADED, f"{IN_USE_MAX} logs are being read here", "Try again later.",
+                           retry_after_seconds=10)  # fmt: skip
+        return None
+
+    async def _papers(self) -> grpc.ChannelCredentials:
+        async with self._credentials_lock:
+            if self._credentials is None:
+                self._credentials = await client_credentials(self._database)
+            return self._credentials
+
+    async def give_back(self, line: Line) -> None:
+        """A call over it has ended."""
+        line.users -= 1
+        self._in_use -= 1
+        if self._lines.get(line.node) is not line:
+            await self._drop(line)
+        idle = [one for one in self._lines.values() if not one.users]
+        for one in idle[: max(0, len(idle) - IDLE_MAX)]:
+            del self._lines[one.node]
+            await self._drop(one)
+
+    async def _drop(self, line: Line) -> None:
+        if not line.users:
+            await line.channel.close()
+
+
+class AgentOutput:
+    """One call of ReadLog that was accepted."""
+
+    def __init__(self, agents: Agents, line: Line, call: Any, first: pb.ReadLogResponse) -> None:
+        self._agents = agents
+        self._line = line
+        self._call = call
+        self._first: pb.ReadLogResponse | None = first
+        self._open = True
+        self.offset = first.offset
+        self.over = first.end and not first.data
+
+    async def next(self) -> Piece | None:
+        while True:
+            message = await self._read()
+            if message is None or (message.end and not message.data):
+                return None
+            if message.data:
+                return Piece(message.data, message.offset)
+
+    async def _read(self) -> pb.ReadLogResponse | None:
+        if (first := self._first) is not None:
+            self._first = None
+            return first
+        try:
+            message = await self._call.read()
+        except grpc.aio.AioRpcError as error:
+            raise Cut(_unreachable(self._line, error).message) from error
+        return message if isinstance(message, pb.ReadLogResponse) else None
+
+    async def close(self) -> None:
+        if self._open:
+            self._open = False
+            self._call.cancel()
+            await self._agents.give_back(self._line)
+
+
+def _channel(node: str, address: str, credentials: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=OPTIONS)
+    return grpc.aio.secure_channel(address, credentials, options=(*OPTIONS, *channel_options(node)))
+
+
+def _unreachable(line: Line, error: grpc.aio.AioRpcError | TimeoutError) -> Refusal:
+    why = error.details() or error.code().name if isinstance(error, grpc.aio.AioRpcError) else "it does not answer"
+    log.info("an agent could not be asked", node=line.node, address=line.address, why=why)
+    return Refusal(
+        Code.UNAVAILABLE,
+        f"the agent of node {line.node} cannot be asked at {line.address}: {why}",
+        "The node may be away for a while; what is kept there can be read when it is back.",
+        retry_after_seconds=2,
+    )
+
+
+def is_loopback(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,324 @@
+"""Which streams this process holds, and what is pushed on them.
+
+One follower of the feed serves all streams, whatever their number: what concerns a node goes into its stream's outbox,
+and is written by a task that lives only while there is something to write. So a slow stream makes nobody wait. An
+outbox is bounded: one that runs over is emptied, and the next answer on that stream names everything that is wanted.
+
+What a node was told is state, not messages: a directive has the revision of the change that it is of, and those that
+the stream's last whole answer already knew are passed over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import grpc
+import structlog
+
+from bursar.core.allocation import Phase
+from bursar.core.liveness import Patience, Standing
+from bursar.core.object import Key
+from bursar.core.refusal import Code, Refusal
+from bursar.ops import metrics
+from bursar.ops import object as object_ops
+from bursar.ops.feed import FedChange, Feed, Lagging
+from bursar.ops.liveness import node_alive
+from bursar.ops.office import Office, now
+from bursar.rpc.speech import (
+    Spoken,
+    end_directive,
+    order_of_change,
+    run_directive,
+    stop_directive,
+)
+from bursar.store.database import AWAY
+from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
+from bursar.wire.settings import SYSTEM, patience_of
+
+log = structlog.get_logger()
+
+Context: TypeAlias = grpc.aio.ServicerContext[pb.HeartbeatRequest, pb.HeartbeatResponse]
+
+OUTBOX_MAX = 256
+WAIT_SECONDS = 30.0
+AWAY_SECONDS = 0.5
+ALIVE_SECONDS = 1.0
+
+SUPERSEDED = Refusal(
+    Code.CONFLICT,
+    "a younger stream of this node took over",
+    "One agent per node: if two use the same name, stop one of them.",
+)
+STOPPING = Refusal(Code.UNAVAILABLE, "this server is stopping", "Connect again: another one takes over.")
+
+_BOUND = frozenset({Phase.SCHEDULED, Phase.RUNNING})
+
+
+@dataclass(slots=True)
+class Place:
+    """A placement that its node knows of, as far as this stream has heard."""
+
+    epoch: int
+    running: bool = False  # it is known that it runs
+    measured_at: float = float("-inf")  # when its use was last saved
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """One node's stream: what it was told, and what it is still to be told."""
+
+    node: str
+    session: str
+    context: Context
+    task: asyncio.Task[Any]
+    places: dict[str, Place] = field(default_factory=dict)  # by uid
+    unsaid: dict[tuple[str, int], Spoken] = field(default_factory=dict)  # what could not be recorded yet
+    whole_due: bool = True  # whether the next answer names everything that is wanted
+    ended: Refusal | None = None
+    _since: int = -1  # the revision of the last whole answer; nothing is pushed before the first
+    _outbox: dict[str, tuple[int, pb.SchedulingDirective]] = field(default_factory=dict)  # by uid: the newest counts
+    _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _pusher: asyncio.Task[None] | None = None
+
+    def knows(self, revision: int) -> bool:
+        """Whether the last whole answer was of this revision or a later one."""
+        return revision <= self._since
+
+    def push(self, revision: int, directive: pb.SchedulingDirective) -> None:
+        if self.knows(revision) or self.ended is not None:
+            return
+        uid = directive.allocation_id
+        if len(self._outbox) >= OUTBOX_MAX and uid not in self._outbox:
+            self._outbox.clear()
+            self.whole_due = True
+            return
+        self._outbox[uid] = (revision, directive)
+        if self._since >= 0 and self._pusher is None:
+            self._pusher = asyncio.create_task(self._push_all(), name="directives")
+
+    async def answer(self, response: pb.HeartbeatResponse, *, since: int | None = None) -> None:
+        """Answer a beat; with `since` it is a whole answer of that revision."""
+        async with self._writing:
+            if since is not None:
+                self._since = since
+                self._outbox = {uid: one for uid, one in self._outbox.items() if one[0] > since}
+            self._forget_past(response.acknowledgements)
+            response.directives.extend(self._take())
+            await self.context.write(response)
+
+    def end(self, why: Refusal) -> None:
+        """End it with these words, whatever it is doing."""
+        if self.ended is None:
+            self.ended = why
+            self.task.cancel()
+
+    def close(self) -> None:
+        if self._pusher is not None:
+            self._pusher.cancel()
+
+    async def _push_all(self) -> None:
+        """For as long as there is something to say. Who cannot be written to has left, and its reader knows."""
+        try:
+            while self._outbox:
+                async with self._writing:
+                    if directives := self._take():
+                        await self.context.write(pb.HeartbeatResponse(directives=directives))
+        except Exception as error:
+            log.debug("a stream could not be written to", node=self.node, error=repr(error))
+        finally:
+            self._pusher = None
+
+    def _take(self) -> list[pb.SchedulingDirective]:
+        taken = [directive for _, directive in self._outbox.values()]
+        self._outbox.clear()
+        metrics.AGENT_DIRECTIVES.inc(len(taken))
+        return taken
+
+    def _forget_past(self, past: Iterable[pb.Acknowledgement]) -> None:
+        """Nothing is said of what is acknowledged in the same breath: it would be started again."""
+        for one in past:
+            waiting = self._outbox.get(one.allocation_id)
+            if waiting is not None and waiting[1].epoch == one.epoch:
+                del self._outbox[one.allocation_id]
+
+
+class Hub:
+    """The streams of this process, by node."""
+
+    def __init__(self, office: Office, feed: Feed) -> None:
+        self._office = office
+        self._feed = feed
+        self._streams: dict[str, Stream] = {}
+        # Work on several nodes, by uid: once it waits again, nothing says any more where it was.
+        self._spread: dict[str, tuple[str, ...]] = {}
+        self._followed = asyncio.Event()
+        self._follower: asyncio.Task[None] | None = None
+        self._returning: set[str] = set()
+        self._welcoming: asyncio.Task[None] | None = None
+        self._closed = False
+        self.patience = Patience()
+
+    @property
+    def nodes(self) -> Collection[str]:
+        return self._streams.keys()
+
+    async def enter(self, stream: Stream) -> None:
+        """A node's stream: the older one that it may have here ends. From now on changes are pushed."""
+        older = self._streams.get(stream.node)
+        self._streams[stream.node] = stream
+        metrics.AGENT_STREAMS.set(len(self._streams))
+        if older is not None:
+            older.end(SUPERSEDED)
+        if self._closed:
+            stream.end(STOPPING)
+        elif self._follower is None or self._follower.done():
+            self._follower = asyncio.create_task(self._follow_for_ever(), name="hub")
+        # What is wanted is read after this: nothing falls between.
+        await self._followed.wait()
+
+    def leave(self, stream: Stream) -> None:
+        if self._streams.get(stream.node) is stream:
+            del self._streams[stream.node]
+            metrics.AGENT_STREAMS.set(len(self._streams))
+        stream.close()
+
+    def heard(self, node: str, phase: str) -> None:
+        """A node that was not thought to be ready has spoken. Those who return together are welcomed together."""
+        if phase == Standing.READY or self._closed:
+            return
+        self._returning.add(node)
+        if self._welcoming is None:
+            self._welcoming = asyncio.create_task(self._welcome(), name="nodes-alive")
+
+    def spread(self, uid: str, nodes: Collection[str]) -> None:
+        if len(nodes) > 1:
+            self._spread[uid] = tuple(nodes)
+
+    async def close(self) -> None:
+        self._closed = True
+        streams = list(self._streams.values())
+        for stream in streams:
+            stream.end(STOPPING)
+        await asyncio.gather(*(one.task for one in streams), return_exceptions=True)
+        for task in (self._follower, self._welcoming):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    async def _welcome(self) -> None:
+        try:
+            while self._returning:
+                names, self._returning = sorted(self._returning), set()
+                try:
+                    await node_alive(self._office, names)
+                except Exception as error:
+                    # Their next beats say it again.
+                    log.warning("nodes could not be said to be alive", nodes=len(names), error=repr(error))
+                    await asyncio.sleep(ALIVE_SECONDS)
+        finally:
+            self._welcoming = None
+
+    # What happens.
+
+    async def _follow_for_ever(self) -> None:
+        """While there are streams. Whenever something may have been missed, every stream is told everything."""
+        while self._streams:
+            try:
+                await self._follow()
+            except Lagging:
+                log.warning("the streams fell behind the feed", streams=len(self._streams))
+            except AWAY as error:
+                log.info("the streams wait for the database", error=repr(error))
+                await asyncio.sleep(AWAY_SECONDS)
+            except Exception:
+                log.exception("following the feed failed")
+                await asyncio.sleep(AWAY_SECONDS)
+
+    async def _follow(self) -> None:
+        follower = await self._feed.follow("")
+        for stream in self._streams.values():
+            stream.whole_due = True
+        try:
+            await self._read_settings()
+            self._followed.set()
+            while self._streams:
+                for fed in await follower.wait(WAIT_SECONDS):
+                    self._take(fed)
+        finally:
+            self._followed.clear()
+            self._spread.clear()
+            self._feed.leave(follower)
+
+    def _take(self, fed: FedChange) -> None:
+        try:
+            match fed.change.key.kind:
+                case "Allocation":
+                    self._take_allocation(fed)
+                case "Node":
+                    if fed.change.type == "DELETED" and (stream := self._streams.get(fed.change.key.name)):
+                        stream.end(not_registered(fed.change.key.name))
+                case "Settings":
+                    self.patience = patience_of(fed.change.doc)
+        except Exception:
+            # One change that cannot be told must not keep the others back; whole answers still tell of it.
+            log.exception("a change could not be told", key=fed.change.key)
+
+    def _take_allocation(self, fed: FedChange) -> None:
+        if fed.change.type == "ADDED":
+            return
+        before = fed.before_fields or {}
+        phase, first = fed.fields.get("status.phase"), fed.fields.get("spec.nodeName")
+        if fed.change.type == "DELETED" or not first:
+            if before.get("spec.nodeName"):
+                self._gone(fed, before["spec.nodeName"])
+        elif phase == Phase.TERMINATING:
+            self._stop(fed)
+        elif phase in _BOUND and not before.get("spec.nodeName"):
+            self._run(fed)
+
+    def _run(self, fed: FedChange) -> None:
+        here = [self._streams[node] for node in fed.nodes if node in self._streams]
+        if not here:
+            return
+        order = order_of_change(fed.change)
+        self.spread(order.uid, order.nodes)
+        for stream in here:
+            if not stream.knows(fed.change.revision):
+                stream.places[order.uid] = Place(order.epoch)
+                stream.push(fed.change.revision, run_directive(order, stream.node))
+
+    def _stop(self, fed: FedChange) -> None:
+        here = [self._streams[node] for node in fed.nodes if node in self._streams]
+        if not here:
+            return
+        order = order_of_change(fed.change)
+        self.spread(order.uid, order.nodes)
+        for stream in here:
+            if stream.node in order.nodes_left and not stream.knows(fed.change.revision):
+                stream.places.setdefault(order.uid, Place(order.epoch))
+                stream.push(fed.change.revision, stop_directive(order, now()))
+
+    def _gone(self, fed: FedChange, first: str) -> None:
+        """It is bound nowhere any more. Its nodes have said so themselves, or somebody else has: then they must hear
+        of it."""
+        change = fed.change
+        for node in self._spread.pop(change.uid, (first,)):
+            stream = self._streams.get(node)
+            if stream is None or stream.knows(change.revision):
+                continue
+            if (place := stream.places.pop(change.uid, None)) is not None:
+                stream.push(change.revision, end_directive(change.uid, place.epoch, "Released", "it is bound no more"))
+
+    async def _read_settings(self) -> None:
+        stored = await object_ops.get(self._office, Key("Settings", "", SYSTEM))
+        if not isinstance(stored, Refusal):
+            with suppress(ValueError):
+                self.patience = patience_of(stored.doc)
+
+
+def not_registered(node: str) -> Refusal:
+    return Refusal(Code.FORBIDDEN, f"there is no node {node!r}", f"Enrol it: bursar node token --name {node}")

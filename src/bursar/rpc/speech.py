@@ -1,0 +1,338 @@
+"""The messages of the wire, and what they mean here: beats read and checked, directives written.
+
+Pure. What is read comes from a machine that may be anybody's: whatever is wrong with a beat is a refusal, and what is
+kept of it is bounded. An allocation is written down from the two documents that are stored of it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from enum import IntEnum
+from functools import lru_cache
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from bursar.core.allocation import Phase
+from bursar.core.duration import DurationError, parse_seconds
+from bursar.core.liveness import OnLost
+from bursar.core.names import quoted
+from bursar.core.object import Key
+from bursar.core.refusal import Code, Refusal, invalid
+from bursar.store.beat import UsageRow, WantedPlace
+from bursar.store.change import Change
+from bursar.wire.limits import amounts_faults
+from bursar.wire.meta import Quantity
+from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
+
+PROTOCOL_OLDEST: Final = 1
+PROTOCOL_NEWEST: Final = 1
+
+STATUSES_MAX: Final = 10_000
+WORDS_CHARS_MAX: Final = 1024
+REASON_CHARS_MAX: Final = 64
+REQUEST_BYTES_MAX: Final = 16 << 10
+GRACE_SECONDS: Final = 30
+BIGINT_MAX: Final = 2**63 - 1
+SECONDS_MAX: Final = 1e12
+ANNOTATIONS: Final = "bursar.io/"
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%a-z]{2,64}\]|[A-Za-z0-9._-]{1,253}):[0-9]{1,5}")
+
+
+class State(IntEnum):
+    """How a placement stands on its node."""
+
+    STARTING = pb.POD_PHASE_STARTING
+    RUNNING = pb.POD_PHASE_RUNNING
+    STOPPING = pb.POD_PHASE_STOPPING
+    SUCCEEDED = pb.POD_PHASE_SUCCEEDED
+    FAILED = pb.POD_PHASE_FAILED
+    STOPPED = pb.POD_PHASE_STOPPED
+
+
+# As which phase an end is reported. What was stopped because it was asked to is Cancelled where it is being deleted.
+ENDS: Final = {
+    State.SUCCEEDED: Phase.SUCCEEDED,
+    State.FAILED: Phase.FAILED,
+    State.STOPPED: Phase.FAILED,
+}
+
+
+class Spoken(Struct, frozen=True):
+    """What a node says of one placement."""
+
+    uid: str
+    epoch: int
+    state: State
+    reason: str = ""
+    message: str = ""
+    exit_code: int | None = None
+    usage: UsageRow | None = None
+
+    @property
+    def place(self) -> tuple[str, int]:
+        return self.uid, self.epoch
+
+
+class Said(Struct, frozen=True):
+    """A beat, as far as it matters here."""
+
+    node: str
+    seq: int
+    statuses: tuple[Spoken, ...] = ()
+    capacity: Mapping[str, str] = {}
+    address: str = ""
+    agent: str = ""
+    certificate_request: bytes = b""
+
+
+# What is heard.
+
+
+def read_beat(message: pb.HeartbeatRequest, node: str) -> Said | Refusal:
+    """A beat of this node. Every stream speaks a version that is known here."""
+    if refusal := _version_refusal(message.protocol_version):
+        return refusal
+    if message.seq < 1:
+        return invalid(f"beats are numbered from 1 on, got {message.seq}")
+    if len(message.pod_statuses) > STATUSES_MAX:
+        return invalid(f"a beat names at most {STATUSES_MAX} allocations, got {len(message.pod_statuses)}")
+    if len(message.certificate_request) > REQUEST_BYTES_MAX:
+        return invalid(f"a certificate request has at most {REQUEST_BYTES_MAX} bytes")
+    if message.address and not _ADDRESS.fullmatch(message.address):
+        return invalid(f"address {quoted(message.address[:300])} must be HOST:PORT")
+    capacity = dict(message.capacity)
+    if faults := amounts_faults("capacity", capacity):
+        return invalid(f"{faults[0].field}: {faults[0].message}", *faults)
+    statuses: dict[tuple[str, int], Spoken] = {}
+    for one in message.pod_statuses:
+        spoken = _read_status(one, node)
+        if isinstance(spoken, Refusal):
+            return spoken
+        statuses[spoken.place] = spoken
+    return Said(
+        node,
+        message.seq,
+        tuple(statuses.values()),
+        capacity,
+        message.address,
+        plain(message.agent_version, REASON_CHARS_MAX),
+        message.certificate_request,
+    )
+
+
+def _version_refusal(version: int) -> Refusal | None:
+    if PROTOCOL_OLDEST <= version <= PROTOCOL_NEWEST:
+        return None
+    understood = f"this server speaks {PROTOCOL_OLDEST} to {PROTOCOL_NEWEST}"
+    if version > PROTOCOL_NEWEST:
+        return Refusal(Code.UNPROCESSABLE, f"the agent speaks protocol {version}; {understood}", "Update the server.")
+    return Refusal(Code.UNPROCESSABLE, f"the agent speaks protocol {version}; {understood}", "Update the agent.")
+
+
+def _read_status(message: pb.PodStatus, node: str) -> Spoken | Refusal:
+    if not _ID.fullmatch(message.allocation_id):
+        return invalid(f"{quoted(message.allocation_id[:128])} is not the uid of an allocation")
+    if message.epoch < 0:
+        return invalid(f"the epoch of {message.allocation_id} must not be negative, got {message.epoch}")
+    try:
+        state = State(message.phase)
+    except ValueError:
+        return invalid(f"the phase of {message.allocation_id} is not one that is known here: {int(message.phase)}")
+    return Spoken(
+        message.allocation_id,
+        message.epoch,
+        state,
+        plain(message.reason, REASON_CHARS_MAX),
+        plain(message.message, WORDS_CHARS_MAX),
+        message.exit_code if message.HasField("exit_code") else None,
+        _read_usage(message, node) if message.HasField("usage") else None,
+    )
+
+
+def _read_usage(message: pb.PodStatus, node: str) -> UsageRow | None:
+    """What was measured; nothing where that cannot be, and nothing where nothing was used."""
+    usage = message.usage
+    seconds = (usage.seconds, usage.cpu_seconds, usage.gpu_seconds)
+    if not all(math.isfinite(one) and 0 <= one <= SECONDS_MAX for one in seconds):
+        return None
+    if usage.memory_bytes < 0 or usage.memory_bytes_max < 0 or not any((*seconds, usage.memory_bytes)):
+        return None
+    return UsageRow(
+        message.allocation_id, message.epoch, node, usage.seconds, usage.cpu_seconds,
+        usage.memory_bytes, max(usage.memory_bytes, usage.memory_bytes_max), usage.gpu_seconds,
+    )  # fmt: skip
+
+
+def plain(text: str, chars_max: int) -> str:
+    """Words of others, fit to be kept and shown: in one line, and not for ever."""
+    return "".join(char if char.isprintable() else " " for char in text[:chars_max]).strip()
+
+
+# What is told.
+
+
+class _Resources(Struct):
+    limits: dict[str, Quantity] = {}
+
+
+class _EnvVar(Struct):
+    name: str
+    value: str = ""
+
+
+class _Spec(Struct, rename="camel"):
+    resources: _Resources = msgspec.field(default_factory=_Resources)
+    exclusive: bool = False
+    ttl: str | int = 0
+    command: list[str] = []
+    env: list[_EnvVar] | dict[str, str] = []
+    working_dir: str = ""
+    on_node_lost: str = ""
+
+
+class _Metadata(Struct, rename="camel"):
+    annotations: dict[str, str] = {}
+    deletion_timestamp: str = ""
+    deletion_grace_period_seconds: int = GRACE_SECONDS
+
+
+class _Document(Struct):
+    metadata: _Metadata
+    spec: _Spec
+
+
+class _PlacedOn(Struct):
+    name: str
+    devices: dict[str, list[int]] = {}
+    phase: str = ""  # how it ended there, while it still runs elsewhere
+
+
+class _Eviction(Struct, rename="camel"):
+    reason: str = ""
+    message: str = ""
+    grace_period_seconds: int = GRACE_SECONDS
+    deadline: str = ""
+
+
+class _Status(Struct, rename="camel"):
+    phase: str = ""
+    epoch: int = 0
+    reason: str = ""
+    message: str = ""
+    nodes: list[_PlacedOn] = []
+    allocated_resources: dict[str, Quantity] = {}
+    eviction: _Eviction | None = None
+
+
+_decode_document = msgspec.json.Decoder(_Document).decode
+_decode_status = msgspec.json.Decoder(_Status).decode
+
+
+class Order(Struct, frozen=True):
+    """An allocation as its nodes are told of it."""
+
+    key: Key
+    uid: str
+    tenant: str
+    document: _Document
+    status: _Status
+    epoch: int
+
+    @property
+    def phase(self) -> str:
+        return self.status.phase
+
+    @property
+    def nodes(self) -> list[str]:
+        return [one.name for one in self.status.nodes]
+
+    @property
+    def nodes_left(self) -> list[str]:
+        """Those that have not said yet that it is gone."""
+        return [one.name for one in self.status.nodes if not one.phase]
+
+
+def order_of_change(change: Change) -> Order:
+    status = _decode_status(change.status)
+    return Order(change.key, change.uid, change.tenant, _decode_document(change.doc), status, status.epoch)
+
+
+def order_of_place(place: WantedPlace) -> Order:
+    status = _decode_status(place.status)
+    return Order(place.key, place.uid, place.tenant, _decode_document(place.doc), status, place.epoch)
+
+
+def run_directive(order: Order, node: str) -> pb.SchedulingDirective:
+    spec, metadata = order.document.spec, order.document.metadata
+    devices = next((one.devices for one in order.status.nodes if one.name == node), {})
+    env = spec.env if isinstance(spec.env, dict) else {one.name: one.value for one in spec.env}
+    return pb.SchedulingDirective(
+        type=pb.DIRECTIVE_TYPE_RUN,
+        allocation_id=order.uid,
+        epoch=order.epoch,
+        namespace=order.key.namespace,
+        name=order.key.name,
+        tenant=order.tenant,
+        resources=pb.ResourceRequirements(
+            requests={name: str(value) for name, value in order.status.allocated_resources.items()},
+            limits={name: str(value) for name, value in spec.resources.limits.items()},
+        ),
+        devices={name: pb.DeviceIndices(indices=indices) for name, indices in devices.items()},
+        command=spec.command,
+        env=env,
+        working_dir=spec.working_dir,
+        ttl_seconds=_ttl_seconds(spec.ttl),
+        leased=spec.on_node_lost == OnLost.REQUEUE,
+        nodes=order.nodes,
+        exclusive=spec.exclusive,
+        annotations={name: text for name, text in metadata.annotations.items() if name.startswith(ANNOTATIONS)},
+    )
+
+
+def stop_directive(order: Order, now: datetime) -> pb.SchedulingDirective:
+    """That it is to end. Asked again after a while, there is only so much time left."""
+    metadata, eviction = order.document.metadata, order.status.eviction
+    graces = []
+    if metadata.deletion_timestamp:
+        graces.append(_grace_left(metadata.deletion_grace_period_seconds, metadata.deletion_timestamp, now))
+    if eviction is not None:
+        graces.append(_grace_left(eviction.grace_period_seconds, eviction.deadline, now))
+    told: _Eviction | _Status = eviction or order.status
+    return end_directive(
+        order.uid, order.epoch, told.reason, told.message, grace_seconds=min(graces, default=GRACE_SECONDS)
+    )
+
+
+def end_directive(uid: str, epoch: int, reason: str, message: str, *, grace_seconds: int = 0) -> pb.SchedulingDirective:
+    return pb.SchedulingDirective(
+        type=pb.DIRECTIVE_TYPE_STOP,
+        allocation_id=uid,
+        epoch=epoch,
+        grace_seconds=grace_seconds,
+        reason=reason,
+        message=message,
+    )
+
+
+def _grace_left(grace_seconds: int, deadline: str, now: datetime) -> int:
+    """Deadlines are told to the second, cut off: one more second is given, so that no grace is shorter than it was."""
+    try:
+        left = (datetime.fromisoformat(deadline) - now).total_seconds() + 1
+    except ValueError:
+        return grace_seconds
+    return max(0, min(grace_seconds, math.ceil(left)))
+
+
+@lru_cache(256)
+def _ttl_seconds(ttl: str | int) -> int:
+    try:
+        return parse_seconds(ttl)
+    except DurationError:
+        return 0

@@ -1,0 +1,166 @@
+"""Nodes' beats in the database: when each was heard, on which stream, until when its leases run, and what it runs.
+
+Everything here is about many nodes at once, and costs what those nodes have placed, however large the rest is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from bursar.core.object import Key
+from bursar.store.columns import numbers, texts
+from bursar.store.database import Connection
+from bursar.store.statements import statements
+
+SQL = statements("beat")
+
+
+class SeenBeat(Struct, frozen=True):
+    """One beat. `generation` is that of the node's certificate; 0 where the door is insecure and none was shown."""
+
+    node: str
+    session: str
+    generation: int
+    lease_seconds: int
+    address: str = ""
+    agent: str = ""
+
+    @property
+    def stream(self) -> tuple[str, str]:
+        return self.node, self.session
+
+
+class Claim(NamedTuple):
+    """What is placed on a node, of that which the node spoke of."""
+
+    key: Key
+    uid: str
+    epoch: int
+    gang: str
+    phase: str
+
+
+class WantedPlace(NamedTuple):
+    """What is placed on a node, and whether it is to run there or to stop."""
+
+    key: Key
+    uid: str
+    tenant: str
+    epoch: int
+    wanted: bool
+    gang: str
+    doc: bytes
+    status: bytes
+
+
+class WantedSet(NamedTuple):
+    """All of it, at this revision."""
+
+    revision: int
+    places: tuple[WantedPlace, ...]
+
+
+class UsageRow(NamedTuple):
+    """What a placement has used on a node, from its start on."""
+
+    uid: str
+    epoch: int
+    node: str
+    seconds: float
+    cpu_seconds: float
+    memory_bytes: int
+    memory_bytes_max: int
+    gpu_seconds: float
+
+
+async def save_first(db: Connection, beats: Sequence[SeenBeat]) -> dict[str, str]:
+    """First beats of streams, one per node: each stream becomes its node's. The nodes that may speak, and the phase
+    that each is shown with."""
+    rows = await db.fetch(
+        SQL.meet, *_beats(beats), texts([one.address for one in beats]), texts([one.agent for one in beats])
+    )
+    return {row["node"]: row["phase"] or "" for row in rows}
+
+
+async def save_next(db: Connection, beats: Sequence[SeenBeat]) -> dict[tuple[str, str], str]:
+    """Later beats. By (node, session) those that count, and the phase that each node is shown with.
+
+    Rows are locked in the order in which they are sent: that of the nodes' names, as everywhere.
+    """
+    sessions = {one.node: one.session for one in beats}
+    if len(sessions) == len(beats):
+        rows = await db.fetch(SQL.beat, *_beats(sorted(beats, key=lambda one: one.node)))
+        return {(row["node"], sessions[row["node"]]): row["phase"] or "" for row in rows}
+    # Two streams of one node: only one of them is the node's, and one row could not tell which.
+    heard: dict[tuple[str, str], str] = {}
+    rest = list(beats)
+    while rest:
+        some = {one.node: one for one in reversed(rest)}
+        heard |= await save_next(db, list(some.values()))
+        rest = [one for one in rest if some[one.node] is not one]
+    return heard
+
+
+def _beats(beats: Sequence[SeenBeat]) -> tuple[str, str, str, str]:
+    return (
+        texts([one.node for one in beats]),
+        texts([one.session for one in beats]),
+        numbers([one.generation for one in beats]),
+        numbers([one.lease_seconds for one in beats]),
+    )
+
+
+async def load_claims(db: Connection, asked: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Claim]:
+    """By (node, uid), those of the asked that are placed on that node."""
+    rows = await db.fetch(SQL.claims, texts([node for node, _ in asked]), texts([uid for _, uid in asked]))
+    return {
+        (row["node"], row["uid"]): Claim(
+            Key("Allocation", row["namespace"], row["name"]), row["uid"], row["epoch"], row["gang"], row["phase"] or ""
+        )
+        for row in rows
+    }
+
+
+async def load_wanted(db: Connection, nodes: Iterable[str]) -> dict[str, WantedSet]:
+    """The whole wanted set of each node."""
+    revision = 0
+    places: dict[str, list[WantedPlace]] = {}
+    for row in await db.fetch(SQL.wanted, sorted(set(nodes))):
+        revision = row["revision"]
+        there = places.setdefault(row["node"], [])
+        if row["uid"] is not None:
+            there.append(
+                WantedPlace(
+                    Key("Allocation", row["namespace"], row["name"]), row["uid"], row["tenant"], row["epoch"],
+                    row["wanted"], row["gang"], row["doc"], row["status"] or b"{}",
+                )
+            )  # fmt: skip
+    return {node: WantedSet(revision, tuple(some)) for node, some in places.items()}
+
+
+async def load_address(db: Connection, node: str) -> str:
+    """Where a node's agent can be called; empty where it said nothing of it, or there is none."""
+    return await db.fetchval(SQL.address, node) or ""
+
+
+async def save_usage(db: Connection, rows: Iterable[UsageRow]) -> None:
+    """What was measured; of each placement the last that is named. What is placed elsewhere is passed over."""
+    last = list({(one.uid, one.epoch, one.node): one for one in rows}.values())
+    await db.execute(
+        SQL.save_usage,
+        texts([one.uid for one in last]),
+        numbers([one.epoch for one in last]),
+        texts([one.node for one in last]),
+        _reals([one.seconds for one in last]),
+        _reals([one.cpu_seconds for one in last]),
+        numbers([one.memory_bytes for one in last]),
+        numbers([one.memory_bytes_max for one in last]),
+        _reals([one.gpu_seconds for one in last]),
+    )
+
+
+def _reals(values: Sequence[float]) -> str:
+    return ",".join(map(repr, map(float, values)))

@@ -1,0 +1,73 @@
+"""A control plane that a test plays, for agents that speak the real protocol without certificates."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+
+from bursar.agent.speech import directive_message, read_statuses
+from bursar.agent.work import ENDED, Directive, Place, State
+from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
+
+
+class Plane:
+    """A control plane for agents without certificates: it wants what the test says, and remembers what it is told."""
+
+    def __init__(self) -> None:
+        self.wanted: dict[str, list[Directive]] = {}
+        self.first: dict[str, list[pb.HeartbeatRequest]] = {}
+        self.beats: dict[str, list[int]] = {}
+        self.states: dict[Place, State] = {}
+        self.contexts: dict[str, Any] = {}
+        self.refusal: tuple[grpc.StatusCode, str] | None = None
+        self.beat_seconds = 1
+        self.mute = False
+        self._writing = asyncio.Lock()  # on a stream one word at a time
+
+    async def heartbeat(self, request_iterator: Any, context: Any) -> None:
+        async for beat in request_iterator:
+            if self.refusal is not None:
+                await context.abort(*self.refusal)
+            if beat.seq == 1:
+                self.first.setdefault(beat.node_id, []).append(beat)
+                self.contexts[beat.node_id] = context
+            self.beats.setdefault(beat.node_id, []).append(beat.seq)
+            statuses = read_statuses(beat.pod_statuses)
+            self.states |= {one.place: one.state for one in statuses}
+            if not self.mute:
+                answer = self._answer(beat, [one.place for one in statuses if one.state in ENDED])
+                async with self._writing:
+                    await context.write(answer)
+
+    def _answer(self, beat: pb.HeartbeatRequest, ended: list[Place]) -> pb.HeartbeatResponse:
+        answer = pb.HeartbeatResponse(seq=beat.seq, complete=beat.inventory, beat_seconds=self.beat_seconds)
+        answer.acknowledgements.extend(pb.Acknowledgement(allocation_id=uid, epoch=epoch) for uid, epoch in ended)
+        if beat.inventory:
+            answer.directives.extend(directive_message(one) for one in self.wanted.get(beat.node_id, ()))
+        return answer
+
+    async def push(self, node: str, *directives: Directive) -> None:
+        message = pb.HeartbeatResponse(directives=[directive_message(one) for one in directives])
+        async with self._writing:
+            await self.contexts[node].write(message)
+
+
+@asynccontextmanager
+async def played(plane: Plane, port: int = 0) -> AsyncIterator[str]:
+    server = grpc.aio.server()
+    heartbeat = grpc.stream_stream_rpc_method_handler(
+        plane.heartbeat,
+        request_deserializer=pb.HeartbeatRequest.FromString,
+        response_serializer=pb.HeartbeatResponse.SerializeToString,
+    )
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("scheduler.v1.NodeAgent", {"Heartbeat": heartbeat}),)
+    )
+    port = server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)

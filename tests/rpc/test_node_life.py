@@ -1,0 +1,69 @@
+"""Nodes that fall silent and come back on their streams: leases that ran out, and work that was given up meanwhile."""
+
+from bursar.core.liveness import LEASE_EXPIRED
+from evictions import assert_books_balance
+from houses import eventually
+from offices import bind, node
+from silences import look, node_status, regrant, silence
+from streams import RUN, STOP, Door, acknowledged, ended, joined, orders, placed, running, shown, stopped
+
+REQUEUE = {"onNodeLost": "requeue"}
+
+
+async def test_a_beat_grants_a_lease_that_keeps_work_from_being_given_up(door: Door) -> None:
+    agent = await joined(door)
+    uid = await placed(door.office, "a", "n1", spec=REQUEUE)
+    answer = await agent.beat(running(uid))
+    assert (answer.lease_duration_seconds, answer.beat_seconds) == (120, 5)
+    async with door.office.database.reader() as db:
+        # As if that beat had come 70 s ago.
+        await db.execute(
+            "UPDATE node_seen SET at = at - interval '70 s', granted_until = granted_until - interval '70 s'"
+        )
+    await look(door.office)
+    told = (await shown(door.office, "a"))["status"]
+    assert (told["phase"], told["reason"]) == ("Running", "NodeLost")
+    await agent.beat(running(uid))
+
+    async def is_clear() -> bool:
+        ready = (await node_status(door.office, "n1"))["phase"] == "Ready"
+        return ready and "reason" not in (await shown(door.office, "a"))["status"]
+
+    await eventually(is_clear)
+
+
+async def test_work_that_stopped_for_want_of_a_lease_waits_again(door: Door) -> None:
+    agent = await joined(door)
+    uid = await placed(door.office, "a", "n1", spec=REQUEUE)
+    await agent.beat(running(uid))
+    end = stopped(uid, reason=LEASE_EXPIRED, message="no lease was granted in time", exit_code=137)
+    assert acknowledged(await agent.beat(end)) == [(uid, 1)]
+    told = (await shown(door.office, "a"))["status"]
+    assert (told["phase"], told["reason"], told["message"]) == ("Pending", "NodeLost", "no lease was granted in time")
+    assert acknowledged(await agent.beat(end)) == [(uid, 1)], "said again, it is of the past"
+    await assert_books_balance(door.office)
+
+
+async def test_who_comes_back_after_its_work_was_given_up_is_told_to_stop_it(door: Door) -> None:
+    agent = await joined(door)
+    await node(door.office, "n2", cpu=64)
+    uid = await placed(door.office, "a", "n1", spec=REQUEUE)
+    await agent.beat(running(uid))
+    await silence(door.office, "n1")
+    await regrant(door.office, "n1", granted=100)
+    await look(door.office)
+    assert (await shown(door.office, "a"))["status"]["phase"] == "Pending"
+    await bind(door.office, "default", "a", "n2")
+    again = door.agent("n1")
+    answer = await again.beat(running(uid), inventory=True)
+    assert (STOP, uid, 1) in orders(answer.directives)
+    assert RUN not in [order[0] for order in orders(answer.directives)]
+    assert acknowledged(await again.beat(ended(uid))) == [(uid, 1)]
+    told = (await shown(door.office, "a"))["status"]
+    assert (told["phase"], told["nodeName"], told["epoch"]) == ("Scheduled", "n2", 2)
+
+    async def is_ready() -> bool:
+        return bool((await node_status(door.office, "n1"))["phase"] == "Ready")
+
+    await eventually(is_ready)
+    await assert_books_balance(door.office)

@@ -1,0 +1,334 @@
+"""Streams of nodes: one counts, whoever may not speak is told why, and an outage is waited out."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+
+from bursar.core.certificate import NodeIdentity
+from bursar.core.liveness import Standing
+from bursar.core.object import Key, Origin
+from bursar.core.refusal import Refusal
+from bursar.ops.authority import enrol, ensure_authority
+from bursar.ops.certificate import Issued
+from bursar.ops.liveness import SetReadiness
+from bursar.ops.office import Office
+from bursar.rpc import agent as agent_module
+from bursar.store import authority as authority_store
+from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
+from certificates import new_key, pem_of, request_for
+from houses import eventually
+from offices import allocation, bind, change, delete, document, node
+from streams import (
+    RUN,
+    Door,
+    Outage,
+    acknowledged,
+    ended,
+    joined,
+    node_shown,
+    opened_door,
+    orders,
+    placed,
+    running,
+    shown,
+)  # fmt: skip
+
+CODE = grpc.StatusCode
+
+
+# Which stream counts.
+
+
+async def test_a_younger_stream_ends_the_older_one(door: Door) -> None:
+    older = await joined(door)
+    younger = await joined(door)
+    code, why = await older.refused()
+    assert code is CODE.ABORTED
+    assert "younger stream" in why
+    uid = await placed(door.office, "a", "n1")
+    assert orders([await younger.directive()]) == [(RUN, uid, 1)]
+    assert not (await younger.beat()).complete
+
+
+async def test_also_when_another_process_has_it(door: Door, database_url: str) -> None:
+    older = await joined(door)
+    async with opened_door(database_url) as other:
+        younger = other.agent("n1")
+        await younger.beat(inventory=True)
+        granted = await _granted(door.office)
+        code, why = await older.refusal_of()
+        assert code is CODE.ABORTED
+        assert "younger stream" in why
+        assert await _granted(door.office) == granted, "nothing was granted to the older one"
+        await younger.beat()
+
+
+async def _granted(office: Office) -> Any:
+    async with office.database.reader() as db:
+        return await db.fetchval("SELECT granted_until FROM node_seen")
+
+
+async def test_of_many_streams_that_come_at_once_one_stays(door: Door, database_url: str) -> None:
+    await node(door.office, "n1", cpu=8)
+    async with opened_door(database_url) as other:
+        agents = [each.agent("n1") for each in (door, other) for _ in range(8)]
+        await asyncio.gather(*(one.send(inventory=True) for one in agents))
+        alive = []
+        for one in agents:
+            try:
+                await one.answer(1)
+                await one.beat()
+                alive.append(one)
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError, AssertionError):
+                assert (await one.refused())[0] is CODE.ABORTED
+        # One per process may have been answered before the other process's took over; the last word is one's.
+        assert len(alive) in (1, 2)
+        uid = await placed(door.office, "a", "n1")
+        left = []
+        for one in alive:
+            try:
+                await one.beat()
+                left.append(one)
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError, AssertionError):
+                assert (await one.refused())[0] is CODE.ABORTED
+        (last,) = left
+        told = last.pushed or [await last.directive()]
+        assert orders(told) == [(RUN, uid, 1)]
+
+
+# Who may not speak, and what may not be said.
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "why"),
+    [
+        ({"protocol_version": 0}, CODE.FAILED_PRECONDITION, "Update the agent"),
+        ({"protocol_version": 9}, CODE.FAILED_PRECONDITION, "Update the server"),
+        ({"node_id": "ghost"}, CODE.PERMISSION_DENIED, "no node 'ghost'"),
+        ({"node_id": ""}, CODE.INVALID_ARGUMENT, "node_id"),
+        ({"node_id": "UPPER CASE"}, CODE.INVALID_ARGUMENT, "node_id"),
+        ({"node_id": "x" * 10_000}, CODE.INVALID_ARGUMENT, "node_id"),
+        ({"seq": 0}, CODE.INVALID_ARGUMENT, "numbered from 1"),
+        ({"seq": -4}, CODE.INVALID_ARGUMENT, "numbered from 1"),
+        ({"address": "nowhere"}, CODE.INVALID_ARGUMENT, "HOST:PORT"),
+        ({"address": "h\0st:1"}, CODE.INVALID_ARGUMENT, "HOST:PORT"),
+        ({"capacity": {"cpu": "many"}}, CODE.INVALID_ARGUMENT, "capacity[cpu]"),
+        ({"capacity": {f"r{index}": "1" for index in range(1000)}}, CODE.INVALID_ARGUMENT, "at most"),
+        ({"certificate_request": b"x" * 100_000}, CODE.INVALID_ARGUMENT, "certificate request"),
+        ({"pod_statuses": [pb.PodStatus()] * 10_001}, CODE.INVALID_ARGUMENT, "at most 10000"),
+        ({"pod_statuses": [pb.PodStatus(allocation_id="a", phase=99)]}, CODE.INVALID_ARGUMENT, "phase"),  # type: ignore[arg-type]
+        ({"pod_statuses": [pb.PodStatus(allocation_id="a")]}, CODE.INVALID_ARGUMENT, "phase"),
+        ({"pod_statuses": [pb.PodStatus(allocation_id="a\0b", phase=2)]}, CODE.INVALID_ARGUMENT, "uid"),  # type: ignore[arg-type]
+        ({"pod_statuses": [pb.PodStatus(phase=2)]}, CODE.INVALID_ARGUMENT, "uid"),  # type: ignore[arg-type]
+        ({"pod_statuses": [pb.PodStatus(allocation_id="a", epoch=-1, phase=2)]}, CODE.INVALID_ARGUMENT, "epoch"),  # type: ignore[arg-type]
+        ({"agent_version": "x" * (5 << 20)}, CODE.RESOURCE_EXHAUSTED, ""),
+    ],
+)
+async def test_a_beat_that_makes_no_sense_is_refused_in_a_sentence(
+    door: Door, said: dict[str, Any], code: grpc.StatusCode, why: str
+) -> None:
+    await node(door.office, "n1", cpu=8)
+    agent = door.agent("n1")
+    statuses = said.pop("pod_statuses", ())
+    agent.seq = 0
+    try:
+        await agent.send(*statuses, **said)
+        await agent.call.read()
+    except grpc.aio.AioRpcError:
+        pass
+    refused = await agent.refused()
+    assert refused[0] is code, refused
+    assert why in refused[1]
+    assert len(refused[1]) < 1000
+    async with door.office.database.reader() as db:
+        assert await db.fetchval("SELECT count(*) FROM node_seen") == 0
+
+
+async def test_epochs_and_exit_codes_of_any_size_are_taken_for_what_they_are(door: Door) -> None:
+    agent = await joined(door)
+    uid = await placed(door.office, "a", "n1")
+    answer = await agent.beat(running(uid, epoch=2**63 - 1), ended(uid, exit_code=-(2**31)))
+    assert acknowledged(answer) == [(uid, 1)]
+    assert (await shown(door.office, "a"))["status"]["exitCode"] == -(2**31)
+
+
+async def test_a_stream_speaks_for_one_node_in_rising_numbers(door: Door) -> None:
+    agent = await joined(door)
+    code, why = await agent.refusal_of(node_id="n2")
+    assert code is CODE.PERMISSION_DENIED
+    assert "'n2'" in why
+    agent = await joined(door)
+    assert (await agent.refusal_of(seq=1))[0] is CODE.INVALID_ARGUMENT
+
+
+async def test_a_stream_without_a_beat_is_ended(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_module, "FIRST_SECONDS_MAX", 0.05)
+    agent = door.agent("n1")
+    await agent.call.wait_for_connection()
+    assert (await agent.refused())[0] is CODE.DEADLINE_EXCEEDED
+
+
+async def test_a_deleted_node_is_shown_out(door: Door) -> None:
+    agent = await joined(door)
+    await delete(door.office, "Node", "", "n1")
+    code, why = await agent.refused()
+    assert code is CODE.PERMISSION_DENIED
+    assert "no node 'n1'" in why
+    code, _ = await door.agent("n1").refusal_of()
+    assert code is CODE.PERMISSION_DENIED
+
+
+async def test_the_calls_that_agents_serve_are_not_served_here(door: Door) -> None:
+    stub = door.agent("n1").stub
+    calls = (
+        stub.BindAllocation(pb.BindRequest()),
+        stub.EvictAllocation(pb.EvictRequest()),
+        stub.GetResourceSnapshot(pb.SnapshotRequest()),
+        stub.ReadLog(pb.ReadLogRequest()),
+    )
+    for call in calls:
+        assert await call.code() is CODE.UNIMPLEMENTED
+        assert "the agent on the node serves this call" in await call.details()
+
+
+# What comes and goes.
+
+
+async def test_an_outage_of_the_database_is_waited_out(door: Door, database_url: str, postgres_admin: str) -> None:
+    agent = await joined(door)
+    idle = await joined(door, "n2")
+    uid = await placed(door.office, "a", "n1")
+    await agent.directive()
+    await agent.beat(running(uid))
+    async with Outage(postgres_admin, database_url):
+        said = await agent.send(ended(uid))
+        waiting = asyncio.ensure_future(agent.answer(said))
+        done, _ = await asyncio.wait({waiting}, timeout=0.3)
+        assert not done, "nothing is granted meanwhile"
+    answer = await waiting
+    while (uid, 1) not in acknowledged(answer):
+        answer = await agent.beat(ended(uid))
+    assert (await shown(door.office, "a"))["status"]["phase"] == "Succeeded"
+    assert answer.lease_duration_seconds == 120
+    assert (await idle.beat()).seq == 2
+    other = await placed(door.office, "b", "n2")
+    told = [*idle.pushed] or [await idle.directive()]
+    assert orders(told) == [(RUN, other, 1)]
+
+
+async def test_who_comes_during_an_outage_is_answered_after_it(
+    door: Door, database_url: str, postgres_admin: str
+) -> None:
+    await node(door.office, "n1", cpu=8)
+    uid = await placed(door.office, "a", "n1")
+    agent = door.agent("n1")
+    async with Outage(postgres_admin, database_url):
+        said = await agent.send(inventory=True)
+        waiting = asyncio.ensure_future(agent.answer(said))
+        done, _ = await asyncio.wait({waiting}, timeout=0.3)
+        assert not done
+    answer = await waiting
+    assert orders(answer.directives) == [(RUN, uid, 1)]
+
+
+async def test_a_server_that_stops_sends_its_nodes_elsewhere(database_url: str) -> None:
+    async with opened_door(database_url) as door:
+        agent = await joined(door)
+        channels, door.channels = door.channels, []
+    assert (await agent.refused())[0] is CODE.UNAVAILABLE
+    for channel in channels:
+        await channel.close()
+
+
+async def test_a_node_that_was_given_up_is_ready_at_once_and_told_everything(door: Door) -> None:
+    agent = await joined(door)
+    uid = await placed(door.office, "a", "n1")
+    await agent.directive()
+    async with door.office.database.reader() as db:
+        await db.execute("UPDATE node_seen SET at = now() - interval '1 hour'")
+    silent = SetReadiness(
+        key=Key("Node", "", "n1"), origin=Origin("test", "test"), standing=Standing.LOST, after_seconds=60
+    )
+    document(await door.office.changing.submit(silent))
+    assert (await node_shown(door.office))["status"]["phase"] == "Lost"
+    answer = await agent.beat()
+    assert answer.complete
+    assert orders(answer.directives) == [(RUN, uid, 1)]
+
+    async def is_ready() -> bool:
+        return bool((await node_shown(door.office))["status"]["phase"] == "Ready")
+
+    await eventually(is_ready)
+
+
+# What a node has.
+
+
+async def test_what_a_node_has_is_what_schedules(door: Door) -> None:
+    await node(door.office, "n1", cpu=8, gpu=8, memory="64Gi")
+    agent = door.agent("n1")
+    await agent.beat(capacity={"cpu": "16", "nvidia.com/gpu": "7"})
+    told = (await node_shown(door.office))["status"]
+    assert told["capacity"] == {"cpu": "16", "nvidia.com/gpu": "7", "memory": "64Gi"}
+    assert told["allocatable"] == told["capacity"]
+    revision = (await node_shown(door.office))["metadata"]["resourceVersion"]
+    await agent.beat(capacity={"cpu": "16000m", "nvidia.com/gpu": "7"})
+    assert (await node_shown(door.office))["metadata"]["resourceVersion"] == revision, "said in other words"
+    await allocation(door.office, "default", "big", gpu=8)
+    reply = await bind(door.office, "default", "big", "n1")
+    assert isinstance(reply, Refusal)
+    assert "7 nvidia.com/gpu" in reply.message
+
+
+async def test_a_node_does_not_raise_what_an_administrator_allows(door: Door) -> None:
+    await node(door.office, "n1", cpu=8)
+    await change(door.office, "Node", "", "n1", allocatable={"cpu": "6"})
+    agent = door.agent("n1")
+    await agent.beat(capacity={"cpu": "32"})
+    told = (await node_shown(door.office))["status"]
+    assert (told["capacity"]["cpu"], told["allocatable"]["cpu"]) == ("32", "6")
+    await agent.beat(capacity={"cpu": "4"})
+    assert (await node_shown(door.office))["status"]["allocatable"]["cpu"] == "4"
+    spec = (await node_shown(door.office))["spec"]
+    assert spec == {"capacity": {"cpu": "8"}, "allocatable": {"cpu": "6"}}
+
+
+# Certificates.
+
+
+async def credentials(office: Office, name: str) -> tuple[grpc.ChannelCredentials, NodeIdentity]:
+    key = new_key()
+    issued = await enrol(office.database, name, request_for(key))
+    assert isinstance(issued, Issued)
+    authority = await ensure_authority(office.database)
+    made = grpc.ssl_channel_credentials(authority.pem, pem_of(key), issued.certificate)
+    return made, issued.identity
+
+
+async def test_a_certificate_says_who_speaks(database_url: str) -> None:
+    async with opened_door(database_url, insecure=False) as door:
+        for name in ("n1", "n2"):
+            await node(door.office, name, cpu=8)
+        shown_by_it, identity = await credentials(door.office, "n1")
+        agent = door.agent("n1", shown_by_it)
+        await agent.beat(inventory=True)
+        uid = await placed(door.office, "a", "n1")
+        assert orders([await agent.directive()]) == [(RUN, uid, 1)]
+        answer = await agent.beat(certificate_request=request_for(new_key()))
+        assert answer.certificate.startswith(b"-----BEGIN CERTIFICATE")
+        assert not (await agent.beat(certificate_request=b"nonsense")).certificate
+        code, why = await door.agent("n2", shown_by_it).refusal_of()
+        assert code is CODE.PERMISSION_DENIED
+        assert "'n2'" in why
+        async with door.office.database.reader() as db:
+            await authority_store.end_generations(db, [identity.node])
+        granted = await _granted(door.office)
+        code, why = await agent.refusal_of()
+        assert code is CODE.UNAUTHENTICATED
+        assert "revoked" in why
+        assert (await door.agent("n1", shown_by_it).refusal_of())[0] is CODE.UNAUTHENTICATED
+        assert await _granted(door.office) == granted
+        nobody = door.agent("n1")
+        assert (await nobody.refusal_of())[0] is CODE.UNAVAILABLE

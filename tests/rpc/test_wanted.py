@@ -1,0 +1,262 @@
+"""What a node is told: everything when it comes, and then what changes, at once."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from bursar.core.object import Key
+from bursar.rpc import hub as hub_module
+from bursar.rpc.speech import order_of_place, run_directive
+from bursar.store.beat import WantedPlace
+from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
+from offices import allocation, bind, change, delete, document, end, node
+from streams import RUN, STOP, Door, acknowledged, ended, evict, opened_door, orders, placed, running
+
+LEASED = {"onNodeLost": "requeue"}
+
+
+async def test_who_comes_is_told_all_that_is_wanted_of_it(door: Door) -> None:
+    await node(door.office, "n1", cpu=64, gpu=4, memory="64Gi")
+    spec = {
+        "command": ["train", "--fast"],
+        "env": [{"name": "A", "value": "1"}, {"name": "B"}],
+        "workingDir": "/work",
+        "ttl": "1h",
+        **LEASED,
+    }
+    uid = await placed(door.office, "a", "n1", spec=spec, cpu=4, gpu=2)
+    gone = await placed(door.office, "b", "n1")
+    await evict(door.office, "b", grace_seconds=20)
+    agent = door.agent("n1")
+    answer = await agent.beat(inventory=True, address="10.0.0.1:7000", agent_version="1.2.3")
+    assert (answer.seq, answer.complete) == (1, True)
+    assert (answer.lease_duration_seconds, answer.beat_seconds) == (120, 5)
+    assert orders(answer.directives) == sorted([(RUN, uid, 1), (STOP, gone, 1)])
+    run = next(one for one in answer.directives if one.type == RUN)
+    assert (run.namespace, run.name, run.tenant) == ("default", "a", "default")
+    assert list(run.command) == ["train", "--fast"]
+    assert dict(run.env) == {"A": "1", "B": ""}
+    assert (run.working_dir, run.ttl_seconds, run.leased) == ("/work", 3600, True)
+    assert dict(run.resources.requests) == {"cpu": "4", "nvidia.com/gpu": "2"}
+    assert list(run.devices["nvidia.com/gpu"].indices) == [0, 1]
+    assert list(run.nodes) == ["n1"]
+    stop = next(one for one in answer.directives if one.type == STOP)
+    assert (stop.reason, stop.message, stop.grace_seconds) == ("Preempted", "make room", 20)
+
+
+async def test_what_was_granted_is_written_before_it_is_told(door: Door) -> None:
+    await node(door.office, "n1", cpu=4)
+    agent = door.agent("n1")
+    answer = await agent.beat(address="10.0.0.1:7000", agent_version="1.2.3")
+    async with door.office.database.reader() as db:
+        row = await db.fetchrow("SELECT *, granted_until > at + interval '1 s' * 119 AS granted FROM node_seen")
+        assert (row["node"], row["address"], row["agent"]) == ("n1", "10.0.0.1:7000", "1.2.3")
+        assert row["session"]
+        assert row["granted"]
+        await db.execute("UPDATE node_seen SET granted_until = now() + interval '1 day'")
+        await agent.beat()
+        later = await db.fetchrow("SELECT at, granted_until > now() + interval '23 hours' AS kept FROM node_seen")
+    assert answer.lease_duration_seconds == 120
+    assert later["at"] > row["at"]
+    assert later["kept"], "an answered beat never takes a lease back"
+
+
+async def test_a_change_is_pushed_to_the_nodes_that_it_concerns(door: Door) -> None:
+    for name in ("n1", "n2", "n3"):
+        await node(door.office, name, cpu=8)
+    one, two, three = (door.agent(name) for name in ("n1", "n2", "n3"))
+    for agent in (one, two, three):
+        await agent.beat(inventory=True)
+    alone = await placed(door.office, "alone", "n1")
+    assert orders([await one.directive()]) == [(RUN, alone, 1)]
+    both = await placed(door.office, "both", "n1", "n2", spec={"nodes": 2})
+    for agent in (one, two):
+        directive = await agent.directive()
+        assert orders([directive]) == [(RUN, both, 1)]
+        assert list(directive.nodes) == ["n1", "n2"]
+    await delete(door.office, "Allocation", "default", "both")
+    for agent in (one, two):
+        directive = await agent.directive()
+        assert orders([directive]) == [(STOP, both, 1)]
+        assert directive.grace_seconds == 30
+    assert not (await three.beat()).directives
+    assert not three.pushed
+
+
+async def test_what_others_take_away_is_stopped_at_once_on_every_node(door: Door) -> None:
+    for name in ("n1", "n2"):
+        await node(door.office, name, cpu=8)
+    agents = [door.agent(name) for name in ("n1", "n2")]
+    for agent in agents:
+        await agent.beat(inventory=True)
+    uid = await placed(door.office, "both", "n1", "n2", spec={"nodes": 2})
+    for agent in agents:
+        assert orders([await agent.directive()]) == [(RUN, uid, 1)]
+        await agent.beat(running(uid))
+    # An administrator says that it is gone; the nodes did not.
+    await end(door.office, "default", "both")
+    for agent in agents:
+        directive = await agent.directive()
+        assert orders([directive]) == [(STOP, uid, 1)]
+        assert directive.grace_seconds == 0
+
+
+async def test_what_a_node_ended_itself_is_not_told_to_it_again(door: Door) -> None:
+    await node(door.office, "n1", cpu=8)
+    agent = door.agent("n1")
+    await agent.beat(inventory=True)
+    uid = await placed(door.office, "a", "n1")
+    await agent.directive()
+    answer = await agent.beat(ended(uid))
+    assert acknowledged(answer) == [(uid, 1)]
+    after = await placed(door.office, "b", "n1")
+    told = [*answer.directives, *agent.pushed]
+    while (RUN, after, 1) not in orders(told):
+        told.append(await agent.directive())
+    assert (RUN, uid, 1) not in orders(told)
+
+
+async def test_what_is_bound_while_a_node_connects_is_told_to_it_once_at_least(door: Door) -> None:
+    await node(door.office, "n1", cpu=64)
+    for index in range(24):
+        await allocation(door.office, "default", f"a{index}", cpu=1)
+
+    async def bind_all() -> set[str]:
+        replies = [await bind(door.office, "default", f"a{index}", "n1") for index in range(24)]
+        return {document(one)["metadata"]["uid"] for one in replies}
+
+    binding = asyncio.create_task(bind_all())
+    told: set[str] = set()
+    while not binding.done():
+        agent = door.agent("n1")
+        answer = await agent.beat(inventory=True)
+        told = {one.allocation_id for one in answer.directives}
+    bound = await binding
+    while told != bound:
+        directive = await agent.directive()
+        assert directive.type == RUN
+        told.add(directive.allocation_id)
+
+
+async def test_what_is_stopped_while_a_node_connects_is_stopped_there(door: Door) -> None:
+    await node(door.office, "n1", cpu=64)
+    uids = [await placed(door.office, f"a{index}", "n1") for index in range(12)]
+    ending = asyncio.gather(*(delete(door.office, "Allocation", "default", f"a{index}") for index in range(12)))
+    agent = door.agent("n1")
+    answer = await agent.beat(inventory=True)
+    last = {one.allocation_id: one.type for one in answer.directives}
+    assert set(last) == set(uids)
+    while STOP not in last.values() or set(last.values()) != {STOP}:
+        directive = await agent.directive()
+        last[directive.allocation_id] = directive.type
+    await ending
+
+
+async def test_a_stream_that_missed_something_is_told_everything(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    await node(door.office, "n1", cpu=8)
+    agent = door.agent("n1")
+    await agent.beat(inventory=True)
+    monkeypatch.setattr(hub_module, "OUTBOX_MAX", 0)
+    uid = await placed(door.office, "a", "n1")
+    other = await placed(door.office, "b", "n1")
+    answer = await agent.beat()
+    while not answer.complete:
+        answer = await agent.beat()
+    assert orders(answer.directives) == sorted([(RUN, uid, 1), (RUN, other, 1)])
+    assert not (await agent.beat()).complete
+
+
+async def test_streams_that_fell_behind_the_feed_are_told_everything(door: Door) -> None:
+    await node(door.office, "n1", cpu=8)
+    agent = door.agent("n1")
+    await agent.beat(inventory=True)
+    for follower in door.feed._followers[""]:
+        follower.let_go()
+    uid = await placed(door.office, "a", "n1")
+    answer = await agent.beat()
+    while not answer.complete:
+        answer = await agent.beat()
+    assert orders(answer.directives) == [(RUN, uid, 1)]
+    agent.pushed.clear()  # Whether it was pushed as well depends on who was faster.
+    other = await placed(door.office, "b", "n1")
+    assert orders([await agent.directive()]) == [(RUN, other, 1)]
+
+
+async def test_a_slow_stream_waits_alone(door: Door) -> None:
+    for name in ("slow", "quick"):
+        await node(door.office, name, cpu=1000)
+    slow, quick = door.agent("slow"), door.agent("quick")
+    await slow.beat(inventory=True)
+    await quick.beat(inventory=True)
+    env = {"LARGE": "x" * 90_000, "LARGER": "y" * 90_000}
+    count = 40
+    for index in range(count):
+        await placed(door.office, f"s{index}", "slow", spec={"env": env})
+        uid = await placed(door.office, f"q{index}", "quick")
+        assert orders([await quick.directive()]) == [(RUN, uid, 1)]
+    told: set[str] = set()
+    while len(told) < count:
+        told.add((await slow.directive()).name)
+
+
+async def test_a_write_that_does_not_end_holds_back_a_bounded_number_of_directives() -> None:
+    """The stream by itself, on a connection that takes nothing."""
+    blocked = asyncio.Event()
+    written: list[pb.HeartbeatResponse] = []
+
+    class Context:
+        async def write(self, message: pb.HeartbeatResponse) -> None:
+            written.append(message)
+            await blocked.wait()
+
+    task = asyncio.current_task()
+    assert task is not None
+    stream = hub_module.Stream("n1", "session", Context(), task)  # type: ignore[arg-type]
+    stream.whole_due = False
+    blocked.set()
+    await stream.answer(pb.HeartbeatResponse(seq=1), since=10)
+    blocked.clear()
+    stream.push(10, pb.SchedulingDirective(type=RUN, allocation_id="known"))
+    for index in range(hub_module.OUTBOX_MAX):
+        stream.push(11 + index, pb.SchedulingDirective(type=RUN, allocation_id=f"a{index}"))
+        await asyncio.sleep(0)
+    assert stream.whole_due is False
+    for index in range(hub_module.OUTBOX_MAX):
+        stream.push(1000 + index, pb.SchedulingDirective(type=STOP, allocation_id=f"b{index}"))
+    assert [stream.whole_due] == [True]
+    assert len(stream._outbox) <= hub_module.OUTBOX_MAX
+    blocked.set()
+    await stream.answer(pb.HeartbeatResponse(seq=2, complete=True), since=5000)
+    assert written[-1].seq == 2
+    assert not written[-1].directives, "a whole answer of a later revision knows better"
+    stream.close()
+
+
+async def test_nodes_speak_to_any_process(door: Door, database_url: str) -> None:
+    await node(door.office, "n1", cpu=8)
+    async with opened_door(database_url) as other:
+        agent = other.agent("n1")
+        await agent.beat(inventory=True)
+        uid = await placed(door.office, "a", "n1")
+        assert orders([await agent.directive()]) == [(RUN, uid, 1)]
+
+
+async def test_the_settings_say_how_often_to_beat_and_for_how_long_to_run(door: Door) -> None:
+    await node(door.office, "n1", cpu=8)
+    agent = door.agent("n1")
+    await agent.beat()
+    spec = {"nodes": {"heartbeatSeconds": 2, "runLeaseSeconds": 40}}
+    document(await change(door.office, "Settings", "", "system", **spec))
+    answer = await agent.beat()
+    while answer.beat_seconds != 2:
+        answer = await agent.beat()
+    assert answer.lease_duration_seconds == 40
+
+
+def test_annotations_under_our_name_are_told() -> None:
+    doc = msgspec.json.encode({"metadata": {"annotations": {"bursar.io/sim-seconds": "3", "secret": "x"}}, "spec": {}})
+    place = WantedPlace(Key("Allocation", "ns", "a"), "alloc-1", "t", 3, True, "", doc, b'{"phase":"Scheduled"}')
+    directive = run_directive(order_of_place(place), "n1")
+    assert dict(directive.annotations) == {"bursar.io/sim-seconds": "3"}
+    assert directive.epoch == 3
