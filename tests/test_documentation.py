@@ -16,10 +16,11 @@ from prometheus_client import REGISTRY
 import bursar.api.serve
 import bursar.loops.upkeep
 import bursar.rpc.serve
+from bursar.core.liveness import Patience
 from bursar.core.reason import Why
 from bursar.main import api, controller, serve
 from bursar.wire.kinds import KINDS
-from bursar.wire.settings import SchedulingSettings
+from bursar.wire.settings import NodeSettings, SchedulingSettings
 from server import data_directory
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -113,6 +114,14 @@ def test_every_setting_of_the_scheduler_is_in_the_table_of_settings() -> None:
     rows = re.findall(r"^\| (`[^|]+) \|", section, re.MULTILINE)[1:]
     told = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     assert told == {field.encode_name for field in msgspec.structs.fields(SchedulingSettings)}
+
+
+def test_every_setting_of_nodes_is_in_the_table_of_settings() -> None:
+    section = page("docs/nodes.md").partition("## Settings")[2]
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \|", section, re.MULTILINE)
+    defaults = {name: str(getattr(Patience(), name)) for name in NodeSettings.__struct_fields__}
+    told = {field.encode_name: defaults[field.name] for field in msgspec.structs.fields(NodeSettings)}
+    assert dict(rows) == told
 
 
 def test_every_promise_names_code_and_tests_that_exist() -> None:

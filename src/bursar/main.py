@@ -15,8 +15,11 @@ from bursar.cli.connection import Connection, connected
 from bursar.cli.main import cli
 
 if TYPE_CHECKING:
+    from bursar.client import AsyncClient
     from bursar.config import Settings
+    from bursar.sim.rest import RestNodes
     from bursar.sim.shape import Shape
+    from bursar.sim.stream import AgentNodes
 
 DATABASE = click.option(
     "--database-url", envvar="BURSAR_DATABASE_URL", default="", help="PostgreSQL; without one it is embedded."
@@ -28,6 +31,15 @@ HTTP = click.option(
     "--http", default="127.0.0.1:8080", show_default=True, help="HOST:PORT to serve HTTP on; port 0 picks one."
 )
 GRPC = click.option("--grpc", default="", help="HOST:PORT to serve gRPC on.")
+GRPC_ADVERTISE = click.option(
+    "--grpc-advertise", default="", help="HOST:PORT that agents are told to call, where it is not that of --grpc."
+)
+GRPC_HOST = click.option(
+    "--grpc-host", multiple=True, metavar="HOST", help="Another name or address that agents call gRPC by; repeatable."
+)
+GRPC_INSECURE = click.option(
+    "--grpc-insecure", is_flag=True, help="Serve gRPC without certificates, on loopback only; nodes are believed."
+)
 CERT = click.option(
     "--tls-cert", type=click.Path(path_type=Path, exists=True), help="Serve HTTPS with this certificate."
 )
@@ -45,6 +57,9 @@ TOKEN_FILE = click.option(
 )
 @HTTP
 @GRPC
+@GRPC_ADVERTISE
+@GRPC_HOST
+@GRPC_INSECURE
 @TOKEN_FILE
 @click.option("--show-token", is_flag=True, help="Print the token in that file when ready.")
 @DATABASE
@@ -64,6 +79,9 @@ def serve(**options: Any) -> None:
 @click.command()
 @HTTP
 @GRPC
+@GRPC_ADVERTISE
+@GRPC_HOST
+@GRPC_INSECURE
 @DATABASE
 @REDIS
 @CERT
@@ -102,12 +120,16 @@ def sim() -> None:
 @click.option("--run-seconds", type=click.FloatRange(0), help="How long an allocation runs that does not say it.")
 @click.option("--stop-seconds", default=0.0, type=click.FloatRange(0), help="How long what is told to stop takes.")
 @click.option("--keep", is_flag=True, help="Leave the nodes registered at the end.")
+@click.option("--grpc", default="", help="HOST:PORT where agents are served, where it is not as the server says.")
+@click.option("--insecure", is_flag=True, help="Speak gRPC without certificates, on loopback.")
+@click.option("--rest", is_flag=True, help="Speak REST, as nodes without an agent do.")
 @connected
-def nodes(connection: Connection, run_seconds: float | None, stop_seconds: float, keep: bool, **shape: Any) -> None:
+def nodes(connection: Connection, keep: bool, **options: Any) -> None:
     """Register nodes that run what is bound to them, in pretence, until interrupted.
 
-    With an administrator's token. An allocation's annotations say how it runs:
-    bursar.io/sim-seconds, for how long; bursar.io/sim-exit, with which exit code it ends.
+    With an administrator's token. They speak as agents do, over gRPC, where the server offers it; else over REST.
+    An allocation's annotations say how it runs: bursar.io/sim-seconds, for how long; bursar.io/sim-exit, with which
+    exit code it ends.
 
     \b
     bursar sim nodes --count 8 --gpus 8 --run-seconds 60
@@ -116,17 +138,20 @@ def nodes(connection: Connection, run_seconds: float | None, stop_seconds: float
 
     from bursar.sim.shape import Shape
 
-    asyncio.run(_simulate(connection, Shape(**shape), run_seconds, stop_seconds, keep))
+    if options["rest"] and (options["grpc"] or options["insecure"]):
+        raise click.UsageError("--rest goes without --grpc and --insecure")
+    if options["insecure"] and not options["grpc"]:
+        raise click.UsageError("--insecure needs --grpc HOST:PORT")
+    ways = {name: options.pop(name) for name in ("run_seconds", "stop_seconds", "grpc", "insecure", "rest")}
+    asyncio.run(_simulate(connection, Shape(**options), keep, ways))
 
 
-async def _simulate(
-    connection: Connection, shape: Shape, run_seconds: float | None, stop_seconds: float, keep: bool
-) -> None:
+async def _simulate(connection: Connection, shape: Shape, keep: bool, ways: dict[str, Any]) -> None:
     import asyncio
     import signal
 
     from bursar.client import AsyncClient
-    from bursar.sim.rest import RestNodes, simulate
+    from bursar.sim.rest import simulate
 
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     where, is_terminal = connection.client.context, sys.stderr.isatty()
@@ -148,11 +173,32 @@ async def _simulate(
     for one in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(one, end)
     async with AsyncClient(where.url, where.token, ca_file=where.ca_file) as client:
-        simulated = RestNodes(client, shape, default_seconds=run_seconds, stop_seconds=stop_seconds)
+        simulated = await _simulated(client, shape, **ways)
         left = await simulate(simulated, stop, ready=ready, tell=tell, keep=keep)
     print(f"{simulated.ended} allocations ended")
     if left:
         print(f"{left} nodes still run something, and are left", file=sys.stderr)
+
+
+async def _simulated(
+    client: AsyncClient,
+    shape: Shape,
+    *,
+    run_seconds: float | None,
+    stop_seconds: float,
+    grpc: str,
+    insecure: bool,
+    rest: bool,
+) -> AgentNodes | RestNodes:
+    """Nodes that speak as agents do, where the server can hear them."""
+    from bursar.sim.pretend import Manner
+    from bursar.sim.rest import RestNodes
+    from bursar.sim.stream import AgentNodes, find_address
+
+    address = "" if rest else grpc or await find_address(client)
+    if not address:
+        return RestNodes(client, shape, default_seconds=run_seconds, stop_seconds=stop_seconds)
+    return AgentNodes(client, shape, address, Manner(run_seconds, stop_seconds), insecure=insecure)
 
 
 def _settings(options: dict[str, Any]) -> Settings:
@@ -177,6 +223,11 @@ def _settings(options: dict[str, Any]) -> Settings:
             tls_cert=options.get("tls_cert"),
             tls_key=options.get("tls_key"),
             oidc=oidc_from_environment(),
+            grpc_advertise=(
+                parse_address(options["grpc_advertise"], "--grpc-advertise") if options.get("grpc_advertise") else None
+            ),
+            grpc_hosts=tuple(options.get("grpc_host", ())),
+            grpc_insecure=options.get("grpc_insecure", False),
         )
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
@@ -186,6 +237,7 @@ def main() -> None:
     cli.add_lazy("serve", "bursar.main:serve", help="Start everything on this machine.")
     cli.add_lazy("api", "bursar.main:api", help="Serve the API alone.")
     cli.add_lazy("controller", "bursar.main:controller", help="Run the loops alone.")
+    cli.add_lazy("agent", "bursar.agent.main:agent", help="Run a node's part.")
     cli.add_lazy("sim", "bursar.main:sim", help="Simulate nodes.")
     cli.add_lazy("bench", "bursar.bench.main:bench", help="Measure.")
     cli()

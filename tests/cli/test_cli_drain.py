@@ -50,7 +50,7 @@ def stopper(client: Client, team: str, names: Sequence[str]) -> threading.Thread
 def test_drain_waits_and_shows_how_far_it_is(server: Server, admin: Client, team: str, node: str) -> None:
     place(server, admin, team, node, "one", "two")
     tried = bursar(server, "drain", node, "--dry-run")
-    assert tried.stdout == f"node/{node} draining: 0 of 2 evicted, 2 pending, 0 failed\n"
+    assert tried.stdout == f"node/{node} draining: 0 of 2 evicted, 2 pending, 0 failed (dry run)\n"
     with server.client() as other:
         obeying = stopper(other, team, ["one", "two"])
         done = bursar(server, "drain", node, "--grace", "1m", "--reason", "new disks", "--wait")

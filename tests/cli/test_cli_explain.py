@@ -75,6 +75,14 @@ def test_explain_tells_why_and_simulate_what_if(
     assert simulated[1].startswith("allocation/large: it would wait: ")
     assert [one["metadata"]["name"] for one in admin.allocations(team).list()] == ["runs", "waits"]
 
+    template = {"spec": wanted("x", node, 1, ttl="60s")["spec"]}
+    job = {"kind": "Job", "metadata": {"name": "train"}, "spec": {"parallelism": 2, "template": template}}
+    file.write_text(json.dumps(job))
+    simulated = bursar(server, "simulate", "-f", str(file), "-n", team).stdout.splitlines()
+    assert simulated[0] == f"allocation/train-0: it would run now, on {node}"
+    assert simulated[1].startswith("allocation/train-1: it would wait: ")
+    assert not list(admin.jobs(team).list())
+
 
 def test_a_job_is_explained_too(server: Server, admin: Client, team: str, node: str) -> None:
     spec = {"parallelism": 1, "completions": 1, "template": {"spec": wanted("x", "no-such-node", 1)["spec"]}}
@@ -82,6 +90,9 @@ def test_a_job_is_explained_too(server: Server, admin: Client, team: str, node: 
     until(lambda: admin.jobs(team).explain("train")["reason"]["code"] == "no_matching_nodes")
     told = bursar(server, "explain", "job/train", "-n", team).stdout
     assert "nodeSelector only=no-such-node" in told
+    bare = bursar(server, "explain", "train", "-n", team, code=3).stderr
+    assert "hint: There is a job of this name: bursar explain job/train" in bare
+    assert "hint" not in bursar(server, "explain", "nobody", "-n", team, code=3).stderr
 
 
 def test_top_shows_the_cluster_and_its_queues(server: Server, admin: Client, node: str) -> None:
@@ -89,6 +100,7 @@ def test_top_shows_the_cluster_and_its_queues(server: Server, admin: Client, nod
     told = bursar(server, "top").stdout
     assert " nodes: " in told
     assert told.index("RESOURCE") < told.index("QUEUE")
+    assert re.search(r"^cpu +\d+ +\d+ +\d+m? \(\d+%\) ", told, re.MULTILINE), told
     both = json.loads(bursar(server, "top", "--json").stdout)
     assert {one["name"] for one in both["queues"]} >= {"default"}
     assert both["cluster"]["gpu"]["capacity"] >= 4
@@ -98,6 +110,6 @@ def test_what_cannot_be_simulated_is_said(server: Server, team: str, tmp_path: P
     file = tmp_path / "other.yaml"
     file.write_text(json.dumps({"kind": "Tenant", "metadata": {"name": "x"}, "spec": {}}))
     done = bursar(server, "simulate", "-f", str(file), "-n", team, code=1)
-    assert "only allocations can be simulated" in done.stderr
+    assert "only allocations and jobs can be simulated" in done.stderr
     bursar(server, "simulate", "-n", team, code=2)
     bursar(server, "explain", "a", "b", "c", code=2)

@@ -83,6 +83,7 @@ def test_get_prints_the_servers_table(shell: Shell) -> None:
     assert [line.split()[0] for line in lines[1:]] == ["a", "b"]
     wide = shell(f"get alloc -n {shell.namespace} -o wide --show-labels").stdout.splitlines()
     assert len(wide[0]) > len(lines[0])
+    assert "PRIORITY " in wide[0]
     assert wide[1].endswith("team=ml")
     everywhere = shell("get alloc -A -l team=ml").stdout.splitlines()
     assert everywhere[0].startswith("NAMESPACE")
@@ -123,6 +124,14 @@ def test_a_kind_only_the_server_knows(shell: Shell) -> None:
     shell(f"create -n {shell.namespace} -f -", given=manifest("a"))
     assert "allocation/a" in shell(f"get events -n {shell.namespace}").stdout
     assert "did you mean 'allocations'" in shell("get alocations", code=2).stderr
+
+
+def test_what_can_only_be_sent_is_no_kind_to_look_at(shell: Shell) -> None:
+    for kind in ("preemptions", "selfsubjectaccessreviews"):
+        assert f"there is no kind '{kind}'" in shell(f"get {kind} -n {shell.namespace}", code=2).stderr
+    offered = shell("get zzzzzzzz", code=2).stderr
+    assert "events" in offered
+    assert "preemptions" not in offered
 
 
 def test_describe(shell: Shell) -> None:
@@ -308,6 +317,27 @@ def test_cordon(shell: Shell) -> None:
 # --- Tenants, tokens, contexts
 
 
+def test_taint(shell: Shell) -> None:
+    name = f"node-{uuid.uuid4().hex[:12]}"
+    shell("create -f -", given=yaml.safe_dump(own_node(name)))
+    said = shell(f"taint {name} team=physics:NoSchedule own- --dry-run").stdout
+    assert said == f"node/{name} tainted (dry run)\n"
+    assert shell(f"taint {name} team=physics:NoSchedule").stdout == f"node/{name} tainted\n"
+    assert shell(f"taint node {name} team=physics:NoSchedule").stdout == f"node/{name} unchanged\n"
+    assert "--overwrite" in shell(f"taint {name} team=biology:NoSchedule", code=5).stderr
+    assert "must be one of NoSchedule" in shell(f"taint {name} team:Never", code=1).stderr
+    shell(f"taint {name} team=biology:NoSchedule flaky:NoExecute --overwrite")
+    taints = shell.json(f"get node {name} -o json")["spec"]["taints"]
+    assert [(one["key"], one.get("value"), one["effect"]) for one in taints] == [
+        ("own", None, "NoSchedule"), ("team", "biology", "NoSchedule"), ("flaky", None, "NoExecute"),
+    ]  # fmt: skip
+    assert shell(f"taint {name} own- team:NoSchedule- flaky-").stdout == f"node/{name} untainted\n"
+    assert not shell.json(f"get node {name} -o json")["spec"].get("taints")
+    shell("taint no-such-node a:NoSchedule", code=3)
+    shell(f"taint {name}", code=2)
+    shell(f"delete node {name}")
+
+
 def test_tenant_limits(shell: Shell) -> None:
     shell(f"admin tenant update {shell.namespace} --max-nodes 250 --gpu-hours-budget 150000 --limit memory=40Ti")
     shell(f"admin tenant update {shell.namespace} --limit nvidia.com/gpu=none --max-concurrent-allocations 50")
@@ -397,6 +427,9 @@ def test_names_are_completed_by_asking_the_server(shell: Shell) -> None:
     assert completed("get", "-n", shell.namespace, "alloc", "tr") == ["train-1", "train-2"]
     assert completed("get", "-n", shell.namespace, "alloc", "train-1", "x") == ["x"]
     assert completed("get", "-n", shell.namespace, "alloc/tr") == ["alloc/train-1", "alloc/train-2"]
+    assert completed("explain", "-n", shell.namespace, "tr") == ["train-1", "train-2"]
+    assert completed("explain", "-n", shell.namespace, "alloc/x") == ["alloc/x"]
+    assert completed("explain", "-n", shell.namespace, "alloc", "x") == ["x"]
     assert shell.namespace in completed("tenant", "quotas", shell.namespace[:4])
 
 

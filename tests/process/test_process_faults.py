@@ -367,7 +367,7 @@ def test_a_busy_port_is_refused_with_the_way_out() -> None:
         (["--http", "nowhere"], "--http must be HOST:PORT"),
         (["--http", "127.0.0.1:99999"], "--http must be HOST:PORT"),
         (["--http", "192.0.2.1:1"], "cannot listen on 192.0.2.1:1"),
-        (["--grpc", "0.0.0.0:5000"], "loopback"),
+        (["--grpc", "0.0.0.0:5000", "--grpc-insecure"], "loopback"),
         (["--database-url", "postgresql://nobody@127.0.0.1:1/none", "--http", "127.0.0.1:0"], "database"),
         (["--workers", "0"], "--workers"),
     ],

@@ -14,9 +14,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from bursar.api.serve import opened_house
 from bursar.rpc.serve import opened_grpc
 from bursar.serve import Child
-from bursar.store.database import Database
 from server import BURSAR, free_port
 
 
@@ -70,18 +70,23 @@ async def test_api_says_that_the_grpc_address_is_taken(database_url: str) -> Non
     assert "ready" not in done.stdout
 
 
-def test_api_serves_grpc_on_loopback_only() -> None:
+def test_api_serves_grpc_without_certificates_on_loopback_only() -> None:
     done = run(
-        "api", "--http", "127.0.0.1:0", "--grpc", "0.0.0.0:50051", "--database-url", "postgresql://nobody@127.0.0.1:1/x"
-    )
+        "api", "--http", "127.0.0.1:0", "--grpc", "0.0.0.0:50051", "--grpc-insecure",
+        "--database-url", "postgresql://nobody@127.0.0.1:1/x",
+    )  # fmt: skip
     assert done.returncode == 1
     assert "--grpc 0.0.0.0:50051 is not on loopback" in done.stderr
 
 
 async def test_grpc_tells_the_databases_health(database_url: str) -> None:
-    database, address = await Database.open(database_url), f"127.0.0.1:{free_port()}"
-    async with opened_grpc(database, address), grpc.aio.insecure_channel(address) as channel, asyncio.timeout(20):
+    address = f"127.0.0.1:{free_port()}"
+    async with (
+        asyncio.timeout(20),
+        opened_house(database_url) as house,
+        opened_grpc(house.office, house.feed, address, insecure=True),
+        grpc.aio.insecure_channel(address) as channel,
+    ):
         stub = health_pb2_grpc.HealthStub(channel)
         while (await stub.Check(health_pb2.HealthCheckRequest())).status != health_pb2.HealthCheckResponse.SERVING:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
-    await database.close()

@@ -14,7 +14,8 @@ from bursar.core.eviction import Notice
 from bursar.core.object import Key, Stored
 from bursar.ops import object as object_ops
 from bursar.ops.evict import evict
-from bursar.sim.rest import NotSimulated, RestNodes
+from bursar.sim.rest import RestNodes
+from bursar.sim.roll import NotSimulated
 from bursar.sim.shape import SIMULATED, Shape
 from bursar.sim.work import EXIT, SECONDS
 from bursar.store import change as change_store

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import uuid
 from typing import Any
 
 import msgspec
@@ -35,6 +36,7 @@ from bursar.wire.ask import (
     node_of,
     priority_class_of,
     queue_profile_of,
+    submitted_at,
     tenant_share_of,
 )
 from bursar.wire.document import encode, encode_object
@@ -96,6 +98,23 @@ def test_the_least_that_can_be_asked() -> None:
         charge=one.charge,
     )
     assert one.shape.where is ANYWHERE
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "submitted"),
+    [(1705314600_734, 1705314600.734), (1705314599_998, 1705314599.998), (1705314600_000 - 3_600_000, 1705314600.0)],
+    ids=["within the second", "just before it", "of another time"],
+)
+def test_the_uid_tells_when_within_the_second_something_was_submitted(milliseconds: int, submitted: float) -> None:
+    uid = f"alloc-{uuid.UUID(int=milliseconds << 80 | 7 << 76 | 2 << 62)}"
+    assert submitted_at("2024-01-15T10:30:00Z", uid) == submitted
+
+
+@pytest.mark.parametrize(
+    "uid", ["", "alloc-1", str(uuid.UUID(int=4 << 76)), "alloc-zzzzzzzz-zzzz-7000-8000-000000000000"]
+)
+def test_a_uid_that_tells_no_time_leaves_the_second(uid: str) -> None:
+    assert submitted_at("2024-01-15T10:30:00Z", uid) == 1705314600.0
 
 
 def test_requests_are_sorted_and_without_zeros_and_limits_stand_in_for_them() -> None:
@@ -227,7 +246,7 @@ def test_a_selectors_values_are_sorted_and_distinct() -> None:
         ({"gangScheduling": {"groupId": "g"}}, {"gang-size": "8", "max-wait": "5m"}, Gang("g", 8, 300)),
         ({"gangScheduling": {"groupId": "g", "minMembers": 2}}, {"gang-size": "8", "max-wait": "9"}, Gang("g", 2, 9)),
         ({"gangScheduling": {"groupId": "g"}}, {}, None),
-        ({"gangScheduling": {"minMembers": 4}}, {}, None),
+        ({"gangScheduling": {"minMembers": 1}}, {}, None),
         ({}, {"max-wait": "9"}, None),
     ],
 )

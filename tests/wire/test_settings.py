@@ -5,8 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from bursar.core.liveness import Patience
 from bursar.core.plan import Policy
-from bursar.wire.settings import SETTINGS, Settings, policy_of
+from bursar.wire.settings import SETTINGS, NodeSettings, Settings, patience_of, policy_of
 
 
 def settings(**scheduling: Any) -> Settings:
@@ -38,3 +39,43 @@ def test_settings_that_say_nothing_of_it_change_nothing(spec: dict[str, Any] | N
 def test_times_are_bounded(name: str, value: int) -> None:
     (fault,) = SETTINGS.check(settings(**{name: value}))
     assert fault.field == f"spec.scheduling.{name}"
+
+
+# How long silent nodes are waited for.
+
+
+def of_nodes(**nodes: Any) -> Settings:
+    return msgspec.convert({"metadata": {"name": "system"}, "spec": {"nodes": nodes}}, Settings)
+
+
+def test_only_what_is_said_replaces_the_patience() -> None:
+    assert patience_of(msgspec.json.encode(of_nodes(lostSeconds=90))) == Patience(lost_seconds=90)
+    assert patience_of(b'{"metadata": {"name": "system"}}') == Patience()
+    assert patience_of(msgspec.json.encode(settings(backfill=False))) == Patience()
+
+
+def test_all_that_can_be_said_of_nodes_is_part_of_the_patience() -> None:
+    assert NodeSettings.__struct_fields__ == tuple(Patience.__slots__)
+    assert SETTINGS.check(of_nodes()) == []
+
+
+@pytest.mark.parametrize(
+    ("nodes", "field"),
+    [
+        ({"notReadySeconds": 5}, "notReadySeconds"),
+        ({"heartbeatSeconds": 15}, "notReadySeconds"),
+        ({"lostSeconds": 15}, "lostSeconds"),
+        ({"runLeaseSeconds": 5}, "runLeaseSeconds"),
+        ({"clockSkewSeconds": -1}, "clockSkewSeconds"),
+        ({"killGraceSeconds": 10**12}, "killGraceSeconds"),
+        ({"heartbeatSeconds": 0}, "heartbeatSeconds"),
+    ],
+)
+def test_times_of_nodes_must_fit_together(nodes: dict[str, int], field: str) -> None:
+    (fault,) = SETTINGS.check(of_nodes(**nodes))
+    assert fault.field == f"spec.nodes.{field}"
+
+
+def test_everything_may_be_made_shorter_together() -> None:
+    short = of_nodes(heartbeatSeconds=1, notReadySeconds=2, lostSeconds=3, runLeaseSeconds=2, killGraceSeconds=0)
+    assert SETTINGS.check(short) == []

@@ -29,6 +29,7 @@ class Run:
     leased: bool = False  # it may run only for as long as leases are granted
     nodes: tuple[str, ...] = ()
     exclusive: bool = False
+    annotations: Mapping[str, str] = field(default_factory=dict)  # those under bursar.io/
 
     @property
     def place(self) -> Place:

@@ -50,6 +50,20 @@ def schedule(as_json: bool, **options: Any) -> None:
 
 
 @bench.command()
+@click.option("--agents", default=5000, show_default=True, type=click.IntRange(1, 9999), help="How many agents.")
+@click.option("--beat", default=5.0, show_default=True, type=click.FloatRange(0.01), help="Seconds between beats.")
+@click.option("--seconds", default=20.0, show_default=True, type=click.FloatRange(1), help="How long each part lasts.")
+@click.option("--secure", default=200, show_default=True, type=click.IntRange(0, 9999), help="Agents in the mTLS part.")
+@click.option("--binds", default=200, show_default=True, type=click.IntRange(1), help="Allocations bound meanwhile.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, last.")
+def agents(as_json: bool, **options: Any) -> None:
+    """Heartbeats of many agents over gRPC, what each costs the server, and how fast it is told what to run."""
+    from bursar.bench.agents import run
+
+    _report(run(log=_say, **options), as_json)
+
+
+@bench.command()
 @click.option("--format", "layout", default="openb", show_default=True, type=click.Choice(["openb"]))
 @click.option("--nodes", required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path), help="CSV file.")
 @click.option("--pods", required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path), help="CSV file.")

@@ -23,6 +23,7 @@ READY_SECONDS_MAX = 60.0
 class Server:
     url: str
     token: str
+    pid: int
 
 
 def _data_directory() -> Path:
@@ -50,7 +51,7 @@ async def running_server(*arguments: str, environment: dict[str, str] | None = N
                     raise RuntimeError("the server did not start")
                 line = raw.decode()
         url = line.partition("is ready on ")[2].split(",")[0].strip()
-        yield Server(url, token_file.read_text().strip())
+        yield Server(url, token_file.read_text().strip(), process.pid)
     finally:
         if process.returncode is None:
             process.send_signal(signal.SIGTERM)

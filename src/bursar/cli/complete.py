@@ -43,6 +43,13 @@ def named(plural: str) -> Callable[[click.Context, click.Parameter, str], list[s
     return complete
 
 
+def explainable(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Allocations, unless another kind is named first."""
+    if "/" in incomplete or ctx.params.get(param.name or ""):
+        return target(ctx, param, incomplete)
+    return named("allocations")(ctx, param, incomplete)
+
+
 def context_name(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     del ctx, param
     from bursar.client.contexts import config_path, load

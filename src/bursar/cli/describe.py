@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,9 +10,8 @@ import click
 from bursar.cli import complete
 from bursar.cli.connection import Connection, connected, label_selector_option, namespace_option
 from bursar.cli.noun import Noun, Target, targets
-from bursar.cli.output import NONE, lines, widths
+from bursar.cli.output import NONE, age, lines, widths
 from bursar.cli.problem import Outcomes
-from bursar.core.duration import format_age
 
 if TYPE_CHECKING:
     from bursar.client import Document, Resource
@@ -147,13 +145,13 @@ def _plain(value: object) -> str:
 
 def _condition(condition: Mapping[str, Any]) -> list[str]:
     since = condition.get("lastTransitionTime")
-    shown = (condition.get("type"), condition.get("status"), _age(since), condition.get("reason"))
+    shown = (condition.get("type"), condition.get("status"), age(since), condition.get("reason"))
     return [*(str(value or "") for value in shown), _short(str(condition.get("message") or ""))]
 
 
 def _event(event: Mapping[str, Any]) -> list[str]:
     at = event.get("lastTimestamp") or event.get("eventTime") or event.get("firstTimestamp")
-    return [str(event.get("type") or ""), str(event.get("reason") or ""), _age(at), str(event.get("message") or "")]
+    return [str(event.get("type") or ""), str(event.get("reason") or ""), age(at), str(event.get("message") or "")]
 
 
 def _table(header: Sequence[str], rows: Iterator[list[str]]) -> Iterator[str]:
@@ -163,12 +161,4 @@ def _table(header: Sequence[str], rows: Iterator[list[str]]) -> Iterator[str]:
 
 
 def _when(timestamp: object) -> str:
-    return f"{timestamp} ({_age(timestamp)} ago)" if timestamp else NONE
-
-
-def _age(timestamp: object) -> str:
-    try:
-        at = datetime.fromisoformat(str(timestamp))
-    except ValueError:
-        return "<unknown>"
-    return format_age(int((datetime.now(UTC) - at).total_seconds()))
+    return f"{timestamp} ({age(timestamp)} ago)" if timestamp else NONE

@@ -43,7 +43,7 @@ def drain(
     """
     client = connection.client
     answer = client.drain(name, grace_period_seconds=grace, force=force, reason=reason, dry_run=dry_run)
-    told = _tell(name, answer)
+    told = _tell(name, answer, dry_run=dry_run)
     while wait and not dry_run and _goes_on(answer):
         time.sleep(PAUSE_SECONDS)
         answer = client.drain_status(name)
@@ -60,7 +60,7 @@ def _goes_on(answer: Mapping[str, Any]) -> bool:
     return bool(answer["status"] == "Draining" and (progress["pending"] or not progress["failed"]))
 
 
-def _tell(name: str, answer: Mapping[str, Any], before: str = "") -> str:
+def _tell(name: str, answer: Mapping[str, Any], before: str = "", *, dry_run: bool = False) -> str:
     """Print how it stands, where that is news."""
     progress = answer["progress"]
     of_all = f"{progress['evicted']} of {answer['allocationsToEvict']} evicted"
@@ -68,5 +68,5 @@ def _tell(name: str, answer: Mapping[str, Any], before: str = "") -> str:
         f"node/{name} {answer['status'].lower()}: {of_all}, {progress['pending']} pending, {progress['failed']} failed"
     )
     if line != before:
-        click.echo(line)
+        click.echo(f"{line} (dry run)" if dry_run else line)
     return line

@@ -11,6 +11,7 @@ from bursar.cli import complete
 from bursar.cli.connection import Connection, connected, namespace_option
 from bursar.cli.noun import find
 from bursar.cli.output import pairs, to_json
+from bursar.cli.problem import NOT_FOUND, Problem
 
 Document = Mapping[str, Any]
 
@@ -18,7 +19,7 @@ ENOUGH = 0.0005  # a factor that adds less to a score is not worth a word
 
 
 @click.command()
-@click.argument("words", nargs=-1, required=True, metavar="[KIND] NAME", shell_complete=complete.named("allocations"))
+@click.argument("words", nargs=-1, required=True, metavar="[KIND] NAME", shell_complete=complete.explainable)
 @namespace_option
 @click.option("--json", "as_json", is_flag=True, help="The whole answer, as the API gives it.")
 @connected
@@ -29,9 +30,16 @@ def explain(connection: Connection, words: Sequence[str], as_json: bool) -> None
     bursar explain train-1 -n ml-team
     bursar explain job/train -n ml-team
     """
+    from bursar.client import NotFound
+
     kind, name = _target(words)
-    resource = connection.resource(find(kind, connection.client))
-    answer = resource.explain(name)
+    try:
+        answer = connection.resource(find(kind, connection.client)).explain(name)
+    except NotFound as error:
+        if name == words[0] and _is_job(connection, name):
+            hint = f"There is a job of this name: bursar explain job/{name}"
+            raise Problem(error.message, hint, NOT_FOUND) from error
+        raise
     click.echo(to_json(answer) if as_json else "\n".join(lines(answer)))
 
 
@@ -43,6 +51,16 @@ def _target(words: Sequence[str]) -> tuple[str, str]:
     if len(words) > 2 or (slash and not (kind and name)):
         raise click.UsageError("name one allocation or job, as in `train` or `job/train`")
     return (kind, name) if slash else ("allocation", words[0])
+
+
+def _is_job(connection: Connection, name: str) -> bool:
+    from bursar.client import BursarError
+
+    try:
+        connection.resource(find("job", connection.client)).get(name)
+    except BursarError:
+        return False
+    return True
 
 
 def lines(answer: Document) -> Iterator[str]:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from bursar.client import Client
 
 
+READ = frozenset({"get", "list"})  # the verbs of discovery by which a kind can be looked at
+
+
 @dataclass(frozen=True, slots=True)
 class Noun:
     kind: str
@@ -94,13 +97,14 @@ def known() -> list[Noun]:
 
 
 def discovered(client: Client) -> list[Noun]:
-    """What the server has; tokens are its own affair, so it does not announce them to Kubernetes clients."""
+    """What the server has to look at; what can only be sent to it, as reviews and preemptions are, is no kind here.
+    Tokens are its own affair, so it does not announce them to Kubernetes clients."""
     answer = client.request("GET", "/api/v1")
     resources = answer.get("resources") or [] if isinstance(answer, dict) else []
     return [
         Noun(one["kind"], one["name"], bool(one["namespaced"]), tuple(one.get("shortNames") or ()))
         for one in resources
-        if "/" not in one["name"]
+        if "/" not in one["name"] and not READ.isdisjoint(one["verbs"])
     ]
 
 

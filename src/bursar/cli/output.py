@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from bursar.core.duration import format_age
 
 if TYPE_CHECKING:
     from bursar.cli.noun import Noun
@@ -76,6 +79,15 @@ class Columns:
 def _cell(value: object) -> str:
     # A cell is one line, whatever the server put in it.
     return NONE if value is None else " ".join(str(value).split())
+
+
+def age(timestamp: object) -> str:
+    """How long ago that was."""
+    try:
+        at = datetime.fromisoformat(str(timestamp))
+    except ValueError:
+        return "<unknown>"
+    return format_age(int((datetime.now(UTC) - at).total_seconds()))
 
 
 def pairs(values: Mapping[str, Any] | None) -> str:

@@ -9,6 +9,7 @@ import click
 
 from bursar.cli import manifest
 from bursar.cli.connection import Connection, connected, namespace_option
+from bursar.cli.noun import find
 from bursar.cli.output import to_json
 from bursar.cli.problem import Problem
 
@@ -24,7 +25,7 @@ Document = Mapping[str, Any]
 def simulate(connection: Connection, files: Sequence[str], recursive: bool, as_json: bool) -> None:
     """Show what would become of allocations, and create nothing.
 
-    All that are in the files are tried together.
+    All that are in the files are tried together; of a job, the allocations that it would begin with.
 
     \b
     bursar simulate -f allocation.yaml
@@ -34,11 +35,11 @@ def simulate(connection: Connection, files: Sequence[str], recursive: bool, as_j
     wanted = manifest.read(files, recursive=recursive)
     resources = {}
     for one in wanted:
-        noun, resource = manifest.place(one, connection, "allocation")
-        if noun.plural != "allocations":
-            raise Problem(f"{one.source}: only allocations can be simulated, not {noun.kind}")
+        noun, _ = manifest.place(one, connection, "allocation")
+        if noun.plural not in ("allocations", "jobs"):
+            raise Problem(f"{one.source}: only allocations and jobs can be simulated, not {noun.kind}")
         own = str((one.document.get("metadata") or {}).get("namespace") or connection.effective_namespace)
-        resources[own] = resource
+        resources[own] = connection.resource(find("allocations", connection.client), own)
     if len(resources) > 1:
         raise Problem("what is simulated together must be in one namespace", f"there are {', '.join(resources)}")
     (resource,) = resources.values()

@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from bursar.cli.connection import Connection, connected
-from bursar.cli.output import NONE, print_rows, to_json
+from bursar.cli.output import NONE, age, print_rows, to_json
+from bursar.core.quantity import amount, canonical, percent
 
 Document = Mapping[str, Any]
 
@@ -51,9 +52,20 @@ def show_cluster(answer: Document) -> None:
 
 def _resource(name: str, one: Document) -> list[str]:
     share = one.get("utilization")
-    cells = [str(one.get(column, NONE)) for column in ("capacity", "allocatable", "requested", "used")]
-    return [name, *cells, NONE if share is None else f"{share:.0%}"]
+    capacity, allocatable, requested, used = (
+        _amount(name, one.get(column)) for column in ("capacity", "allocatable", "requested", "used")
+    )
+    full = percent(amount(name, str(one["requested"])), amount(name, str(one["allocatable"])))
+    return [name, capacity, allocatable, f"{requested} ({full})", used, NONE if share is None else f"{share:.0%}"]
+
+
+def _amount(name: str, value: object) -> str:
+    """As `bursar get nodes` writes it: whole cores, not thousandths of them."""
+    if value is None:
+        return NONE
+    return canonical(name, value) if name == "cpu" else str(value)
 
 
 def _queue(one: Document) -> list[str]:
-    return [one["name"], str(one["depth"]), one.get("oldestItem", NONE), one["avgWaitTime"], one["p99WaitTime"]]
+    oldest = age(one["oldestItem"]) if "oldestItem" in one else NONE
+    return [one["name"], str(one["depth"]), oldest, one["avgWaitTime"], one["p99WaitTime"]]

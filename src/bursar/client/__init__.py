@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         Unavailable,
     )
     from bursar.client.flow import Document, Retries
+    from bursar.client.log import LogPiece
     from bursar.client.sync import Client, Resource
     from bursar.client.watch import Event
 
@@ -40,6 +41,7 @@ _HOMES = {
     ),
     "apply": ("Applied",),
     "flow": ("Document", "Retries"),
+    "log": ("LogPiece",),
     "sync": ("Client", "Resource"),
     "watch": ("Event",),
 }  # fmt: skip
@@ -60,6 +62,7 @@ __all__ = [
     "Forbidden",
     "Gone",
     "Invalid",
+    "LogPiece",
     "NotFound",
     "QuotaExceeded",
     "RateLimited",

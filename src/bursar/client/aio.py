@@ -9,7 +9,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import httpx2
 
-from bursar.client import apply, calls, http, watch
+from bursar.client import apply, calls, http, log, watch
 from bursar.client.calls import Place
 from bursar.client.contexts import Context, resolve
 from bursar.client.flow import (
@@ -156,6 +156,7 @@ class AsyncResource(_Driven[Place]):
     boost = _call(calls.boost)
     explain = _call(calls.explain)
     simulate = _call(calls.simulate)
+    log = _each(log.log)
 
 
 class AsyncClient(_Driven[Retries], Kinds[AsyncResource]):
@@ -183,6 +184,10 @@ class AsyncClient(_Driven[Retries], Kinds[AsyncResource]):
     tenant_quotas = _call(calls.tenant_quotas)
     drain = _call(calls.drain)
     drain_status = _call(calls.drain_status)
+    fence = _call(calls.fence)
+    unfence = _call(calls.unfence)
+    certify = _call(calls.certify)
+    authority = _call(calls.authority)
     preempt = _call(calls.preempt)
     queue_metrics = _call(calls.queue_metrics)
     cluster_utilization = _call(calls.cluster_utilization)

@@ -339,6 +339,31 @@ def drain_status(retries: Retries, name: str) -> Flow[Document]:
     return document_of(Request("GET", f"{ROOT}/nodes/{segment(name)}/drain"), retries)
 
 
+def certify(
+    retries: Retries, name: str, certificate_request: str, node: Mapping[str, Any] | None = None
+) -> Flow[Document]:
+    """A certificate for a node's key: `certificate`, `authority`, `address` and `expires`. A new node is registered as
+    `node` describes it."""
+    body = {"certificateRequest": certificate_request, "node": dict(node or {})}
+    return _post(retries, f"{ROOT}/nodes/{segment(name)}/certificates", body)
+
+
+def authority(retries: Retries) -> Flow[Document]:
+    """Who signs the certificates of nodes, as PEM in `authority`, and at which `address` agents are served."""
+    return document_of(Request("GET", f"{ROOT}/authority"), retries)
+
+
+def fence(retries: Retries, name: str, *, reason: str, dry_run: bool = False) -> Flow[Document]:
+    """Says that nothing of a silent node runs any more: what was placed there waits again or fails at once."""
+    return _post(retries, f"{ROOT}/nodes/{segment(name)}/fence", {"reason": reason}, dry_run=dry_run)
+
+
+def unfence(retries: Retries, name: str, *, dry_run: bool = False) -> Flow[Document]:
+    """Takes a fence back; the node as it stands then."""
+    query = {"dryRun": "All"} if dry_run else {}
+    return document_of(Request("DELETE", f"{ROOT}/nodes/{segment(name)}/fence", query, {"accept": JSON}), retries)
+
+
 def preempt(
     retries: Retries,
     namespace: str,

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -20,30 +21,20 @@ from bursar.client.errors import ApiError, BursarError, Conflict, ConnectionFail
 from bursar.core.allocation import Phase
 from bursar.sim.drive import Answer, Drive, Pace, Trouble
 from bursar.sim.node import NodeReport, Nodes
-from bursar.sim.shape import SIMULATED, Shape, documents
+from bursar.sim.roll import NotSimulated, Roll, several
+from bursar.sim.shape import Shape, documents
 from bursar.sim.work import Whole, Work, read_work
 
 if TYPE_CHECKING:
     from bursar.client import AsyncClient, Event
 
-T = TypeVar("T")
-
 PACE = Pace(speakers=32, batch_max=1)
-AT_ONCE = 16
 BEAT_SECONDS = 5.0
 TELL_SECONDS = 1.0
 # A node's word is good for a day, and is asked for again when it is not good any more.
 TOKEN_TTL = "24h"  # noqa: S105 - not a secret
 MERGE = "application/merge-patch+json"
 PLACED = ",".join(f"status.phase!={phase}" for phase in (Phase.PENDING, Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED))
-
-
-class NotSimulated(BursarError):
-    """A node of this name exists and is somebody's machine."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(f"node {name!r} exists and is not simulated")
-        self.hint = "choose another --prefix"
 
 
 class RestNodes:
@@ -62,6 +53,7 @@ class RestNodes:
     ) -> None:
         self._client = client
         self._shape = shape
+        self._roll = Roll(client, shape)
         self._nodes = Nodes(shape.names, default_seconds=default_seconds, stop_seconds=stop_seconds)
         self._drive = Drive(self._nodes, self, PACE, clock)
         self._tokens: dict[str, str] = {}
@@ -78,15 +70,10 @@ class RestNodes:
 
     async def open(self) -> None:
         """Register the nodes. Those that an earlier run left are taken over."""
-        ours = await self._registered()
-        await _several(self._register(one, ours) for one in documents(self._shape))
+        ours = await self._roll.registered()
+        await several(partial(self._register, ours), documents(self._shape))
 
-    async def _registered(self) -> set[str]:
-        """Those of our names that belong to simulated nodes, whoever registered them."""
-        found = self._client.nodes.list(label_selector=f"{SIMULATED}=true")
-        return {one["metadata"]["name"] async for one in found} & set(self._shape.names)
-
-    async def _register(self, document: dict[str, Any], ours: set[str]) -> None:
+    async def _register(self, ours: set[str], document: dict[str, Any]) -> None:
         name = document["metadata"]["name"]
         token = ""
         if name not in ours:
@@ -103,17 +90,7 @@ class RestNodes:
         return str(made["status"]["token"])
 
     async def remove(self) -> int:
-        """Delete the nodes; how many still run something, and are left."""
-        return sum(await _several(self._remove(name) for name in await self._registered()))
-
-    async def _remove(self, name: str) -> bool:
-        try:
-            await self._client.nodes.delete(name)
-        except NotFound:
-            return False
-        except Conflict:
-            return True
-        return False
+        return await self._roll.remove()
 
     # What happens.
 
@@ -178,7 +155,7 @@ class RestNodes:
         """A patch of a node's status that changes nothing is a heartbeat, and no change in the feed."""
         while True:
             started = time.monotonic()
-            await _several(self._beat_once(name) for name in self._shape.names)
+            await several(self._beat_once, self._shape.names)
             await asyncio.sleep(max(0.0, BEAT_SECONDS - (time.monotonic() - started)))
 
     async def _beat_once(self, name: str) -> None:
@@ -196,21 +173,6 @@ def _work(document: dict[str, Any]) -> Work | None:
         return None  # A newer server may show what we do not know.
 
 
-async def _several(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """All of them, a few at a time. When one fails, that is told after the others have come to an end as well."""
-    turns = asyncio.Semaphore(AT_ONCE)
-
-    async def one(call: Coroutine[Any, Any, T]) -> T:
-        async with turns:
-            return await call
-
-    done = await asyncio.gather(*(one(call) for call in calls), return_exceptions=True)
-    for outcome in done:
-        if isinstance(outcome, BaseException):
-            raise outcome
-    return [outcome for outcome in done if not isinstance(outcome, BaseException)]
-
-
 def _first(error: BaseException) -> BaseException:
     """What went wrong first, out of the groups that it was wrapped in on the way."""
     while isinstance(error, BaseExceptionGroup):
@@ -218,8 +180,16 @@ def _first(error: BaseException) -> BaseException:
     return error
 
 
+class Simulated(Protocol):
+    """`open` registers nodes, `run` acts for them until it is cancelled, `remove` takes away those that are empty."""
+
+    async def open(self) -> None: ...
+    async def run(self) -> None: ...
+    async def remove(self) -> int: ...
+
+
 async def simulate(
-    nodes: RestNodes, stop: asyncio.Event, *, ready: Callable[[], None], tell: Callable[[], None], keep: bool
+    nodes: Simulated, stop: asyncio.Event, *, ready: Callable[[], None], tell: Callable[[], None], keep: bool
 ) -> int:
     """Act for the nodes until told to stop; how many could not be removed at the end, since something runs there.
 

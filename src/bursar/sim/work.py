@@ -109,9 +109,9 @@ def read_work(document: Document, status: Status, revision: int, *, gang: str = 
         phase,
         places(status),
         status.epoch,
-        seconds=_seconds(metadata.annotations.get(SECONDS)),
+        seconds=read_seconds(metadata.annotations.get(SECONDS)),
         ttl_seconds=_ttl_seconds(document.spec.ttl),
-        exit_code=_exit_code(metadata.annotations.get(EXIT)),
+        exit_code=read_exit_code(metadata.annotations.get(EXIT)),
         started_at=_instant(status.start_time),
         deleted=metadata.deletion_timestamp is not None,
         grace_seconds=_grace_seconds(metadata, status),
@@ -121,7 +121,7 @@ def read_work(document: Document, status: Status, revision: int, *, gang: str = 
 
 
 @lru_cache(KEPT)
-def _seconds(text: str | None) -> float | None:
+def read_seconds(text: str | None) -> float | None:
     """A time that cannot be read is none: the default holds."""
     try:
         seconds = float(text) if text and text.isascii() else math.nan
@@ -131,7 +131,7 @@ def _seconds(text: str | None) -> float | None:
 
 
 @lru_cache(KEPT)
-def _exit_code(text: str | None) -> int:
+def read_exit_code(text: str | None) -> int:
     return int(text) if text and text.isascii() and text.isdigit() and int(text[:9]) <= 255 else 0
 
 

@@ -1,0 +1,321 @@
+"""Control groups: what a placement may use at most, what it has used, and a way to kill all of it at once.
+
+There are two generations of them. Where the second one has the controllers, it does everything. Where the first one
+has them, the second is often mounted beside it without any, and still knows how to kill a group. Where neither can be
+written, placements run without limits, and the agent says so.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bursar.core.quantity import QuantityError, amount
+
+PERIOD_MICROSECONDS = 100_000
+QUOTA_MICROSECONDS_MIN = 1_000
+WEIGHT_MAX = 10_000
+SHARES_PER_CORE = 1024
+SHARES_MIN, SHARES_MAX = 2, 262_144
+MOUNTS, OWN = Path("/proc/self/mounts"), Path("/proc/self/cgroup")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """In thousandths of a core, and bytes; None is no limit."""
+
+    cpu_request_milli: int = 0
+    cpu_limit_milli: int | None = None
+    memory_limit_bytes: int | None = None
+
+
+def limits_of(requests: Mapping[str, str], limits: Mapping[str, str]) -> Limits:
+    return Limits(_amount(requests, "cpu") or 0, _amount(limits, "cpu"), _amount(limits, "memory"))
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The groups of one placement, one folder in each hierarchy that is used."""
+
+    folders: tuple[Path, ...]
+    unified: Path | None = None
+    memory: Path | None = None
+    cpu_usage: Path | None = None
+
+    @property
+    def procs(self) -> list[Path]:
+        """What a process writes itself into to belong."""
+        return [folder / "cgroup.procs" for folder in self.folders]
+
+    @property
+    def members(self) -> Path:
+        return (self.unified or self.folders[0]) / "cgroup.procs"
+
+    @property
+    def kill_file(self) -> Path | None:
+        path = self.unified / "cgroup.kill" if self.unified else None
+        return path if path is not None and path.exists() else None
+
+    def cpu_seconds(self) -> float | None:
+        if self.cpu_usage is None:
+            return None
+        if self.cpu_usage.name == "cpu.stat":
+            microseconds = _flat(self.cpu_usage).get("usage_usec")
+            return None if microseconds is None else microseconds / 1e6
+        nanoseconds = _number(self.cpu_usage)
+        return None if nanoseconds is None else nanoseconds / 1e9
+
+    def memory_bytes(self) -> tuple[int, int] | None:
+        """Now, and at most."""
+        if self.memory is None:
+            return None
+        now = _first(self.memory, "memory.current", "memory.usage_in_bytes")
+        most = _first(self.memory, "memory.peak", "memory.max_usage_in_bytes")
+        return None if now is None else (now, now if most is None else most)
+
+    def oom_kills(self) -> int:
+        """How many processes were killed because the group had used up its memory."""
+        if self.memory is None:
+            return 0
+        return max(_flat(self.memory / name).get("oom_kill", 0) for name in ("memory.events", "memory.oom_control"))
+
+    def remove(self) -> bool:
+        """Whether nothing is left of it; a group with processes in it stays."""
+        for folder in self.folders:
+            with suppress(OSError):
+                for below in sorted(folder.glob("**/"), reverse=True):
+                    below.rmdir()
+        return not any(folder.exists() for folder in self.folders)
+
+
+@dataclass(frozen=True, slots=True)
+class Cgroups:
+    """Where groups are made, by controller; `version` is v2, v1 or none, and `message` says why."""
+
+    version: str
+    message: str = ""
+    parents: Mapping[str, Path] = field(default_factory=dict)  # "" is the second generation's
+    cores: int = 1
+
+    def make(self, name: str, limits: Limits) -> Group | None:
+        """A group with these limits. A limit that cannot be set is an error: nobody would notice that it is missing."""
+        group = self.group(name)
+        if group is None:
+            return None
+        for parent in self.parents.values():
+            if not parent.exists():  # it was removed when nothing ran
+                _open(parent, giving=self.version == "v2")
+        for folder in group.folders:
+            folder.mkdir(exist_ok=True)
+        if self.version == "v2":
+            self._limit_v2(group.folders[0], limits)
+        else:
+            self._limit_v1(name, limits)
+        return group
+
+    def group(self, name: str) -> Group | None:
+        if not self.parents:
+            return None
+        folders = {controller: parent / name for controller, parent in self.parents.items()}
+        unified = folders.get("")
+        if self.version == "v2":
+            assert unified is not None
+            return Group((unified,), unified, unified, unified / "cpu.stat")
+        cpu_usage = folders["cpuacct"] / "cpuacct.usage" if "cpuacct" in folders else None
+        return Group(tuple(dict.fromkeys(folders.values())), unified, folders.get("memory"), cpu_usage)
+
+    def tidy(self, live: Collection[str] = ()) -> None:
+        """Removes what an earlier life of the agent left behind, where nothing runs in it."""
+        for parent in self.parents.values():
+            with suppress(OSError):
+                for path in parent.iterdir():
+                    if path.is_dir() and path.name not in live:
+                        Group((path,)).remove()
+
+    def remove(self, live: Collection[str] = ()) -> None:
+        """All that may be removed; it is made again when it is needed."""
+        self.tidy(live)
+        for parent in self.parents.values():
+            with suppress(OSError):
+                parent.rmdir()
+
+    def _limit_v2(self, folder: Path, limits: Limits) -> None:
+        if limits.memory_limit_bytes is not None:
+            _set(folder / "memory.max", limits.memory_limit_bytes)
+            for name, value in (("memory.swap.max", 0), ("memory.oom.group", 1)):
+                if (folder / name).exists():
+                    _set(folder / name, value)
+        if limits.cpu_request_milli and (folder / "cpu.weight").exists():
+            _set(folder / "cpu.weight", weight(limits.cpu_request_milli, self.cores))
+        if limits.cpu_limit_milli is not None:
+            _set(folder / "cpu.max", f"{_quota(limits.cpu_limit_milli)} {PERIOD_MICROSECONDS}")
+
+    def _limit_v1(self, name: str, limits: Limits) -> None:
+        if limits.memory_limit_bytes is not None and "memory" in self.parents:
+            folder = self.parents["memory"] / name
+            _set(folder / "memory.limit_in_bytes", limits.memory_limit_bytes)
+            if (folder / "memory.memsw.limit_in_bytes").exists():
+                _set(folder / "memory.memsw.limit_in_bytes", limits.memory_limit_bytes)
+        if "cpu" not in self.parents:
+            return
+        folder = self.parents["cpu"] / name
+        if limits.cpu_request_milli:
+            shares = limits.cpu_request_milli * SHARES_PER_CORE // 1000
+            _set(folder / "cpu.shares", min(SHARES_MAX, max(SHARES_MIN, shares)))
+        if limits.cpu_limit_milli is not None:
+            _set(folder / "cpu.cfs_period_us", PERIOD_MICROSECONDS)
+            _set(folder / "cpu.cfs_quota_us", _quota(limits.cpu_limit_milli))
+
+
+def weight(cpu_request_milli: int, cores: int) -> int:
+    """In proportion to the whole machine, so that requests weigh against each other as they were made."""
+    return min(WEIGHT_MAX, max(1, round(WEIGHT_MAX * cpu_request_milli / (1000 * cores))))
+
+
+def find(name: str, *, mounts: Path = MOUNTS, own: Path = OWN, cores: int | None = None) -> Cgroups:
+    """Where groups can be made here, below a group called `name` of the agent's own."""
+    cores = cores or os.cpu_count() or 1
+    unified, mount, controllers = _hierarchies(mounts, own)
+    why: list[str] = []
+    for version, look in (
+        ("v2", lambda: _second(name, unified, mount)),
+        ("v1", lambda: _first_generation(name, unified, controllers)),
+    ):
+        parents, message = _tried(look)
+        if parents:
+            return Cgroups(version, message, parents, cores)
+        why.append(f"{version}: {message}")
+    return Cgroups("none", "placements run without limits; " + "; ".join(why), {}, cores)
+
+
+Parents = tuple[dict[str, Path], str]
+
+
+def _tried(look: Callable[[], Parents]) -> Parents:
+    try:
+        return look()
+    except OSError as error:
+        return {}, f"{error.strerror or error}: {error.filename}"
+
+
+def _second(name: str, own: Path | None, mount: Path | None) -> Parents:
+    """A group whose groups have the controllers."""
+    if own is None or mount is None:
+        return {}, "is not mounted"
+    missing = {"cpu", "memory"} - set(_text(own / "cgroup.controllers").split())
+    if missing:
+        return {}, f"has no controller for {' and '.join(sorted(missing))}"
+    above = _above(name, own, mount)
+    _set(above / "cgroup.subtree_control", "+cpu +memory")
+    _open(above / name, giving=True)
+    return {"": above / name}, ""
+
+
+def _above(name: str, own: Path, mount: Path) -> Path:
+    """Processes may not be in a group that gives controllers on, except in the machine's first. So we move out of our
+    own, if nobody else is in it or it is a container's; else we use the machine's first."""
+    inside = _text(own / "cgroup.procs").split()
+    if (own / "cgroup.type").exists() and (own == mount or inside in ([], [str(os.getpid())])):
+        _move_out(own, own / f"{name}-agent")
+        return own
+    return mount
+
+
+def _open(group: Path, *, giving: bool = False) -> None:
+    """A group for groups; if it is `giving`, they have the controllers."""
+    group.mkdir(exist_ok=True)
+    if giving:
+        _set(group / "cgroup.subtree_control", "+cpu +memory")
+
+
+def _move_out(group: Path, into: Path) -> None:
+    into.mkdir(exist_ok=True)
+    for pid in _text(group / "cgroup.procs").split():
+        with suppress(ProcessLookupError):
+            _set(into / "cgroup.procs", pid)
+
+
+def _first_generation(name: str, unified: Path | None, controllers: Mapping[str, Path]) -> Parents:
+    parents: dict[str, Path] = {}
+    missing: list[str] = []
+    for controller in ("memory", "cpu", "cpuacct"):
+        group = controllers.get(controller)
+        if group is None:
+            missing.append(controller)
+            continue
+        _open(group / name)
+        parents[controller] = group / name
+    if "memory" not in parents:
+        return {}, "has no controller for memory"
+    if unified is not None:
+        with suppress(OSError):
+            _open(unified / name)
+            parents[""] = unified / name
+    return parents, f"without {', '.join(missing)}" if missing else ""
+
+
+def _hierarchies(mounts: Path, own: Path) -> tuple[Path | None, Path | None, dict[str, Path]]:
+    """The agent's own group in each hierarchy, and where the second generation is mounted."""
+    paths: dict[str, str] = {}
+    for line in _text(own).splitlines():
+        _, names, path = line.split(":", 2)
+        paths |= dict.fromkeys(names.split(","), path)
+    unified = mount = None
+    controllers: dict[str, Path] = {}
+    for line in _text(mounts).splitlines():
+        _, point, kind, options = line.split()[:4]
+        if kind == "cgroup2":
+            mount = Path(point)
+            unified = _below(mount, paths.get("", "/"))
+        elif kind == "cgroup":
+            for option in options.split(","):
+                if option in paths:
+                    controllers[option] = _below(Path(point), paths[option])
+    return unified, mount, controllers
+
+
+def _below(mount: Path, path: str) -> Path:
+    """In a container the path is often that of the machine outside, and what is mounted is the group itself."""
+    inside = mount / path.lstrip("/")
+    return inside if inside.is_dir() else mount
+
+
+def _quota(milli: int) -> int:
+    return max(QUOTA_MICROSECONDS_MIN, milli * PERIOD_MICROSECONDS // 1000)
+
+
+def _amount(amounts: Mapping[str, str], dimension: str) -> int | None:
+    try:
+        return amount(dimension, amounts[dimension]) if dimension in amounts else None
+    except QuantityError:
+        return None
+
+
+def _set(path: Path, value: object) -> None:
+    # Without making it: a file that is not there is a limit that nobody keeps.
+    with path.open("r+", encoding="ascii") as file:
+        file.write(str(value))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii")
+    except OSError:
+        return ""
+
+
+def _number(path: Path) -> int | None:
+    text = _text(path).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _first(folder: Path, *names: str) -> int | None:
+    return next((number for name in names if (number := _number(folder / name)) is not None), None)
+
+
+def _flat(path: Path) -> dict[str, int]:
+    pairs = (line.split() for line in _text(path).splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}

@@ -1,0 +1,120 @@
+"""One placement that was begun and has not ended: what of it is on this machine, and how it came to its end.
+
+Everything here may wait for the disk or for the kernel, and so belongs in a thread.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import structlog
+
+from bursar.agent import cgroup, meter
+from bursar.agent.cgroup import Cgroups, Group
+from bursar.agent.environment import User, mark
+from bursar.agent.events import Ended
+from bursar.agent.folder import Claim, Exit, Folder, boot_id, sweep
+from bursar.agent.work import Place, Run, Usage
+
+log = structlog.get_logger()
+
+OOM_KILLED = "OOMKilled"
+START_FAILED = "StartFailed"
+SHIM_LOST = "ShimLost"
+NODE_RESTARTED = "NodeRestarted"
+
+
+@dataclass(slots=True, eq=False)
+class Child:
+    run: Run
+    folder: Folder
+    group: Group | None = None
+    started_at: float = field(default_factory=time.monotonic)
+    deadline: float | None = None
+    deadline_written: float | None = None
+    shim: int = 0
+    ours: bool = False  # the shim is our child, to be buried by us
+    process: int = -1  # its pidfd
+    announcement: int = -1  # a pipe on which it says that the command has started
+    kill_at: float | None = None
+    stop_reason: str = ""
+    usage: Usage = field(default_factory=Usage)
+    _writing: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def mark(self) -> str:
+        return mark(self.run.place)
+
+    def spawn(self, env: Mapping[str, str], owner: User, cgroups: Cgroups, options: Mapping[str, object]) -> None:
+        """OSError or ValueError, and nothing of it runs, where that cannot be done."""
+        self.folder.prepare()
+        self.write_deadline()
+        self.group = cgroups.make(self.mark, cgroup.limits_of(self.run.requests, self.run.limits))
+        cwd = self.run.working_dir or owner.home
+        self.folder.write_spec(self.run.command, env, cwd=cwd, owner=owner, group=self.group, options=options)
+        self.shim, self.announcement = self.folder.spawn()
+        self.ours = True
+        try:
+            self.process = os.pidfd_open(self.shim)
+        except OSError:
+            os.kill(self.shim, signal.SIGKILL)
+            os.waitpid(self.shim, 0)
+            sweep(self.mark, self.group)
+            raise
+
+    def write_deadline(self) -> None:
+        """Moved meanwhile, it is written again. One at a time: it may be moved while the shim is being started."""
+        with self._writing:
+            while self.deadline is not None and self.deadline != self.deadline_written and self.folder.path.exists():
+                deadline = self.deadline
+                self.folder.write_deadline(deadline)
+                self.deadline_written = deadline
+
+    def conclude(self, claim: Claim | None) -> Ended:
+        """How it ended, when its shim is gone. Nothing of it runs when this returns."""
+        end = self.folder.exit()
+        if end is None:
+            sweep(self.mark, self.group)
+        now = time.monotonic()
+        out_of_memory = self.group is not None and self.group.oom_kills() > 0
+        usage = meter.final_usage(self.run, end or Exit(0, seconds=now - self.started_at), self.group, self.usage)
+        self.remove_group()
+        if end is None:
+            return self._lost(claim, now, usage)
+        reason, message = end.reason, end.message
+        if out_of_memory and end.exit_code != 0 and not reason:
+            limit = self.run.limits.get("memory", "")
+            reason, message = OOM_KILLED, f"it used more memory than its limit of {limit}"
+        return Ended(self.run.place, now, end.exit_code, reason, message, end.stopped, usage)
+
+    def _lost(self, claim: Claim | None, now: float, usage: Usage) -> Ended:
+        reason, message = SHIM_LOST, "the process that watched over it was killed"
+        if claim is None:
+            why = self.folder.errors() or "its shim ended before it began"
+            reason, message = START_FAILED, f"it could not be started: {why}"
+        elif claim.boot != boot_id():
+            reason, message = NODE_RESTARTED, "the node was restarted while it ran"
+        return Ended(self.run.place, now, None, reason, message, usage=usage)
+
+    def remove_group(self) -> None:
+        if self.group is not None and not self.group.remove():
+            log.warning("a control group could not be removed", uid=self.run.uid)
+
+    def used(self, now: float, below: tuple[float, int] = (0.0, 0)) -> Usage:
+        return meter.usage(self.run, now - self.started_at, self.group, below, self.usage)
+
+
+def measure(children: Iterable[Child], now: float) -> dict[Place, Usage]:
+    """One walk over all processes, and only where something has no group to ask."""
+    children = list(children)
+    found = meter.processes() if any(child.group is None and child.shim for child in children) else {}
+    by_parent = meter.children(found)
+    return {
+        child.run.place: child.used(now, meter.use_below(child.shim, found, by_parent) if child.shim else (0.0, 0))
+        for child in children
+    }

@@ -1,0 +1,195 @@
+"""The agent: a machine that decides, a shell that acts, a stream and a door to speak through.
+
+It holds nothing that would be lost with it. What runs, runs under shims; what was said and what ended lies on the disk.
+So it stops by simply ending, and whatever runs goes on, unless it is told to stop that too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import structlog
+
+from bursar.agent.door import Snapshot
+from bursar.agent.probe import Probe
+from bursar.agent.shell import Event, Settings, Shell, hear
+from bursar.agent.speech import NO_LOAD, Answer, Beat
+from bursar.agent.state import Instruction, Machine
+from bursar.agent.work import ENDED, Directive, Place, State, Status, Stop
+
+log = structlog.get_logger()
+
+MEASURE_SECONDS = 5.0
+LOOK_SECONDS = 60.0
+USAGE_SECONDS = 60.0  # how often it is told what everything has used so far
+DRAIN_GRACE_SECONDS = 30
+DRAIN_SECONDS_MAX = 60.0
+STOPPING = "NodeStopping"
+
+
+class Daemon:
+    """Speaks for the node on the stream, and answers for it at the door."""
+
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        probe: Probe,
+        *,
+        run_as: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self._probe = probe
+        self._clock = clock
+        self._machine = Machine()
+        self._shell = Shell(folder, name, self._happened, settings=Settings(run_as=run_as))
+        self._load = NO_LOAD
+        self._capacity: Mapping[str, str] = probe.inventory().capacity
+        self._capacity_told: Mapping[str, str] = {}
+        self._poke: Callable[[], None] = lambda: None
+        self._changed = asyncio.Event()  # what is due, and when, may be another
+        self._draining = False
+        self._empty = asyncio.Event()  # while draining: nothing runs any more, and every end is acknowledged
+        self._usage_at = -math.inf
+        self._looked_at = clock()
+        self.address = ""
+
+    # Life.
+
+    async def open(self) -> None:
+        """Find what an earlier life left."""
+        cgroups = self._shell.cgroups
+        log.info("how limits are kept", cgroups=cgroups.version, why=cgroups.message)
+        self._do(await self._shell.open(self._machine))
+        if left := self._machine.inventory():
+            log.info("found what was here before", placements=len(left))
+
+    async def run(self, poke: Callable[[], None]) -> None:
+        """Until it is cancelled. `poke` is called when there is news."""
+        self._poke = poke
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._keep_time(), name="agent-time")
+            group.create_task(self._measure(), name="agent-measure")
+
+    async def drain(self) -> None:
+        """Stop everything, and wait until that is done and known, within reason."""
+        self._draining = True
+        live = [one for one in self._machine.inventory() if one.state not in ENDED]
+        log.info("stopping what runs here", placements=len(live))
+        message = "the node's agent was told to stop what runs here"
+        self._tell([Stop(*one.place, DRAIN_GRACE_SECONDS, STOPPING, message) for one in live])
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_SECONDS_MAX):
+                await self._empty.wait()
+        if left := len(self._machine.inventory()):
+            log.warning("not everything has ended, or is known to have", placements=left)
+
+    async def close(self) -> None:
+        await self._shell.close()
+
+    async def _keep_time(self) -> None:
+        while True:
+            next_at = self._machine.next_at
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None if next_at == math.inf else max(0.0, next_at - self._clock())):
+                    await self._changed.wait()
+            self._changed.clear()
+            if due := self._machine.due(self._clock()):
+                self._do(due)
+                self._poke()
+
+    async def _measure(self) -> None:
+        while True:
+            try:
+                self._machine.measured(await self._shell.usages())
+                self._load = await asyncio.to_thread(self._probe.load)
+                await self._look()
+            except OSError:
+                log.exception("the node could not be measured")
+            await asyncio.sleep(MEASURE_SECONDS)
+
+    async def _look(self) -> None:
+        """Now and then: what a node has may change while it runs, as when a GPU is lost."""
+        if self._clock() - self._looked_at < LOOK_SECONDS:
+            return
+        self._looked_at = self._clock()
+        found = await asyncio.to_thread(self._probe.inventory)
+        if found.capacity != self._capacity:
+            log.warning("the node's capacity has changed", before=dict(self._capacity), now=found.capacity)
+            self._capacity = found.capacity
+            self._poke()
+
+    # What happens.
+
+    def _happened(self, event: Event) -> None:
+        self._do(hear(self._machine, event))
+        self._poke()
+
+    def _do(self, instructions: Iterable[Instruction]) -> None:
+        self._shell.execute(instructions)
+        self._changed.set()
+        if self._draining and not self._machine.inventory():
+            self._empty.set()
+
+    # For the stream.
+
+    def beat(self, *, first: bool) -> Beat:
+        news, capacity = self._machine.news(), self._capacity
+        is_told = capacity == self._capacity_told and not first
+        self._capacity_told = capacity
+        statuses = self._machine.inventory() if first else [*news, *self._used(news)]
+        return Beat(
+            statuses=statuses,
+            inventory=first,
+            load=self._load,
+            capacity={} if is_told else capacity,
+            address=self.address if first else "",
+        )
+
+    def _used(self, news: Sequence[Status]) -> list[Status]:
+        """What runs and was not named already, now and then: its use grows without being news."""
+        if self._clock() - self._usage_at < USAGE_SECONDS:
+            return []
+        self._usage_at = self._clock()
+        named = {one.place for one in news}
+        return [one for one in self._machine.inventory() if one.state is State.RUNNING and one.place not in named]
+
+    def hear(self, answer: Answer, sent_at: float | None) -> None:
+        """Leases first: what is wanted may need one to start."""
+        if sent_at is not None:
+            self._do(self._machine.granted(answer.lease_seconds, sent_at, answer.leases))
+        if answer.directives or answer.complete:
+            self._tell(answer.directives, complete=answer.complete)
+        if answer.acknowledged:
+            self._do(self._machine.acknowledged(answer.acknowledged))
+
+    def _tell(self, directives: Sequence[Directive], *, complete: bool = False) -> None:
+        done = self._machine.tell(directives, self._clock(), complete=complete)
+        self._do(done)
+        if directives or done:
+            self._poke()
+
+    # For the door.
+
+    def tell(self, directive: Directive) -> None:
+        self._tell([directive])
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self._capacity, self._load, self._machine.inventory(), self._shell.cgroups.version)
+
+    def log(self, place: Place) -> tuple[Path, Callable[[], bool]] | None:
+        folder = self._shell.log(*place)
+        return None if folder is None else (folder, lambda: self._has_ended(place))
+
+    def _has_ended(self, place: Place) -> bool:
+        """What the machine does not hold any more has ended, too."""
+        uid, epoch = place
+        return not any(
+            one.uid == uid and epoch in (0, one.epoch) and one.state not in ENDED for one in self._machine.inventory()
+        )

@@ -1,0 +1,223 @@
+"""The agent's own door: what the control plane may ask a node directly.
+
+Only the control plane comes in: whoever calls shows a certificate of the authority that signed the node's own, and
+among those only the control plane's. Other nodes have such certificates as well, and are turned away. The certificate
+that the agent shows is the newest it has, connection by connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import grpc
+import structlog
+
+from bursar.agent import logs
+from bursar.agent.identity import EVERYWHERE, Identity
+from bursar.agent.probe import Load
+from bursar.agent.speech import NO_LOAD, load_message, read_directive, status_message
+from bursar.agent.work import ENDED, Directive, Place, Run, Status, Stop
+from bursar.core.certificate import is_control_plane
+from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
+from bursar.wire.scheduler.v1.node_agent_pb2_grpc import NodeAgentServicer, add_NodeAgentServicer_to_server
+
+log = structlog.get_logger()
+
+STOP_SECONDS = 1.0
+OPTIONS = (
+    ("grpc.so_reuseport", 0),
+    # Whoever follows a log asks now and then whether we are still there.
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+)
+
+
+class DoorError(Exception):
+    """Why the door cannot be opened; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What the node has and runs at this moment."""
+
+    capacity: Mapping[str, str] = field(default_factory=dict)
+    load: Load = NO_LOAD
+    statuses: Sequence[Status] = ()
+    cgroups: str = ""
+
+
+class Host(Protocol):
+    """The node behind the door."""
+
+    @property
+    def name(self) -> str: ...
+
+    def tell(self, directive: Directive) -> None: ...
+
+    def snapshot(self) -> Snapshot: ...
+
+    def log(self, place: Place) -> tuple[Path, Callable[[], bool]] | None:
+        """Where a placement's output is kept, and whether it has ended; None where nothing is kept of it. Epoch 0 is
+        the newest that is known."""
+
+
+# Opening it.
+
+
+@asynccontextmanager
+async def opened_door(host: Host, listen: str, *, identity: Callable[[], Identity] | None) -> AsyncIterator[int]:
+    """Serve for as long as the block lasts; gives the port. Without an identity it is open to this machine only."""
+    server = grpc.aio.server(options=OPTIONS)
+    add_NodeAgentServicer_to_server(Door(host, secure=identity is not None), server)
+    try:
+        if identity is None:
+            port = server.add_insecure_port(listen)
+        else:
+            port = server.add_secure_port(listen, _credentials(identity))
+    except RuntimeError:
+        raise DoorError(
+            f"cannot listen on {listen}: the address is in use, or not one of this machine's;"
+            " choose another with --listen HOST:PORT"
+        ) from None
+    await server.start()
+    try:
+        yield port
+    finally:
+        await server.stop(STOP_SECONDS)
+
+
+def _credentials(identity: Callable[[], Identity]) -> grpc.ServerCredentials:
+    shown: list[bytes] = []
+
+    def newest() -> Any:
+        """Asked at every connection, in a thread of gRPC's; None is no change."""
+        current = identity()
+        if shown == [current.certificate]:
+            return None
+        shown[:] = [current.certificate]
+        return _configuration(current)
+
+    return grpc.dynamic_ssl_server_credentials(newest(), newest, require_client_authentication=True)
+
+
+def _configuration(identity: Identity) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(identity.key, identity.certificate)], identity.authority)
+
+
+def advertised(listen: str, port: int, *, advertise: str, server: str) -> str:
+    """Where the control plane finds the door: as we are told, else where we listen; and where that is everywhere, at
+    the address from which the control plane is reached."""
+    if advertise:
+        return advertise if advertise.rpartition("]")[2].count(":") == 1 else f"{advertise}:{port}"
+    host = listen.rpartition(":")[0].strip("[]")
+    if host in EVERYWHERE:
+        host = _own_address(server) or socket.gethostname()
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _own_address(server: str) -> str:
+    """The address of this machine on the way to a server. Nothing is sent for it."""
+    host, _, port = server.rpartition(":")
+    try:
+        family, _, _, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    except (OSError, ValueError):
+        return ""
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address, as HOST:PORT, is this machine itself."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+# What is asked at it.
+
+
+class Door(NodeAgentServicer):
+    """One answer per question; whoever is not the control plane gets none."""
+
+    def __init__(self, host: Host, *, secure: bool) -> None:
+        self._host = host
+        self._secure = secure
+
+    async def _admit(self, context: Any, node: str) -> None:
+        if self._secure:
+            names = context.auth_context().get("x509_subject_alternative_name", ())
+            if not is_control_plane([name.decode(errors="replace") for name in names]):
+                await context.abort(grpc.StatusCode.PERMISSION_DENIED, "only the control plane may ask this of a node")
+        if node and node != self._host.name:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"this is node {self._host.name!r}, and not {node!r}")
+
+    async def Heartbeat(self, request_iterator: Any, context: Any) -> AsyncIterator[pb.HeartbeatResponse]:  # noqa: N802
+        del request_iterator
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "beats are heard by the control plane, not by agents")
+        yield pb.HeartbeatResponse()  # What makes this a stream.
+
+    async def BindAllocation(self, request: pb.BindRequest, context: Any) -> pb.BindResponse:  # noqa: N802
+        await self._admit(context, request.node_id)
+        run = read_directive(request.directive)
+        if not isinstance(run, Run) or run.uid != request.allocation_id:
+            return pb.BindResponse(failure_reason="Invalid", error_message="`directive` must say what to run")
+        self._host.tell(run)
+        status = self._status(run.place)
+        if status is None:
+            return pb.BindResponse(failure_reason="Stale", error_message="a later placement of it was here")
+        if status.state in ENDED:
+            return pb.BindResponse(failure_reason="Ended", error_message=f"it has ended here: {status.state}")
+        return pb.BindResponse(success=True)
+
+    async def EvictAllocation(self, request: pb.EvictRequest, context: Any) -> pb.EvictResponse:  # noqa: N802
+        await self._admit(context, request.node_id)
+        known = [one for one in self._host.snapshot().statuses if one.uid == request.allocation_id]
+        meant = [one.place for one in known if request.epoch in (0, one.epoch)]
+        if not meant:
+            return pb.EvictResponse(failure_reason="NotFound", error_message="no such placement is here")
+        self._host.tell(Stop(*max(meant), max(0, request.grace_period_seconds), request.reason))
+        return pb.EvictResponse(success=True)
+
+    async def GetResourceSnapshot(self, request: pb.SnapshotRequest, context: Any) -> pb.ResourceSnapshot:  # noqa: N802
+        await self._admit(context, request.node_id)
+        now = self._host.snapshot()
+        return pb.ResourceSnapshot(
+            node_id=self._host.name,
+            timestamp=time.time_ns() // 1_000_000,
+            capacity=now.capacity,
+            usage=load_message(now.load),
+            pod_statuses=[status_message(one) for one in now.statuses],
+            cgroups=now.cgroups,
+        )
+
+    async def ReadLog(self, request: pb.ReadLogRequest, context: Any) -> AsyncIterator[pb.ReadLogResponse]:  # noqa: N802
+        await self._admit(context, "")
+        found = self._host.log((request.allocation_id, request.epoch))
+        if found is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "nothing is kept here of what it has written")
+            return
+        folder, ended = found
+        over, at = ended(), max(0, request.offset)
+        if request.follow and not over and await asyncio.to_thread(logs.read_piece, folder, at, 1) is None:
+            # That it is there is heard at once, however long it takes until there is more.
+            yield pb.ReadLogResponse(offset=at)
+        async for piece in logs.read(
+            folder, offset=at, tail_lines=max(0, request.tail_lines), follow=request.follow, ended=ended
+        ):
+            at = piece.offset + len(piece.data)
+            yield pb.ReadLogResponse(data=piece.data, offset=piece.offset)
+        # Who followed has everything by now; who did not, only if it had ended before it was read.
+        yield pb.ReadLogResponse(offset=at, end=over or request.follow)
+
+    def _status(self, place: Place) -> Status | None:
+        return next((one for one in self._host.snapshot().statuses if one.place == place), None)

@@ -1,0 +1,77 @@
+"""The environment of a command: what it is told about where and as what it runs."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from bursar.agent.work import Place, Run
+
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+INHERITED = ("PATH", "LANG", "TZ")
+GPU_VENDOR = "nvidia.com/"
+MARK = "BURSAR_PLACEMENT"  # by which processes are found that nothing else leads to
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """As whom commands run; without `changed`, as the agent itself."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    name: str
+    home: str
+    changed: bool
+
+
+def user(name: str | None = None) -> User:
+    """KeyError where there is nobody of that name."""
+    changed = name is not None and pwd.getpwnam(name).pw_uid != os.geteuid()
+    try:
+        entry = pwd.getpwnam(name) if name is not None else pwd.getpwuid(os.geteuid())
+    except KeyError:
+        if name is not None:
+            raise
+        return User(os.geteuid(), os.getegid(), (), str(os.geteuid()), "/", changed=False)
+    groups = tuple(os.getgrouplist(entry.pw_name, entry.pw_gid))
+    return User(entry.pw_uid, entry.pw_gid, groups, entry.pw_name, entry.pw_dir, changed)
+
+
+def environment(run: Run, node: str, owner: User, inherited: Mapping[str, str]) -> dict[str, str]:
+    """The allocation's own wishes go before ours, but not before what it was given."""
+    env = {"PATH": PATH} | {name: inherited[name] for name in INHERITED if name in inherited}
+    env |= {"HOME": owner.home, "USER": owner.name, "LOGNAME": owner.name}
+    env |= run.env
+    env |= {
+        MARK: mark(run.place),
+        "BURSAR_ALLOCATION": run.name,
+        "BURSAR_ALLOCATION_UID": run.uid,
+        "BURSAR_EPOCH": str(run.epoch),
+        "BURSAR_NAMESPACE": run.namespace,
+        "BURSAR_TENANT": run.tenant,
+        "BURSAR_NODE": node,
+        "BURSAR_NODES": ",".join(run.nodes or (node,)),
+        "BURSAR_NODE_COUNT": str(len(run.nodes or (node,))),
+        "BURSAR_NODE_RANK": str(run.nodes.index(node) if node in run.nodes else 0),
+    }
+    return env | _devices(run)
+
+
+def mark(place: Place) -> str:
+    """What may be the name of a folder too, whatever the uid."""
+    return f"{quote(place[0], safe='')}.{place[1]}"
+
+
+def _devices(run: Run) -> dict[str, str]:
+    """Whoever was given no GPU sees none."""
+    indices = sorted({one for name, given in run.devices.items() if name.startswith(GPU_VENDOR) for one in given})
+    visible = ",".join(map(str, indices))
+    return {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": visible,
+        "NVIDIA_VISIBLE_DEVICES": visible or "void",
+    }

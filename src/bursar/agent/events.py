@@ -1,0 +1,45 @@
+"""What happens to placements, as a machine hears of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from bursar.agent.state import Instruction, Machine
+from bursar.agent.work import Place, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    place: Place
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    place: Place
+    at: float
+    exit_code: int | None = None
+    reason: str = ""
+    message: str = ""
+    stopped: bool = False
+    usage: Usage | None = None
+
+
+Event: TypeAlias = Started | Ended
+
+
+def hear(machine: Machine, event: Event) -> list[Instruction]:
+    """What the machine makes of an event."""
+    if isinstance(event, Started):
+        return machine.started(event.place, event.at)
+    if event.usage is not None:
+        machine.measured({event.place: event.usage})
+    return machine.ended(
+        event.place,
+        event.at,
+        exit_code=event.exit_code,
+        reason=event.reason,
+        message=event.message,
+        stopped=event.stopped,
+    )

@@ -1,0 +1,251 @@
+"""A placement's folder, as the agent sees it; `shim.py` says what each file in it is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from bursar.agent import shim
+from bursar.agent.cgroup import Group
+from bursar.agent.environment import MARK, User
+
+VOID = b"void\n"  # a claim that keeps a shim from coming late: nobody wants it any more
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+PROC = Path("/proc")
+LOADER = ("LD_LIBRARY_PATH",)  # without which some interpreters do not find themselves
+# Imported rather than run, so that it need not be compiled each time.
+BOOTSTRAP = "import sys; sys.path.append(sys.argv[1]); import shim; sys.exit(shim.main(sys.argv[2]))"
+
+
+class Exit(msgspec.Struct, frozen=True, rename="camel"):
+    """What a shim says at the end."""
+
+    exit_code: int
+    reason: str = ""
+    message: str = ""
+    stopped: bool = False
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    memory_bytes_max: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """By whom a placement was taken. The start time tells it from others that came to have its pid."""
+
+    pid: int
+    start_ticks: int
+    boot: str
+
+    def process(self) -> int | None:
+        """A pidfd of it, if it is alive."""
+        if self.boot != boot_id():
+            return None
+        try:
+            fd = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return None
+        # Looked at after the descriptor was opened: from then on the pid cannot become another's unnoticed.
+        if start_ticks(self.pid) == self.start_ticks:
+            return fd
+        os.close(fd)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    path: Path
+
+    # For the shim.
+
+    def prepare(self) -> None:
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self._read("claim") == VOID:
+            (self.path / "claim").unlink()
+        if not (self.path / "control").exists():
+            os.mkfifo(self.path / "control", 0o600)
+
+    def write_spec(
+        self,
+        command: Iterable[str],
+        env: Mapping[str, str],
+        *,
+        cwd: str,
+        owner: User,
+        group: Group | None,
+        options: Mapping[str, object],
+    ) -> None:
+        """ValueError where something cannot be said to the kernel."""
+        fields = [("arg", one) for one in command]
+        fields += [("env", f"{name}={value}") for name, value in env.items()]
+        fields += [("cwd", cwd), *((key, str(value)) for key, value in options.items())]
+        if owner.changed:
+            fields += [("uid", str(owner.uid)), ("gid", str(owner.gid))]
+            fields += [("group", str(one)) for one in owner.groups]
+        if group is not None:
+            fields += [("procs", str(path)) for path in group.procs]
+            fields += [("members", str(group.members)), ("kill", str(group.kill_file or ""))]
+        if any("\0" in value for _, value in fields):
+            raise ValueError("the command, its environment or its working directory contains a NUL")
+        data = b"".join(f"{key}={value}\0".encode("utf-8", "surrogateescape") for key, value in fields)
+        self._replace("spec", data)
+        self._replace("group", msgspec.json.encode(None if group is None else _group_paths(group)))
+
+    def write_deadline(self, at: float) -> None:
+        self._replace("deadline", f"{at!r}\n".encode())
+
+    def spawn(self) -> tuple[int, int]:
+        """The shim's pid, and a pipe on which it says that the command has started."""
+        read_end, write_end = os.pipe()
+        errors = os.open(self.path / "errors", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        agent = str(Path(shim.__file__).parent)
+        try:
+            pid = os.posix_spawn(
+                sys.executable,
+                [sys.executable, "-I", "-S", "-c", BOOTSTRAP, agent, str(self.path)],
+                {name: os.environ[name] for name in LOADER if name in os.environ},
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_DUP2, write_end, 1),
+                    (os.POSIX_SPAWN_DUP2, errors, 2),
+                ],
+                setsid=True,
+                setsigmask=[],
+                setsigdef=[signal.SIGTERM, signal.SIGCHLD],
+            )
+        except OSError:
+            os.close(read_end)
+            raise
+        finally:
+            os.close(write_end)
+            os.close(errors)
+        return pid, read_end
+
+    def ask_to_stop(self, grace_seconds: float, reason: str) -> bool:
+        """Whether there was somebody to ask."""
+        try:
+            fd = os.open(self.path / "control", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            plain = reason.replace("\n", " ").encode()[:256]
+            os.write(fd, b"stop %.3f %b\n" % (max(0.0, grace_seconds), plain))
+        except OSError:
+            return False
+        finally:
+            os.close(fd)
+        return True
+
+    def void(self) -> None:
+        """Nobody may claim it from now on, until it is prepared again."""
+        if not self.path.exists():
+            return
+        self._replace("void", VOID)
+        with suppress(FileExistsError):
+            os.link(self.path / "void", self.path / "claim")
+
+    # From the shim.
+
+    def claim(self) -> Claim | None:
+        data = self._read("claim")
+        if data is None or data == VOID:
+            return None
+        pid, ticks, boot = data.decode().split()
+        return Claim(int(pid), int(ticks), boot)
+
+    def exit(self) -> Exit | None:
+        data = self._read("status")
+        return None if data is None else msgspec.json.decode(data, type=Exit)
+
+    def started_at(self) -> float | None:
+        """On the monotonic clock."""
+        data = self._read("started")
+        return None if data is None else float(data.split()[2])
+
+    def deadline(self) -> float | None:
+        data = self._read("deadline")
+        return None if data is None else float(data)
+
+    def errors(self) -> str:
+        """What the shim had to complain about, when it broke."""
+        lines = (self._read("errors") or b"").decode("utf-8", "replace").strip().splitlines()
+        return lines[-1][:500] if lines else ""
+
+    def group(self) -> Group | None:
+        """As it was made, wherever the agent would make them today."""
+        paths = msgspec.json.decode(self._read("group") or b"null", type=_GroupPaths | None)
+        if paths is None:
+            return None
+        folders = tuple(map(Path, paths.folders))
+        return Group(folders, _path(paths.unified), _path(paths.memory), _path(paths.cpu_usage))
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            return (self.path / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def _replace(self, name: str, data: bytes) -> None:
+        new = self.path / f"{name}.tmp"
+        new.write_bytes(data)
+        new.replace(self.path / name)
+
+
+def sweep(mark: str, group: Group | None) -> None:
+    """Kills all that is left of a placement whose shim is gone, and returns when nothing is."""
+    while pids := _left(mark, group):
+        for pid in pids:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(shim.SETTLE_SECONDS_MIN)
+
+
+def _left(mark: str, group: Group | None) -> set[int]:
+    found: set[int] = set()
+    if group is not None:
+        with suppress(OSError):
+            found |= {int(pid) for pid in group.members.read_text().split()}
+    wanted = f"{MARK}={mark}".encode()
+    for entry in PROC.iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    found.add(int(entry.name))
+    return found
+
+
+def start_ticks(pid: int) -> int | None:
+    """When a process started, in ticks since the machine did; None where there is none, or only a dead one."""
+    try:
+        fields = (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def boot_id() -> str:
+    return BOOT_ID.read_text(encoding="ascii").strip()
+
+
+class _GroupPaths(msgspec.Struct, frozen=True):
+    folders: list[str]
+    unified: str | None
+    memory: str | None
+    cpu_usage: str | None
+
+
+def _group_paths(group: Group) -> _GroupPaths:
+    rest = (group.unified, group.memory, group.cpu_usage)
+    return _GroupPaths([str(one) for one in group.folders], *(None if one is None else str(one) for one in rest))
+
+
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text)

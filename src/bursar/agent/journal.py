@@ -1,0 +1,189 @@
+"""What an agent must not forget: what it was told to start, how that ended, and what it was acknowledged for.
+
+One file of lines, each with its checksum; a line counts once it is synced. What a crash left half written is passed
+over. The file is written anew when most of it is of the past.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+from zlib import crc32
+
+import msgspec
+
+from bursar.agent.state import REMEMBERED_MAX
+from bursar.agent.work import Place, Run
+
+SPARE_LINES = 2_000  # so many of the past are kept before the file is written anew
+
+
+class Began(msgspec.Struct, frozen=True, tag="began"):
+    """Synced before anything is done: whatever runs is known."""
+
+    run: Run
+    at: float  # seconds since 1970: a reservation outlives the machine's start
+
+    @property
+    def place(self) -> Place:
+        return self.run.place
+
+
+class Over(msgspec.Struct, frozen=True, tag="over"):
+    uid: str
+    epoch: int
+    exit_code: int | None = None
+    reason: str = ""
+    message: str = ""
+    stopped: bool = False
+
+    @property
+    def place(self) -> Place:
+        return self.uid, self.epoch
+
+
+class Gone(msgspec.Struct, frozen=True, tag="gone"):
+    """It was acknowledged. Only that it was here is kept, so that it is never started again."""
+
+    uid: str
+    epoch: int
+
+    @property
+    def place(self) -> Place:
+        return self.uid, self.epoch
+
+
+Line: TypeAlias = Began | Over | Gone
+
+
+@dataclass(slots=True)
+class Known:
+    """What the lines say together."""
+
+    began: dict[Place, Began] = field(default_factory=dict)
+    over: dict[Place, Over] = field(default_factory=dict)
+    gone: dict[Place, None] = field(default_factory=dict)
+
+    def take(self, line: Line) -> None:
+        if isinstance(line, Began):
+            if line.place not in self.gone:
+                self.began[line.place] = line
+        elif isinstance(line, Over):
+            if line.place in self.began:
+                self.over[line.place] = line
+        else:
+            self.began.pop(line.place, None)
+            self.over.pop(line.place, None)
+            self.gone[line.place] = None
+            while len(self.gone) > REMEMBERED_MAX:
+                del self.gone[next(iter(self.gone))]
+
+    def __len__(self) -> int:
+        return len(self.gone) + len(self.began) + len(self.over)
+
+    def lines(self) -> list[Line]:
+        return [*(Gone(*place) for place in self.gone), *self.began.values(), *self.over.values()]
+
+
+class Journal:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.known = Known()
+        self.bad_lines = 0
+        for line in _read(path):
+            if line is None:
+                self.bad_lines += 1
+            else:
+                self.known.take(line)
+        self._lines = 0
+        self._fd = -1
+        self._torn = False  # the last line may not be whole, so the next begins on a line of its own
+        try:
+            self._compact()
+        except OSError:
+            # The disk is full, perhaps: what is there can be read, and may be added to when there is room.
+            self._fd, self._torn = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), True
+
+    def append(self, lines: Iterable[Line]) -> None:
+        """They are on the disk when this returns."""
+        written = list(lines)
+        if not written:
+            return
+        torn, self._torn = self._torn, True
+        _put(self._fd, b"\n" * torn + b"".join(_encode(line) for line in written))
+        self._torn = False
+        for line in written:
+            self.known.take(line)
+        self._lines += len(written)
+        if self._lines > 2 * len(self.known) + SPARE_LINES:
+            with suppress(OSError):
+                self._compact()
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _compact(self) -> None:
+        lines = self.known.lines()
+        new = self._path.with_suffix(".new")
+        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            _put(fd, b"".join(_encode(line) for line in lines))
+            new.replace(self._path)
+            sync_folder(self._path.parent)
+        except OSError:
+            os.close(fd)
+            raise
+        self.close()
+        self._fd, self._lines = fd, len(lines)
+
+
+def began(run: Run) -> Began:
+    return Began(run, time.time())
+
+
+def sync_folder(folder: Path) -> None:
+    """A name is on the disk only when its folder is."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _put(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
+    os.fsync(fd)
+
+
+def _encode(line: Line) -> bytes:
+    body = msgspec.json.encode(line)
+    return b"%08x %b\n" % (crc32(body), body)
+
+
+_DECODER: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Began | Over | Gone)
+
+
+def _read(path: Path) -> list[Line | None]:
+    """None for a line that is not whole."""
+    try:
+        return [_decode(line) for line in path.read_bytes().split(b"\n") if line]
+    except FileNotFoundError:
+        return []
+
+
+def _decode(line: bytes) -> Line | None:
+    checksum, _, body = line.partition(b" ")
+    if checksum != b"%08x" % crc32(body):
+        return None
+    try:
+        return _DECODER.decode(body)
+    except msgspec.MsgspecError:
+        return None

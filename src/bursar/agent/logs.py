@@ -1,0 +1,85 @@
+"""What a command has written, as its shim keeps it: files named by the byte they begin with, the newest two of them.
+
+So a byte keeps its number for ever, whatever was dropped before it, and a reader that comes back goes on where it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+CHUNK_BYTES = 1 << 16
+LOOK_SECONDS = 0.2  # how often somebody who follows looks for more
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    data: bytes
+    offset: int  # of its first byte
+
+
+async def read(
+    folder: Path,
+    *,
+    offset: int = 0,
+    tail_lines: int = 0,
+    follow: bool = False,
+    ended: Callable[[], bool] = lambda: True,
+) -> AsyncIterator[Piece]:
+    """From the offset on, or the last so many lines. Who follows gets what is written from then on, until it has
+    ended and everything was said."""
+    at = await asyncio.to_thread(tail_offset, folder, tail_lines) if tail_lines > 0 else offset
+    while True:
+        over = ended()  # asked before reading: what was written before the end is read after it
+        while (piece := await asyncio.to_thread(read_piece, folder, at)) is not None:
+            yield piece
+            at = piece.offset + len(piece.data)
+        if over or not follow:
+            return
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+def read_piece(folder: Path, offset: int, bytes_max: int = CHUNK_BYTES) -> Piece | None:
+    """What is kept at the offset, or at the first byte after it that is still kept; None at the end."""
+    for start, path in _files(folder):
+        try:
+            with path.open("rb") as file:
+                file.seek(max(0, offset - start))
+                data = file.read(bytes_max)
+        except FileNotFoundError:
+            continue  # it has just made way for a newer one
+        if data:
+            return Piece(data, max(offset, start))
+    return None
+
+
+def tail_offset(folder: Path, lines: int) -> int:
+    """Where the last so many lines begin. A last line without its end counts as one."""
+    at, wanted, last = end_offset(folder), lines + 1, True
+    end = at
+    for start, path in reversed(_files(folder)):
+        try:
+            data = path.read_bytes()[: max(0, end - start)]
+        except FileNotFoundError:
+            break
+        if last and data:
+            last = False
+            wanted -= not data.endswith(b"\n")
+        found = len(data)
+        while wanted and (found := data.rfind(b"\n", 0, found)) >= 0:
+            wanted -= 1
+        if not wanted:
+            return start + found + 1
+        at = start
+    return at
+
+
+def end_offset(folder: Path) -> int:
+    files = _files(folder)
+    return files[-1][0] + files[-1][1].stat().st_size if files else 0
+
+
+def _files(folder: Path) -> list[tuple[int, Path]]:
+    return sorted((int(path.suffix[1:]), path) for path in folder.glob("output.*") if path.suffix[1:].isdigit())

@@ -1,0 +1,142 @@
+"""The command `bursar agent`."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import click
+
+EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+
+
+@click.command()
+@click.option(
+    "--server",
+    envvar="BURSAR_URL",
+    multiple=True,
+    metavar="URL",
+    help="The API to join at; repeatable, the first that answers is asked.",
+)
+@click.option("--name", envvar="BURSAR_NODE", help="The node's name; this machine's host name by default.")
+@click.option(
+    "--token-file",
+    envvar="BURSAR_NODE_TOKEN_FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Where the token of `bursar node token` is; read when the node joins.",
+)
+@click.option(
+    "--data",
+    envvar="BURSAR_AGENT_DATA",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where the node's key, its journal and the output of its work are kept.",
+)
+@click.option("--ca-file", envvar="BURSAR_CA_FILE", default="", help="The CA of an https API.")
+@click.option(
+    "--grpc",
+    envvar="BURSAR_AGENT_GRPC",
+    multiple=True,
+    metavar="HOST:PORT",
+    help="Where agents are served, where that is not as the API says; repeatable.",
+)
+@click.option(
+    "--listen",
+    envvar="BURSAR_AGENT_LISTEN",
+    default="",
+    metavar="HOST:PORT",
+    help="Where the control plane may call the agent: all addresses and any port, or loopback if the server is there.",
+)
+@click.option(
+    "--advertise",
+    envvar="BURSAR_AGENT_ADVERTISE",
+    default="",
+    metavar="HOST[:PORT]",
+    help="What the control plane is told to call, where that is another.",
+)
+@click.option("--label", multiple=True, metavar="KEY=VALUE", help="A label, when the node first joins; repeatable.")
+@click.option(
+    "--taint", multiple=True, metavar="KEY[=VALUE]:EFFECT", help="A taint, when the node first joins; repeatable."
+)
+@click.option("--fake-gpus", type=click.IntRange(0, 1024), help="Pretend to have so many GPUs.")
+@click.option("--run-as", metavar="USER", help="Whom commands run as; the agent's own user by default.")
+@click.option("--insecure", is_flag=True, help="Without certificates, to a server on this machine; needs --grpc.")
+@click.option("--drain-on-stop", is_flag=True, help="Stop what runs here when the agent is stopped.")
+def agent(**options: Any) -> None:
+    """Run this machine's part: start and stop what is placed here, and tell how it goes.
+
+    The first time, it joins with a token. From then on it is known by a certificate that renews itself.
+    What runs here goes on when the agent stops, and is taken up again when it starts.
+
+    \b
+    bursar node token --name gpu-01 > token          # an administrator
+    bursar agent --server https://bursar:8080 --name gpu-01 --token-file token
+    """
+    from bursar.agent.run import AgentSettings, run
+
+    _check(options)
+    settings = AgentSettings(
+        name=options["name"] or socket.gethostname().lower(),
+        data=options["data"] or default_data_directory(),
+        servers=options["server"],
+        grpc=options["grpc"],
+        token_file=options["token_file"],
+        ca_file=options["ca_file"],
+        listen=options["listen"],
+        advertise=options["advertise"],
+        labels=dict(_label(text) for text in options["label"]),
+        taints=tuple(_taint(text) for text in options["taint"]),
+        fake_gpus=options["fake_gpus"],
+        run_as=options["run_as"],
+        insecure=options["insecure"],
+        drain_on_stop=options["drain_on_stop"],
+    )
+    raise SystemExit(run(settings))
+
+
+def _check(options: dict[str, Any]) -> None:
+    from bursar.agent.door import is_loopback
+
+    for url in options["server"]:
+        if urlsplit(url).scheme not in ("http", "https"):
+            raise click.UsageError(f"--server must be an http or https URL, as in https://bursar:8080, got {url!r}")
+    for name, text in [("--grpc", one) for one in options["grpc"]] + [("--listen", options["listen"])]:
+        if text and not _is_address(text):
+            raise click.UsageError(f"{name} must be HOST:PORT, as in 127.0.0.1:50051, got {text!r}")
+    if not options["insecure"]:
+        if not options["server"]:
+            raise click.UsageError("name the server with --server URL or BURSAR_URL")
+        return
+    if not options["grpc"]:
+        raise click.UsageError("--insecure needs --grpc HOST:PORT, the address of a server's --grpc on this machine")
+    if not all(is_loopback(one) for one in (*options["grpc"], options["listen"] or "localhost:0")):
+        raise click.UsageError("--insecure is for a server on this machine only: leave it out, and join with a token")
+
+
+def _is_address(text: str) -> bool:
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isascii() and port.isdigit() and int(port) <= 65535
+
+
+def _label(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise click.UsageError(f"--label must be KEY=VALUE, got {text!r}")
+    return key, value
+
+
+def _taint(text: str) -> dict[str, str]:
+    what, _, effect = text.rpartition(":")
+    key, _, value = what.partition("=")
+    if not key or effect not in EFFECTS:
+        raise click.UsageError(f"--taint must be KEY[=VALUE]:EFFECT with one of {', '.join(EFFECTS)}, got {text!r}")
+    return {"key": key, "effect": effect, **({"value": value} if value else {})}
+
+
+def default_data_directory() -> Path:
+    if os.geteuid() == 0:
+        return Path("/var/lib/bursar-agent")
+    base = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
+    return Path(base) / "bursar-agent"

@@ -1,0 +1,213 @@
+"""`bursar agent`, put together: papers, daemon, door and stream, from the first start to the last signal."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import signal
+import sys
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from bursar.agent.daemon import Daemon
+from bursar.agent.door import DoorError, advertised, is_loopback, opened_door
+from bursar.agent.identity import Identity, IdentityError
+from bursar.agent.papers import NodePapers, NoPapers
+from bursar.agent.probe import Inventory, Probe
+from bursar.agent.stream import Stream, backoff_seconds
+from bursar.client.errors import ApiError, BursarError, ConnectionFailed
+from bursar.logs import set_up_logs
+
+log = structlog.get_logger()
+
+LOCK = "agent.lock"
+WORK = "work"
+
+
+class StartError(Exception):
+    """Why the agent cannot start; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    """What an agent needs to know."""
+
+    name: str
+    data: Path
+    servers: tuple[str, ...] = ()
+    grpc: tuple[str, ...] = ()
+    token_file: Path | None = None
+    ca_file: str = ""
+    listen: str = ""
+    advertise: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    taints: tuple[Mapping[str, str], ...] = ()
+    fake_gpus: int | None = None
+    run_as: str | None = None
+    insecure: bool = False
+    drain_on_stop: bool = False
+
+
+def run(settings: AgentSettings) -> int:
+    set_up_logs()
+    try:
+        with _locked(settings.data):
+            return asyncio.run(_run(settings))
+    except (StartError, DoorError, OSError) as error:
+        print(f"bursar: {error}", file=sys.stderr)
+    except IdentityError as error:
+        print(f"bursar: {error}" + (f"; {error.hint}" if error.hint else ""), file=sys.stderr)
+    return 1
+
+
+async def _run(settings: AgentSettings) -> int:
+    stopping = _on_signals()
+    probe = Probe(settings.data, settings.fake_gpus)
+    papers = _papers(settings, probe.inventory())
+    if isinstance(papers, NodePapers) and not await _joined(papers, stopping):
+        return 0
+    try:
+        daemon = Daemon(settings.name, settings.data / WORK, probe, run_as=settings.run_as)
+    except KeyError:
+        raise StartError(f"there is no user {settings.run_as!r} on this machine; name one with --run-as USER") from None
+    await daemon.open()
+    try:
+        await _serve(settings, papers, daemon, stopping)
+    finally:
+        await daemon.close()
+        probe.close()
+    return 0
+
+
+async def _serve(
+    settings: AgentSettings, papers: NodePapers | NoPapers, daemon: Daemon, stopping: asyncio.Event
+) -> None:
+    server = papers.addresses[0]
+    listen = settings.listen or ("127.0.0.1:0" if is_loopback(server) else "0.0.0.0:0")
+    identity = (lambda: _identity(papers)) if isinstance(papers, NodePapers) else None
+    async with opened_door(daemon, listen, identity=identity) as port:
+        daemon.address = advertised(listen, port, advertise=settings.advertise, server=server)
+        stream = Stream(settings.name, papers, daemon)
+        tasks = [asyncio.create_task(stream.run(), name="stream"), asyncio.create_task(daemon.run(stream.poke))]
+        log.info("the agent is up", node=settings.name, address=daemon.address, servers=list(papers.addresses))
+        print(f"bursar agent is ready: node {settings.name}, listening on {daemon.address}", flush=True)
+        try:
+            await _until(stopping, tasks)
+            if settings.drain_on_stop:
+                stopping.clear()
+                await _until(stopping, [*tasks, asyncio.create_task(daemon.drain())])
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+    log.info("the agent is down", node=settings.name)
+
+
+async def _until(stopping: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
+    """Wait for the signal, or for one of the tasks: those that should not end have failed, and that is raised."""
+    signalled = asyncio.create_task(stopping.wait())
+    try:
+        done, _ = await asyncio.wait({signalled, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        signalled.cancel()
+
+
+# Before it can begin.
+
+
+async def _joined(papers: NodePapers, stopping: asyncio.Event) -> bool:
+    """Have papers, good or old: with old ones what runs here is already looked after. False if told to stop first.
+
+    A server that is not there yet is waited for; one that says no ends it.
+    """
+    troubles = 0
+    while papers.identity is None:
+        try:
+            if await _stopped_first(stopping, papers.ensure()):
+                return False
+        except (ConnectionFailed, ApiError) as error:
+            if not error.passing:
+                raise StartError(_with_hint(error)) from None
+            if troubles == 0:
+                log.warning("the node cannot join yet", why=error.message, next=error.hint)
+            troubles += 1
+            if await _stopped_first(stopping, asyncio.sleep(backoff_seconds(troubles))):
+                return False
+    return True
+
+
+def _with_hint(error: BursarError) -> str:
+    return f"{error.message}; {error.hint}" if error.hint else error.message
+
+
+async def _stopped_first(stopping: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Whether the signal came before the work was done; else what is wrong with the work is raised."""
+    task = asyncio.create_task(work)
+    await _until(stopping, [task])
+    if task.done():
+        return False
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    return True
+
+
+def _papers(settings: AgentSettings, found: Inventory) -> NodePapers | NoPapers:
+    if settings.insecure:
+        return NoPapers(settings.grpc)
+    return NodePapers(
+        settings.data,
+        settings.name,
+        urls=settings.servers,
+        token_file=settings.token_file,
+        document=lambda: node_document(settings, found),
+        ca_file=settings.ca_file,
+        addresses=settings.grpc,
+    )
+
+
+def _identity(papers: NodePapers) -> Identity:
+    assert papers.identity is not None, "the door is opened by nodes that have joined"
+    return papers.identity
+
+
+def node_document(settings: AgentSettings, found: Inventory) -> dict[str, Any]:
+    """The node as it describes itself when it joins for the first time."""
+    spec: dict[str, Any] = {"capacity": found.capacity}
+    if settings.taints:
+        spec["taints"] = [dict(one) for one in settings.taints]
+    return {"metadata": {"name": settings.name, "labels": {**found.labels, **settings.labels}}, "spec": spec}
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """The directory is this agent's alone for as long as the block lasts; the kernel gives it back if we are killed."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise StartError(f"{directory} cannot be used: {error.strerror}; choose another with --data DIR") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise StartError(f"another agent runs in {directory}; stop it, or choose another with --data DIR") from None
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _on_signals() -> asyncio.Event:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    return stopping

@@ -1,0 +1,392 @@
+"""What carries out a machine's instructions: real processes, each under a shim that outlives the agent.
+
+Nothing is started that is not in the journal, and nothing is said to have ended before that is there as well. What was
+asked for while the last lines were synced is done next, all together: one sync, however many starts.
+
+How a shim fares is known from its pidfd, so hundreds of them cost nothing while they run. A shim that was killed is
+seen as well: then whatever it leaves behind is found and killed before its placement is said to have ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import resource
+import shutil
+import signal
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import structlog
+
+from bursar.agent import cgroup
+from bursar.agent.cgroup import Cgroups
+from bursar.agent.child import START_FAILED, Child, measure
+from bursar.agent.environment import User, environment, mark, user
+from bursar.agent.events import Ended, Event, Started, hear
+from bursar.agent.folder import Folder, sweep
+from bursar.agent.journal import Began, Gone, Journal, Line, Over, began
+from bursar.agent.state import GRACE_SECONDS, Forget, Instruction, Machine, MoveDeadline, SignalStop, Start
+from bursar.agent.work import Place, Run, Usage
+
+log = structlog.get_logger()
+
+LAUNCHES_MAX = 4  # at a time
+ASK_AGAIN_SECONDS = 0.05
+TIDY_SECONDS = 60.0  # between one look for logs that are too old and the next
+
+__all__ = ["Ended", "Event", "Settings", "Shell", "Started", "hear"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """`run_as` names the user that commands run as; without it, it is the agent's own. The logs of what is over are
+    kept for so long, and up to so many bytes of them."""
+
+    run_as: str | None = None
+    grace_seconds: float = GRACE_SECONDS  # after a deadline
+    output_bytes: int = 16 << 20  # of each of the two files
+    keep_seconds: float = 24 * 3600.0
+    keep_bytes: int = 1 << 30
+
+
+class Shell:
+    """Runs placements in `folder`, which is the agent's own. `heard` is called in the event loop with all that
+    happens; times are those of `time.monotonic()`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        node: str,
+        heard: Callable[[Event], None],
+        *,
+        cgroups: Cgroups | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        self._folder = folder / "placements"
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._node = node
+        self._heard = heard
+        self._settings = settings or Settings()
+        self._user: User = user(self._settings.run_as)
+        self.cgroups = cgroups if cgroups is not None else cgroup.find(group_name(folder))
+        self._journal = Journal(folder / "journal")
+        self._children: dict[Place, Child] = {}
+        self._queue: list[Instruction | Ended] = []
+        self._woken = asyncio.Event()
+        self._launches = asyncio.Semaphore(LAUNCHES_MAX)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self._tidied_at = -math.inf
+
+    # Life.
+
+    async def open(self, machine: Machine) -> list[Instruction]:
+        """Before anything else: the machine adopts what an earlier life of the agent left."""
+        _allow_many_files()
+        known = self._journal.known
+        machine.remember(known.gone)
+        done: list[Instruction] = []
+        lines: list[Line] = []
+        for line in list(known.began.values()):
+            child, end = await asyncio.to_thread(self._find, line, known.over.get(line.place))
+            now = time.monotonic()
+            done += machine.adopt(
+                line.run,
+                now,
+                started=child is not None or end is not None,
+                started_at=None if child is None else child.started_at,
+                deadline=None if child is None else child.deadline,
+            )
+            if end is not None:
+                done += hear(machine, end)
+                lines += [] if line.place in known.over else [_over(end)]
+            elif child is not None:
+                self._children[line.place] = child
+                self._watch(child)
+            elif line.place not in {status.place for status in machine.inventory()}:
+                lines.append(Gone(*line.place))
+        await asyncio.to_thread(self._journal.append, lines)
+        await asyncio.to_thread(self._tidy)
+        await asyncio.to_thread(self.cgroups.tidy, {child.mark for child in self._children.values()})
+        self._task(self._work())
+        return done
+
+    def execute(self, instructions: Iterable[Instruction]) -> None:
+        """Carries out, in order for each placement; returns at once."""
+        self._queue += instructions
+        if self._queue:
+            self._woken.set()
+
+    async def usages(self) -> dict[Place, Usage]:
+        """What everything that runs has used; to be handed to `Machine.measured`."""
+        measured = await asyncio.to_thread(measure, list(self._children.values()), time.monotonic())
+        for place, usage in measured.items():
+            if (child := self._children.get(place)) is not None:
+                child.usage = usage
+        return measured
+
+    def log(self, uid: str, epoch: int = 0) -> Path | None:
+        """Where the output of a placement is kept (see logs.py); 0 is the newest that is known."""
+        if epoch:
+            path = self._path((uid, epoch))
+            return path if path.exists() else None
+        found = (path for path in self._folder.glob(f"{quote(uid, safe='')}.*") if path.suffix[1:].isdigit())
+        return max(found, key=lambda path: int(path.suffix[1:]), default=None)
+
+    async def close(self) -> None:
+        """Lets go of everything; whatever runs goes on under its shim."""
+        self._closed = True
+        self._woken.set()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+        for child in self._children.values():
+            self._let_go(child)
+        self._journal.close()
+        self.cgroups.remove({child.mark for child in self._children.values()})
+
+    # What an earlier life left.
+
+    def _find(self, line: Began, over: Over | None) -> tuple[Child | None, Ended | None]:
+        """It runs, or it has ended, or it was never started."""
+        now = time.monotonic()
+        if over is not None:
+            return None, Ended(over.place, now, over.exit_code, over.reason, over.message, over.stopped)
+        child = Child(line.run, Folder(self._path(line.place)))
+        if not line.run.command:
+            child.started_at = now - max(0.0, time.time() - line.at)
+            return child, None
+        claim = child.folder.claim()
+        if claim is None:
+            # From now on a shim that was on its way finds the door closed; it may have been faster.
+            child.folder.void()
+            claim = child.folder.claim()
+        if claim is None:
+            return None, None
+        child.group = child.folder.group()
+        if (process := claim.process()) is None:
+            return None, child.conclude(claim)
+        child.shim, child.process = claim.pid, process
+        child.started_at = child.folder.started_at() or now
+        child.deadline = child.deadline_written = child.folder.deadline()
+        return child, None
+
+    # Carrying out.
+
+    async def _work(self) -> None:
+        while self._queue or not self._closed:
+            await self._woken.wait()
+            self._woken.clear()
+            batch, self._queue = self._queue, []
+            failed = await self._write(batch)
+            for one in batch:
+                try:
+                    await self._carry_out(one, failed)
+                except Exception:
+                    log.exception("an instruction could not be carried out", instruction=one)
+            if time.monotonic() >= self._tidied_at + TIDY_SECONDS:
+                await asyncio.to_thread(self._tidy)
+
+    async def _write(self, batch: list[Instruction | Ended]) -> str:
+        """Into the journal, at once; why that failed, if it did."""
+        lines = [line for one in batch if (line := _line(one)) is not None]
+        try:
+            await asyncio.to_thread(self._journal.append, lines)
+        except OSError as error:
+            log.error("the journal cannot be written", error=str(error))
+            return f"the agent's journal cannot be written: {error.strerror}"
+        return ""
+
+    async def _carry_out(self, one: Instruction | Ended, failed: str) -> None:
+        if isinstance(one, Start):
+            self._start(one, failed)
+        elif isinstance(one, SignalStop):
+            self._stop(one)
+        elif isinstance(one, MoveDeadline):
+            if (child := self._children.get(one.place)) is not None:
+                child.deadline = one.at
+                await asyncio.to_thread(child.write_deadline)
+        elif isinstance(one, Ended):
+            self._heard(one)
+
+    def _start(self, start: Start, failed: str) -> None:
+        """What could not be journaled is not started: after a crash nobody would know of it. What comes too late for
+        this life is for the next."""
+        if start.place in self._children or self._closed:
+            return
+        if failed:
+            self._heard(Ended(start.place, time.monotonic(), None, START_FAILED, failed))
+            return
+        child = Child(start.run, Folder(self._path(start.place)), deadline=start.deadline)
+        self._children[start.place] = child
+        if start.run.command:
+            self._task(self._launch(child))
+        else:
+            self._heard(Started(start.place, child.started_at))
+
+    async def _launch(self, child: Child) -> None:
+        try:
+            async with self._launches:
+                env = environment(child.run, self._node, self._user, os.environ)
+                await asyncio.to_thread(child.spawn, env, self._user, self.cgroups, self._options(child.run))
+        except (OSError, ValueError) as error:
+            log.warning("a command could not be started", uid=child.run.uid, error=str(error))
+            end = Ended(child.run.place, time.monotonic(), None, START_FAILED, f"it could not be started: {error}")
+            await asyncio.to_thread(child.remove_group)
+            self._over(child, end)
+        else:
+            self._watch(child)
+
+    def _options(self, run: Run) -> dict[str, object]:
+        wished = self._settings
+        return {"ttl": run.ttl_seconds, "grace": wished.grace_seconds, "output_bytes": wished.output_bytes}
+
+    def _stop(self, stop: SignalStop) -> None:
+        child = self._children.get(stop.place)
+        if child is None:
+            return
+        now = time.monotonic()
+        if not child.run.command:
+            self._over(child, Ended(stop.place, now, None, stop.reason, stopped=True, usage=child.used(now)))
+            return
+        if child.kill_at is not None and child.kill_at < now:
+            self._task(self._force(child))
+        kill_at = now + stop.grace_seconds
+        child.kill_at = kill_at if child.kill_at is None else min(kill_at, child.kill_at)
+        child.stop_reason = stop.reason
+        self._ask(child)
+
+    def _ask(self, child: Child) -> None:
+        """Until somebody listens: a shim that is on its way will."""
+        if self._closed or child.kill_at is None or self._children.get(child.run.place) is not child:
+            return
+        if not child.folder.ask_to_stop(child.kill_at - time.monotonic(), child.stop_reason):
+            asyncio.get_running_loop().call_later(ASK_AGAIN_SECONDS, self._ask, child)
+
+    async def _force(self, child: Child) -> None:
+        """Its shim should have killed it long ago. Perhaps somebody has stopped the shim."""
+        with suppress(OSError):
+            signal.pidfd_send_signal(child.process, signal.SIGCONT)
+        await asyncio.to_thread(sweep, child.mark, child.group)
+
+    # What happens to shims.
+
+    def _watch(self, child: Child) -> None:
+        loop = asyncio.get_running_loop()
+        if child.process >= 0:
+            loop.add_reader(child.process, self._exited, child)
+        if child.announcement >= 0:
+            loop.add_reader(child.announcement, self._announced, child)
+        if child.deadline != child.deadline_written:
+            self._task(asyncio.to_thread(child.write_deadline))
+
+    def _announced(self, child: Child) -> None:
+        told = os.read(child.announcement, 64)
+        asyncio.get_running_loop().remove_reader(child.announcement)
+        os.close(child.announcement)
+        child.announcement = -1
+        if told:
+            child.started_at = time.monotonic()
+            self._heard(Started(child.run.place, child.started_at))
+
+    def _exited(self, child: Child) -> None:
+        if child.announcement >= 0:
+            self._announced(child)
+        self._let_go(child)
+        if child.ours:
+            with suppress(ChildProcessError):
+                os.waitpid(child.shim, os.WNOHANG)
+        self._task(self._settle(child))
+
+    async def _settle(self, child: Child) -> None:
+        claim = await asyncio.to_thread(child.folder.claim)
+        if claim is not None and claim.pid != child.shim and (process := claim.process()) is not None:
+            # Another shim was first, which an earlier life of the agent had sent.
+            child.shim, child.process, child.ours = claim.pid, process, False
+            self._watch(child)
+            self._heard(Started(child.run.place, child.folder.started_at() or time.monotonic()))
+            return
+        self._over(child, await asyncio.to_thread(child.conclude, claim))
+
+    def _over(self, child: Child, end: Ended) -> None:
+        """Said when it is in the journal."""
+        if self._children.get(child.run.place) is child:
+            del self._children[child.run.place]
+        self._queue.append(end)
+        self._woken.set()
+
+    def _let_go(self, child: Child) -> None:
+        loop = asyncio.get_running_loop()
+        for fd in (child.process, child.announcement):
+            if fd >= 0:
+                loop.remove_reader(fd)
+                os.close(fd)
+        child.process = child.announcement = -1
+
+    # Housekeeping.
+
+    def _tidy(self) -> None:
+        """Logs of what is over are kept for a while, the newest of them."""
+        self._tidied_at = time.monotonic()
+        kept_bytes = 0
+        live = {self._path(place).name for place in self._journal.known.began}
+        old_at = time.time() - self._settings.keep_seconds
+        for path, changed_at, size in sorted(_folders(self._folder), key=lambda one: -one[1]):
+            if path.name in live:
+                continue
+            kept_bytes += size
+            if changed_at < old_at or kept_bytes > self._settings.keep_bytes:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _path(self, place: Place) -> Path:
+        return self._folder / mark(place)
+
+    def _task(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a task of the shell failed", exc_info=error)
+
+
+def group_name(folder: Path) -> str:
+    """Of the control group above all placements of one agent: several may live on one machine."""
+    return f"bursar-{sha256(str(folder.resolve()).encode()).hexdigest()[:8]}"
+
+
+def _allow_many_files() -> None:
+    """Each placement has two of them open."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _line(one: Instruction | Ended) -> Line | None:
+    if isinstance(one, Start):
+        return began(one.run)
+    if isinstance(one, Ended):
+        return _over(one)
+    return Gone(*one.place) if isinstance(one, Forget) else None
+
+
+def _over(end: Ended) -> Over:
+    return Over(*end.place, end.exit_code, end.reason, end.message, end.stopped)
+
+
+def _folders(folder: Path) -> list[tuple[Path, float, int]]:
+    """With when they last changed, and the bytes of output in them."""
+    found = []
+    for path in folder.iterdir():
+        with suppress(OSError):
+            size = sum(one.stat().st_size for one in path.glob("output.*"))
+            found.append((path, path.stat().st_mtime, size))
+    return found

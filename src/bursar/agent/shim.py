@@ -1,0 +1,500 @@
+"""The process between an agent and one command: it outlives the agent, and nothing of the command outlives it.
+
+It lives in the placement's folder, alone and in a session of its own, and needs nobody: the deadline, the longest
+runtime and the grace are kept on the monotonic clock whether the agent is there or not. In the folder:
+
+    spec      from the agent: fields `key=value`, each ended by a NUL
+    control   a FIFO, through which the agent asks for an end: `stop SECONDS REASON`, one line
+    deadline  from the agent, replaced atomically: the moment by which all must end. It only ever moves forward, so it
+              is read again only when the one that was read has come
+    claim     who has taken the placement: pid, start time, boot. There is one claim ever, so there is one command ever
+    started   the command's pid, and when it began
+    output.N  what it wrote, from byte N on; only the newest two of them are kept
+    status    how it ended (JSON), written when nothing of it runs any more
+
+Only a few modules of C are imported, because there is one shim per command, and each must start in no time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import select
+import time
+
+# What is behind the public modules: those take longer to import than everything else here.
+from _json import encode_basestring_ascii
+from _signal import SIG_DFL, SIG_IGN, set_wakeup_fd, signal  # type: ignore[import-not-found]
+
+HUP, INT, QUIT, KILL, PIPE, TERM, CHLD, CONT, XFSZ = 1, 2, 3, 9, 13, 15, 17, 18, 25
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+CHUNK_BYTES = 65536
+SETTLE_SECONDS_MIN, SETTLE_SECONDS_MAX = 0.005, 1.0
+STATUS_BYTES = 4096  # set aside from the start, so that a full disk cannot keep us from saying how it ended
+OUTPUT_BYTES_MAX = 16 << 20  # of each of the two files
+GRACE_SECONDS = 30.0
+NOT_FOUND, NOT_EXECUTABLE = 127, 126
+
+Fields = dict[bytes, list[bytes]]
+
+
+class StartError(Exception):
+    """The command cannot be started: the stage that failed, and the number of the error."""
+
+
+def main(folder: str) -> int:
+    os.umask(0o077)
+    os.closerange(3, 65536)
+    os.chdir(folder)
+    fields = _read_spec()
+    if not _claim():
+        return 3
+    _set_aside()
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    shim = Shim(fields)
+    try:
+        shim.start()
+    except StartError as error:
+        stage, number = error.args
+        shim.finish(*_explain(stage, number, fields))
+        return 0
+    shim.announce()
+    shim.run()
+    return 0
+
+
+class Shim:
+    def __init__(self, fields: Fields) -> None:
+        self.fields = fields
+        self.kill_file = _one(fields, b"kill")
+        self.members_file = _one(fields, b"members")
+        self.grace_seconds = float(_one(fields, b"grace") or GRACE_SECONDS)
+        self.output = Output(int(_one(fields, b"output_bytes") or OUTPUT_BYTES_MAX))
+        self.wake, wake_in = os.pipe()
+        os.set_blocking(wake_in, False)
+        set_wakeup_fd(wake_in, warn_on_full_buffer=False)
+        for number in (HUP, INT, QUIT, CHLD, TERM):
+            signal(number, SIG_IGN if number in (HUP, INT, QUIT) else _noted)
+        self.control = os.open("control", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self.asked = b""
+        self.pid, self.pipe = 0, -1
+        self.began = time.monotonic()
+        self.expires_at = _INFINITE
+        self.deadline = _read_deadline(_INFINITE)
+        self.kill_at = _INFINITE
+        self.reason, self.stopped = "", False
+        self.exit_code: int | None = None
+        self.cpu_seconds, self.memory_kilobytes_max = 0.0, 0
+
+    # The start.
+
+    def start(self) -> None:
+        """The command runs when this returns: its exec has happened."""
+        self.pipe, write_end = os.pipe()
+        os.set_blocking(self.pipe, False)
+        report, report_end = os.pipe()
+        try:
+            self.pid = os.fork()
+        except OSError as error:
+            raise StartError("fork", error.errno) from error
+        if self.pid == 0:
+            _become(self.fields, write_end, report_end)
+        for fd in (write_end, report_end):
+            os.close(fd)
+        if fault := os.read(report, 256):
+            os.waitpid(self.pid, 0)
+            stage, _, number = fault.decode().partition(" ")
+            raise StartError(stage, int(number))
+        self.began = time.monotonic()
+        ttl_seconds = float(_one(self.fields, b"ttl") or 0)
+        self.expires_at = self.began + ttl_seconds if ttl_seconds else _INFINITE
+
+    def announce(self) -> None:
+        """On disk for an agent to come, and through our output for the one that waits."""
+        try:
+            _save("started", f"{self.pid} {_start_ticks(self.pid)} {self.began!r}\n".encode())
+            os.write(1, b"started\n")
+        except OSError:
+            pass  # the disk is full, or nobody waits any more; the command runs all the same
+        os.dup2(2, 1)
+
+    # The life.
+
+    def run(self) -> None:
+        poll = select.poll()
+        for fd in (self.wake, self.control, self.pipe):
+            poll.register(fd, select.POLLIN)
+        while self.exit_code is None:
+            for fd, _ in poll.poll(self._wait_milliseconds()):
+                if fd == self.pipe:
+                    if not self._copy():
+                        poll.unregister(self.pipe)
+                elif fd == self.control:
+                    self._listen()
+                else:
+                    self._wake()
+            self._keep_time()
+        self._kill_the_rest()
+        while self._copy():
+            pass
+        self.finish(self.exit_code, self.reason, "")
+
+    def _wait_milliseconds(self) -> int:
+        at = min(self.expires_at, self.deadline) if not self.stopping else self.kill_at
+        # No longer than an hour, so that a moved clock or a deadline far away never means for ever.
+        return int(min(3600.0, max(0.0, at - time.monotonic())) * 1000) + 1
+
+    @property
+    def stopping(self) -> bool:
+        return self.kill_at != _INFINITE
+
+    def _keep_time(self) -> None:
+        now = time.monotonic()
+        if self.stopping:
+            if now >= self.kill_at:
+                self._signal_all(KILL)
+                self.kill_at = now + SETTLE_SECONDS_MAX
+        elif now >= self.expires_at:
+            self._stop(self.grace_seconds, "Expired", stopped=False)
+        elif now >= self.deadline:
+            self.deadline = _read_deadline(self.deadline)
+            if now >= self.deadline:
+                self._stop(self.grace_seconds, "LeaseExpired", stopped=True)
+
+    def _stop(self, grace_seconds: float, reason: str, *, stopped: bool) -> None:
+        """The first reason stays; asked again, it may only become sooner."""
+        kill_at = time.monotonic() + max(0.0, grace_seconds)
+        if not self.stopping:
+            self.reason, self.stopped = reason, stopped
+            if grace_seconds > 0:
+                self._signal_all(TERM)
+                self._signal_all(CONT)
+        self.kill_at = min(self.kill_at, kill_at)
+
+    def _listen(self) -> None:
+        *lines, self.asked = (self.asked + os.read(self.control, 4096)).split(b"\n")
+        for line in lines:
+            verb, _, rest = line.partition(b" ")
+            seconds, _, reason = rest.partition(b" ")
+            if verb == b"stop":
+                self._stop(float(seconds), reason.decode("utf-8", "replace"), stopped=True)
+
+    def _wake(self) -> None:
+        """Somebody has died, or we are asked to: then we take the command with us."""
+        if TERM in os.read(self.wake, 4096):
+            self._stop(self.grace_seconds, "Terminated", stopped=True)
+        self._reap()
+
+    def _reap(self) -> bool:
+        """Whether anything is left. We inherit whatever forks away, so no child means that nothing is left."""
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            self.cpu_seconds += usage.ru_utime + usage.ru_stime
+            self.memory_kilobytes_max = max(self.memory_kilobytes_max, usage.ru_maxrss)
+            if pid == self.pid:
+                code = os.waitstatus_to_exitcode(status)
+                self.exit_code = code if code >= 0 else 128 - code
+
+    def _copy(self) -> bool:
+        """What the command wrote; whether there may be more."""
+        try:
+            data = os.read(self.pipe, CHUNK_BYTES)
+        except BlockingIOError:
+            return self.exit_code is None
+        self.output.write(data)
+        return bool(data)
+
+    # The end.
+
+    def _kill_the_rest(self) -> None:
+        """What the command leaves behind ends with it."""
+        pause = SETTLE_SECONDS_MIN
+        while self._reap() or self._members():
+            self._signal_all(KILL)
+            self._copy()
+            time.sleep(pause)
+            pause = min(2 * pause, SETTLE_SECONDS_MAX)
+
+    def _signal_all(self, number: int) -> None:
+        """To everything in its control group and everything that descends from us."""
+        if number == KILL and self.kill_file:
+            try:
+                _write(self.kill_file, b"1")
+            except OSError:
+                pass  # the walk below does it
+        for pid in {*self._members(), *_descendants()}:
+            try:
+                os.kill(pid, number)
+            except OSError:
+                continue
+
+    def _members(self) -> list[int]:
+        if not self.members_file:
+            return []
+        try:
+            return [int(line) for line in _read(self.members_file).split()]
+        except OSError:
+            return []  # it was removed, which it can only be when it is empty
+
+    def finish(self, exit_code: int, reason: str, message: str) -> None:
+        said = {
+            "exitCode": exit_code,
+            "reason": reason[:256],
+            "message": message[:1024],
+            "stopped": self.stopped,
+            "seconds": round(time.monotonic() - self.began, 6),
+            "cpuSeconds": round(self.cpu_seconds, 6),
+            "memoryBytesMax": self.memory_kilobytes_max * 1024,
+        }
+        text = "{" + ", ".join(f'"{name}": {_json(value)}' for name, value in said.items()) + "}"
+        while True:
+            try:
+                _save("status", text.encode().ljust(STATUS_BYTES - 1) + b"\n")
+                return _sync_folder()
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                time.sleep(SETTLE_SECONDS_MAX)
+
+
+class Output:
+    """What the command writes, in files of a bounded size. The command never waits for the disk to have room: what
+    cannot be kept is dropped, and that it was is noted."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.files: list[str] = []
+        self.fd = -1
+        self.size = 0
+        self.end = 0  # of all that was ever kept
+        self.lost = 0
+        self._open()
+
+    def write(self, data: bytes) -> None:
+        if self.lost:
+            note = f"\n[bursar: {self.lost} bytes of output were lost: there was no room on the disk]\n".encode()
+            if not self._put(note):
+                self.lost += len(data)
+                return
+            self.lost = 0
+        while data:
+            if self.fd < 0 or self.size >= self.bytes_max:
+                self._open()
+            kept = self._put(data[: max(1, self.bytes_max - self.size)])
+            if not kept:
+                self.lost += len(data)
+                return
+            data = data[kept:]
+
+    def _put(self, data: bytes) -> int:
+        try:
+            kept = os.write(self.fd, data)
+        except OSError:
+            return 0
+        self.size += kept
+        self.end += kept
+        return kept
+
+    def _open(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+        name = f"output.{self.end}"
+        try:
+            self.fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        except OSError:
+            return
+        self.size = 0
+        self.files.append(name)
+        while len(self.files) > 2:
+            try:
+                os.unlink(self.files.pop(0))
+            except OSError:
+                continue
+
+
+def _become(fields: Fields, output: int, report: int) -> None:
+    """In the child: become the command, or say why not."""
+    stage = "start"
+    try:
+        os.setsid()
+        stage = "cgroup"
+        for path in fields.get(b"procs", []):
+            _write(path, b"0")
+        stage = "start"
+        set_wakeup_fd(-1)
+        for number in (HUP, INT, QUIT, PIPE, TERM, CHLD, XFSZ):
+            signal(number, SIG_DFL)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.umask(0o022)
+        stage = "user"
+        _change_user(fields)
+        _prctl(PR_SET_PDEATHSIG, KILL)
+        stage = "cwd"
+        os.chdir(_one(fields, b"cwd") or b"/")
+        stage = "exec"
+        _execute(fields[b"arg"], dict(one.split(b"=", 1) for one in fields.get(b"env", [])))
+    except Exception as error:
+        os.write(report, f"{stage} {getattr(error, 'errno', errno.EINVAL)}".encode())
+    finally:
+        os._exit(NOT_FOUND)
+
+
+def _execute(command: list[bytes], env: dict[bytes, bytes]) -> None:
+    """As `os.execvpe`, which imports what the user we have become may not be able to read."""
+    paths = [b""] if b"/" in command[0] else env.get(b"PATH", b"/usr/bin:/bin").split(b":")
+    worst = OSError(errno.ENOENT, "")
+    for path in paths:
+        try:
+            os.execve(os.path.join(path, command[0]), command, env)
+        except OSError as error:
+            worst = worst if error.errno in (errno.ENOENT, errno.ENOTDIR) else error
+    raise worst
+
+
+def _change_user(fields: Fields) -> None:
+    if uid := _one(fields, b"uid"):
+        os.setgroups([int(group) for group in fields.get(b"group", [])])
+        os.setgid(int(_one(fields, b"gid")))
+        os.setuid(int(uid))
+
+
+def _explain(stage: str, number: int, fields: Fields) -> tuple[int, str, str]:
+    command = fields[b"arg"][0].decode("utf-8", "replace")
+    why = os.strerror(number)
+    if stage == "cwd":
+        cwd = (_one(fields, b"cwd") or b"/").decode("utf-8", "replace")
+        return NOT_EXECUTABLE, "WorkingDirUnusable", f"the working directory {cwd!r} cannot be entered: {why}"
+    if stage == "exec" and number in (errno.ENOENT, errno.ENOTDIR):
+        return NOT_FOUND, "CommandNotFound", f"the command {command!r} was not found on this node"
+    if stage == "exec":
+        return NOT_EXECUTABLE, "CommandNotExecutable", f"the command {command!r} cannot be executed: {why}"
+    return NOT_EXECUTABLE, "StartFailed", f"the command {command!r} could not be started ({stage}): {why}"
+
+
+# Files.
+
+
+def _read_spec() -> Fields:
+    fields: Fields = {}
+    for field in _read("spec").split(b"\0")[:-1]:
+        key, _, value = field.partition(b"=")
+        fields.setdefault(key, []).append(value)
+    return fields
+
+
+def _claim() -> bool:
+    """A link is made or it is not; whoever comes second finds it made."""
+    boot = _read("/proc/sys/kernel/random/boot_id").decode().strip()
+    pid = os.getpid()
+    mine = f"claim.{pid}"
+    _save(mine, f"{pid} {_start_ticks(pid)} {boot}\n".encode())
+    try:
+        os.link(mine, "claim")
+    except FileExistsError:
+        return False
+    finally:
+        os.unlink(mine)
+    _sync_folder()
+    return True
+
+
+def _set_aside() -> None:
+    """Room for the status, while there is room."""
+    try:
+        _save("status.new", b" " * STATUS_BYTES)
+    except OSError:
+        os.unlink("claim")  # nothing was started
+        raise
+
+
+def _save(name: str, data: bytes) -> None:
+    """Whole or not at all. What was set aside for it is written over."""
+    fd = os.open(f"{name}.new", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, data)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.rename(f"{name}.new", name)
+
+
+def _sync_folder() -> None:
+    fd = os.open(".", os.O_RDONLY)
+    os.fsync(fd)
+    os.close(fd)
+
+
+def _read_deadline(known: float) -> float:
+    try:
+        return max(float(_read("deadline")), known if known != _INFINITE else 0.0)
+    except (OSError, ValueError):
+        return known
+
+
+def _read(path: str | bytes) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return file.read()
+
+
+def _write(path: bytes, data: bytes) -> None:
+    with open(path, "wb", buffering=0) as file:
+        file.write(data)
+
+
+# Processes.
+
+
+def _start_ticks(pid: int) -> int:
+    """When it started, in ticks since the machine did: with it, a pid means one process and no other."""
+    return int(_stat(pid)[19])
+
+
+def _stat(pid: int) -> list[bytes]:
+    """From its state on; the name before it may contain anything."""
+    return _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+
+
+def _descendants() -> list[int]:
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                children.setdefault(int(_stat(int(name))[1]), []).append(int(name))
+            except (OSError, IndexError):
+                continue  # it is gone
+    found = []
+    next_ones = [os.getpid()]
+    while next_ones:
+        below = children.get(next_ones.pop(), [])
+        found += below
+        next_ones += below
+    return found
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def _noted(number: int, frame: object) -> None:
+    """The number is written to the wake pipe by the interpreter."""
+
+
+def _one(fields: Fields, key: bytes) -> bytes:
+    return fields.get(key, [b""])[-1]
+
+
+def _json(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, int | float) else encode_basestring_ascii(str(value))
+
+
+_INFINITE = float("inf")

@@ -1,0 +1,217 @@
+"""The messages of the wire, and the values that the agent thinks in: each as the other.
+
+Pure. What a newer control plane says and we do not know is passed over, and so is what cannot be right: one bad line
+must not silence the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from bursar import __version__
+from bursar.agent.probe import Load
+from bursar.agent.work import Directive, Place, Run, State, Status, Stop, Usage
+from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
+
+PROTOCOL_VERSION = 1
+
+_PHASES = {
+    State.STARTING: pb.POD_PHASE_STARTING,
+    State.RUNNING: pb.POD_PHASE_RUNNING,
+    State.STOPPING: pb.POD_PHASE_STOPPING,
+    State.SUCCEEDED: pb.POD_PHASE_SUCCEEDED,
+    State.FAILED: pb.POD_PHASE_FAILED,
+    State.STOPPED: pb.POD_PHASE_STOPPED,
+}
+_STATES = {phase: state for state, phase in _PHASES.items()}
+
+
+NO_LOAD = Load()
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """What the agent says. `capacity` and `address` are said in the first beat of a stream, and when they change."""
+
+    statuses: Sequence[Status] = ()
+    inventory: bool = False
+    load: Load = NO_LOAD
+    capacity: Mapping[str, str] = field(default_factory=dict)
+    address: str = ""
+    certificate_request: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the control plane says. `seq` is the beat that it answers, 0 where it speaks by itself."""
+
+    seq: int = 0
+    directives: tuple[Directive, ...] = ()
+    complete: bool = False
+    acknowledged: tuple[Place, ...] = ()
+    lease_seconds: float = 0.0
+    leases: Mapping[Place, float] = field(default_factory=dict)
+    certificate: bytes = b""
+    beat_seconds: float = 0.0
+
+
+# What is said.
+
+
+def beat_message(beat: Beat, *, node: str, seq: int, timestamp_ms: int) -> pb.HeartbeatRequest:
+    return pb.HeartbeatRequest(
+        node_id=node,
+        timestamp=timestamp_ms,
+        seq=seq,
+        protocol_version=PROTOCOL_VERSION,
+        agent_version=__version__,
+        inventory=beat.inventory,
+        pod_statuses=[status_message(one) for one in beat.statuses],
+        current_usage=load_message(beat.load),
+        capacity=beat.capacity,
+        address=beat.address,
+        certificate_request=beat.certificate_request,
+    )
+
+
+def status_message(status: Status) -> pb.PodStatus:
+    return pb.PodStatus(
+        allocation_id=status.uid,
+        epoch=status.epoch,
+        phase=_PHASES[status.state],
+        reason=status.reason,
+        message=status.message,
+        exit_code=status.exit_code,
+        usage=pb.AllocationUsage(
+            seconds=status.usage.seconds,
+            cpu_seconds=status.usage.cpu_seconds,
+            memory_bytes=status.usage.memory_bytes,
+            memory_bytes_max=status.usage.memory_bytes_max,
+            gpu_seconds=status.usage.gpu_seconds,
+        ),
+    )
+
+
+def load_message(load: Load) -> pb.ResourceUsage:
+    gpus = [
+        pb.GpuUsage(index=one.index, utilization=one.utilization, memory_bytes=one.memory_bytes) for one in load.gpus
+    ]
+    return pb.ResourceUsage(
+        cpu_cores=load.cpu_cores, memory_bytes=load.memory_bytes, disk_bytes=load.disk_bytes, gpus=gpus
+    )
+
+
+# What is heard.
+
+
+def read_answer(message: pb.HeartbeatResponse) -> Answer:
+    directives = [read_directive(one) for one in message.directives]
+    return Answer(
+        seq=message.seq,
+        directives=tuple(one for one in directives if one is not None),
+        # A wanted set with a gap is no whole set: what it leaves out must not be stopped for it.
+        complete=message.complete and None not in directives,
+        acknowledged=tuple((one.allocation_id, one.epoch) for one in message.acknowledgements),
+        lease_seconds=float(max(0, message.lease_duration_seconds)),
+        leases={(one.allocation_id, one.epoch): float(max(0, one.seconds)) for one in message.leases},
+        certificate=message.certificate,
+        beat_seconds=float(max(0, message.beat_seconds)),
+    )
+
+
+def read_directive(message: pb.SchedulingDirective) -> Directive | None:
+    """None where it is of a kind that we do not know, or names nothing."""
+    if not message.allocation_id:
+        return None
+    if message.type == pb.DIRECTIVE_TYPE_RUN:
+        return _read_run(message)
+    if message.type == pb.DIRECTIVE_TYPE_STOP:
+        return Stop(
+            uid=message.allocation_id,
+            epoch=message.epoch,
+            grace_seconds=max(0, message.grace_seconds),
+            reason=message.reason,
+            message=message.message,
+        )
+    return None
+
+
+def _read_run(message: pb.SchedulingDirective) -> Run:
+    return Run(
+        uid=message.allocation_id,
+        epoch=message.epoch,
+        namespace=message.namespace,
+        name=message.name,
+        tenant=message.tenant,
+        requests=dict(message.resources.requests),
+        limits=dict(message.resources.limits),
+        devices={resource: tuple(given.indices) for resource, given in message.devices.items()},
+        command=tuple(message.command),
+        env=dict(message.env),
+        working_dir=message.working_dir,
+        ttl_seconds=max(0, message.ttl_seconds),
+        leased=message.leased,
+        nodes=tuple(message.nodes),
+        exclusive=message.exclusive,
+        annotations=dict(message.annotations),
+    )
+
+
+# The other way round, for whoever plays the control plane: tests and simulations.
+
+
+def directive_message(directive: Directive) -> pb.SchedulingDirective:
+    if isinstance(directive, Stop):
+        return pb.SchedulingDirective(
+            type=pb.DIRECTIVE_TYPE_STOP,
+            allocation_id=directive.uid,
+            epoch=directive.epoch,
+            grace_seconds=directive.grace_seconds,
+            reason=directive.reason,
+            message=directive.message,
+        )
+    return pb.SchedulingDirective(
+        type=pb.DIRECTIVE_TYPE_RUN,
+        allocation_id=directive.uid,
+        epoch=directive.epoch,
+        namespace=directive.namespace,
+        name=directive.name,
+        tenant=directive.tenant,
+        resources=pb.ResourceRequirements(requests=directive.requests, limits=directive.limits),
+        devices={resource: pb.DeviceIndices(indices=given) for resource, given in directive.devices.items()},
+        command=directive.command,
+        env=directive.env,
+        working_dir=directive.working_dir,
+        ttl_seconds=directive.ttl_seconds,
+        leased=directive.leased,
+        nodes=directive.nodes,
+        exclusive=directive.exclusive,
+        annotations=directive.annotations,
+    )
+
+
+def read_status(message: pb.PodStatus) -> Status | None:
+    """None where the state is none that we know."""
+    state = _STATES.get(message.phase)
+    if state is None:
+        return None
+    return Status(
+        uid=message.allocation_id,
+        epoch=message.epoch,
+        state=state,
+        reason=message.reason,
+        message=message.message,
+        exit_code=message.exit_code if message.HasField("exit_code") else None,
+        usage=Usage(
+            seconds=message.usage.seconds,
+            cpu_seconds=message.usage.cpu_seconds,
+            memory_bytes=message.usage.memory_bytes,
+            memory_bytes_max=message.usage.memory_bytes_max,
+            gpu_seconds=message.usage.gpu_seconds,
+        ),
+    )
+
+
+def read_statuses(messages: Iterable[pb.PodStatus]) -> list[Status]:
+    return [one for message in messages if (one := read_status(message)) is not None]

@@ -1,0 +1,388 @@
+"""What an agent does, as a pure machine: events in, instructions out; `now` is an argument.
+
+A placement is one epoch of one allocation on this node. It is started at most once, however often it is wanted: one
+that has ended is remembered after everything else about it is forgotten, and an epoch that was seen makes all older
+ones of its allocation a thing of the past. How it ended is told until the control plane has acknowledged it.
+
+An executor carries the instructions out, and answers each `Start` with `started` or `ended`, and each `SignalStop`
+sooner or later with `ended`. Work without a command is no exception: the executor says at once that it runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from bursar.agent.work import ENDED, Directive, Place, Run, State, Status, Stop, Usage
+
+GRACE_SECONDS = 30  # where nobody said how long stopping may take
+RETRY_SECONDS = 10.0  # until it is asked again to kill what should be dead
+REMEMBERED_MAX = 20_000  # allocations of the past
+
+EXPIRED = "Expired"  # it has run for as long as it may
+LEASE_EXPIRED = "LeaseExpired"
+NOT_WANTED = "NotWanted"
+SUPERSEDED = "Superseded"  # a newer epoch of the same allocation is placed here
+OF_THE_PAST = "OfThePast"  # it was here before, and was acknowledged
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start this, once; it must be dead soon after the deadline, unless that is moved."""
+
+    run: Run
+    deadline: float | None = None
+
+    @property
+    def place(self) -> Place:
+        return self.run.place
+
+
+@dataclass(frozen=True, slots=True)
+class SignalStop:
+    """Ask it to end, and kill it after the grace. Said again, it may only become sooner."""
+
+    place: Place
+    grace_seconds: float
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MoveDeadline:
+    place: Place
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Its end is recorded elsewhere: only that it was here needs to be remembered."""
+
+    place: Place
+
+
+Instruction: TypeAlias = Start | SignalStop | MoveDeadline | Forget
+
+
+@dataclass(slots=True)
+class _Held:
+    """One placement from when it is heard of until its end is acknowledged."""
+
+    run: Run
+    state: State = State.STARTING
+    wanted: bool = True  # by the control plane, since this agent runs
+    handed: bool = False  # to the executor: from then on only the executor can say that it has ended
+    own_lease: bool = False
+    deadline: float | None = None
+    expires_at: float = math.inf
+    stop: Stop | None = None
+    kill_at: float = math.inf
+    reason: str = ""
+    message: str = ""
+    exit_code: int | None = None
+    usage: Usage = field(default_factory=Usage)
+
+    @property
+    def live(self) -> bool:
+        return self.state not in ENDED
+
+    @property
+    def due_at(self) -> float:
+        if not self.live or not self.handed:
+            return math.inf
+        if self.state is State.STOPPING:
+            return self.kill_at + RETRY_SECONDS
+        return min(self.expires_at, math.inf if self.deadline is None else self.deadline)
+
+
+class Machine:
+    """All placements of one node."""
+
+    def __init__(self) -> None:
+        self._held: dict[Place, _Held] = {}
+        self._newest: dict[str, int] = {}  # by uid, the highest epoch that was ever held; in order of arrival
+        self._waiting: dict[Place, None] = {}  # to be handed to the executor
+        self._news: dict[Place, None] = {}
+        self._granted: float | None = None  # how far the node's lease reaches
+        self._now = -math.inf
+
+    # Events.
+
+    def adopt(
+        self,
+        run: Run,
+        now: float,
+        *,
+        started: bool,
+        started_at: float | None = None,
+        deadline: float | None = None,
+    ) -> list[Instruction]:
+        """What an earlier life of this agent was told to run. What it had not started waits to be wanted again: it may
+        run elsewhere by now."""
+        self._at(now)
+        if run.place in self._held or (not started and run.epoch < self._newest.get(run.uid, run.epoch)):
+            return []
+        held = self._hold(run)
+        held.wanted = False
+        if started:
+            self._hand(held)
+            held.deadline = deadline
+            self._run_from(held, now if started_at is None else started_at)
+        return []
+
+    def remember(self, places: Iterable[Place]) -> None:
+        """What an earlier life of this agent was acknowledged for."""
+        for uid, epoch in places:
+            self._note(uid, epoch)
+
+    def tell(self, directives: Sequence[Directive], now: float, *, complete: bool = False) -> list[Instruction]:
+        """What is wanted of the node; if that is `complete`, nothing else may go on."""
+        self._at(now)
+        done: list[Instruction] = []
+        for directive in directives:
+            if isinstance(directive, Run):
+                done += self._want(directive)
+            else:
+                done += self._unwant(directive)
+        if complete:
+            done += self._stop_all_but({directive.place for directive in directives})
+        return done + self._start_ready()
+
+    def started(self, place: Place, now: float) -> list[Instruction]:
+        """It runs, from now on."""
+        self._at(now)
+        held = self._held.get(place)
+        if held is not None and held.state is State.STARTING and held.handed:
+            self._run_from(held, now)
+        return []
+
+    def ended(
+        self,
+        place: Place,
+        now: float,
+        *,
+        exit_code: int | None,
+        reason: str = "",
+        message: str = "",
+        stopped: bool = False,
+    ) -> list[Instruction]:
+        """It has ended, or never began; nothing of it runs any more. `stopped` where the executor knows that somebody
+        had asked for it: we may have been told in an earlier life."""
+        self._at(now)
+        held = self._held.get(place)
+        if held is None or not held.live:
+            return []
+        self._hand(held)
+        if held.stop is not None:
+            stopped, reason, message = True, held.stop.reason, held.stop.message or message
+        self._end(held, _how(exit_code, reason, stopped), reason, message, exit_code)
+        return self._start_ready()
+
+    def measured(self, usages: Mapping[Place, Usage]) -> None:
+        """What placements have used. It is told with the next thing that is said of them, and is no news by itself."""
+        for place, usage in usages.items():
+            if (held := self._held.get(place)) is not None:
+                held.usage = usage
+
+    def granted(self, seconds: float, sent_at: float, leases: Mapping[Place, float] | None = None) -> list[Instruction]:
+        """All leased work of the node may run for so long after the beat was sent. Work that was given a lease of its
+        own lives by that alone."""
+        done: list[Instruction] = []
+        if seconds > 0:
+            self._granted = max(sent_at + seconds, -math.inf if self._granted is None else self._granted)
+        for place, own_seconds in (leases or {}).items():
+            if (held := self._held.get(place)) is not None and held.run.leased:
+                held.own_lease = True
+                done += self._move(held, sent_at + own_seconds)
+        if seconds > 0:
+            for held in self._held.values():
+                if held.run.leased and not held.own_lease and self._granted is not None:
+                    done += self._move(held, self._granted)
+        return done + self._start_ready()
+
+    def acknowledged(self, places: Iterable[Place]) -> list[Instruction]:
+        """How these ended is recorded. What has not ended is none of it."""
+        done: list[Instruction] = []
+        for place in places:
+            held = self._held.get(place)
+            if held is not None and not held.live:
+                del self._held[place]
+                self._news.pop(place, None)
+                done.append(Forget(place))
+        return done
+
+    def due(self, now: float) -> list[Instruction]:
+        """What has become time to do: an end to what may not run any longer."""
+        self._at(now)
+        done: list[Instruction] = []
+        for held in [held for held in self._held.values() if held.due_at <= now]:
+            if held.state is State.STOPPING:
+                held.kill_at = now
+                done.append(SignalStop(held.run.place, 0, held.stop.reason if held.stop else ""))
+            elif held.expires_at <= now:
+                message = f"ran for its ttl of {held.run.ttl_seconds} seconds"
+                done += self._stop(held, Stop(*held.run.place, GRACE_SECONDS, EXPIRED, message))
+            else:
+                message = "no lease was granted in time"
+                done += self._stop(held, Stop(*held.run.place, GRACE_SECONDS, LEASE_EXPIRED, message))
+        return done
+
+    # What there is.
+
+    @property
+    def next_at(self) -> float:
+        """When `due` has something to do, at the earliest."""
+        return min((held.due_at for held in self._held.values()), default=math.inf)
+
+    def inventory(self) -> list[Status]:
+        """Everything that runs here or has ended unacknowledged."""
+        return [_status(held) for held in self._held.values()]
+
+    @property
+    def has_news(self) -> bool:
+        """Whether something changed since it was last told: reason enough for a beat before its time."""
+        return bool(self._news)
+
+    def news(self) -> list[Status]:
+        """What changed since the last call, and every unacknowledged end."""
+        places, self._news = self._news, {}
+        told = [_status(held) for place in places if (held := self._held.get(place)) is not None]
+        told += [_status(held) for place, held in self._held.items() if not held.live and place not in places]
+        return told
+
+    # The rules.
+
+    def _want(self, run: Run) -> list[Instruction]:
+        """Once per placement, and never an older epoch than one that was here. To whoever wants what is of the past,
+        we say so: else it would be waited for."""
+        held = self._held.get(run.place)
+        if held is not None:
+            held.wanted = True
+            if not held.handed and held.live and run.epoch < self._newest[run.uid]:
+                self._end(held, State.STOPPED, SUPERSEDED, f"epoch {self._newest[run.uid]} was placed here", None)
+            return []
+        if run.epoch <= self._newest.get(run.uid, run.epoch - 1):
+            self._end(self._hold(run), State.FAILED, OF_THE_PAST, "it was here before, and has ended", None)
+            return []
+        older = [one for one in self._held.values() if one.run.uid == run.uid and one.live]
+        self._hold(run)
+        done: list[Instruction] = []
+        for one in older:
+            stop = Stop(*one.run.place, 0, SUPERSEDED, f"epoch {run.epoch} is placed here")
+            done += self._stop(one, stop)
+        return done
+
+    def _stop_all_but(self, named: set[Place]) -> list[Instruction]:
+        done: list[Instruction] = []
+        for place in [place for place, held in self._held.items() if held.live and place not in named]:
+            stop = Stop(*place, GRACE_SECONDS, NOT_WANTED, "the control plane does not want it here")
+            done += self._stop(self._held[place], stop)
+        return done
+
+    def _unwant(self, stop: Stop) -> list[Instruction]:
+        """What was never here has ended too, and must be said: somebody waits for it. If it is of the past, the
+        acknowledgement comes at once."""
+        held = self._held.get(stop.place)
+        if held is None:
+            if stop.epoch < self._newest.get(stop.uid, stop.epoch):
+                return []
+            held = self._hold(Run(stop.uid, stop.epoch, "", ""))
+        return self._stop(held, stop) if held.live else []
+
+    def _stop(self, held: _Held, stop: Stop) -> list[Instruction]:
+        if not held.handed:
+            self._end(held, State.STOPPED, stop.reason, stop.message, None)
+            return []
+        kill_at = self._now + stop.grace_seconds
+        if held.state is State.STOPPING and kill_at >= held.kill_at:
+            return []
+        if held.stop is None:
+            held.stop = stop
+        held.kill_at = kill_at
+        self._enter(held, State.STOPPING)
+        return [SignalStop(held.run.place, stop.grace_seconds, held.stop.reason)]
+
+    def _start_ready(self) -> list[Instruction]:
+        ready = [held for place in self._waiting if self._ready(held := self._held[place])]
+        for held in ready:
+            self._hand(held)
+        return [Start(held.run, held.deadline) for held in ready]
+
+    def _hand(self, held: _Held) -> None:
+        held.handed = True
+        self._waiting.pop(held.run.place, None)
+
+    def _ready(self, held: _Held) -> bool:
+        """Nothing starts unwanted or without a lease that it needs, nor beside what must make way for it."""
+        if not held.wanted:
+            return False
+        if held.run.leased and (held.deadline is None or held.deadline <= self._now):
+            return False
+        return not any(_in_the_way(other, held) for other in self._held.values())
+
+    def _move(self, held: _Held, deadline: float) -> list[Instruction]:
+        """Deadlines only move forward; what is already being stopped has none to gain."""
+        if not held.live or held.state is State.STOPPING or (held.deadline is not None and deadline <= held.deadline):
+            return []
+        held.deadline = deadline
+        return [MoveDeadline(held.run.place, deadline)] if held.handed else []
+
+    def _hold(self, run: Run) -> _Held:
+        held = self._held[run.place] = _Held(run, deadline=self._granted if run.leased else None)
+        self._note(run.uid, run.epoch)
+        self._waiting[run.place] = None
+        self._news[run.place] = None
+        return held
+
+    def _note(self, uid: str, epoch: int) -> None:
+        """The oldest are forgotten first, and never what is still held."""
+        self._newest[uid] = max(epoch, self._newest.pop(uid, epoch))
+        if len(self._newest) > REMEMBERED_MAX + len(self._held):
+            held = {uid for uid, _ in self._held}
+            del self._newest[next(one for one in self._newest if one not in held)]
+
+    def _run_from(self, held: _Held, since: float) -> None:
+        if held.run.ttl_seconds:
+            held.expires_at = since + held.run.ttl_seconds
+        self._enter(held, State.RUNNING)
+
+    def _end(self, held: _Held, state: State, reason: str, message: str, exit_code: int | None) -> None:
+        self._waiting.pop(held.run.place, None)
+        held.reason, held.message, held.exit_code = reason, message, exit_code
+        self._enter(held, state)
+
+    def _enter(self, held: _Held, state: State) -> None:
+        if held.state is not state:
+            held.state = state
+            self._news[held.run.place] = None
+
+    def _at(self, now: float) -> None:
+        self._now = max(self._now, now)
+
+
+def _in_the_way(other: _Held, held: _Held) -> bool:
+    """Whether one has to be gone before the other starts: an older epoch of it, or one that leaves its devices."""
+    if other is held or not other.live or not other.handed:
+        return False
+    if other.run.uid == held.run.uid:
+        return True
+    return other.state is State.STOPPING and any(
+        set(indices) & set(other.run.devices.get(resource, ())) for resource, indices in held.run.devices.items()
+    )
+
+
+def _how(exit_code: int | None, reason: str, stopped: bool) -> State:
+    """Being stopped because its own time is over counts as a failure: nobody asked."""
+    if reason == EXPIRED:
+        return State.FAILED
+    if stopped or reason == LEASE_EXPIRED:
+        return State.STOPPED
+    return State.SUCCEEDED if exit_code == 0 and not reason else State.FAILED
+
+
+def _status(held: _Held) -> Status:
+    state, stop = held.state, held.stop
+    if state is State.STOPPING and stop is not None:
+        return Status(*held.run.place, state, stop.reason, stop.message, None, held.usage)
+    return Status(*held.run.place, state, held.reason, held.message, held.exit_code, held.usage)

@@ -1,0 +1,248 @@
+"""One stream to the control plane, kept: beats out, answers in.
+
+It beats as often as the control plane asks, and at once when there is news; news waits for the answer to the beat
+before, so that a busy node says much in few beats. When each beat was sent is remembered until it is answered: what is
+granted counts from then. A stream that is lost, or silent for too long, is opened again, to the next of the addresses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Protocol, TypeAlias
+
+import grpc
+import structlog
+
+from bursar.agent.identity import IdentityError
+from bursar.agent.papers import Papers
+from bursar.agent.speech import Answer, Beat, beat_message, read_answer
+from bursar.client.errors import ApiError, BursarError
+from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
+from bursar.wire.scheduler.v1.node_agent_pb2_grpc import NodeAgentStub
+
+log = structlog.get_logger()
+
+BEAT_SECONDS = 5.0  # until the control plane says how often
+SILENCE_SECONDS_MIN = 10.0
+SILENCE_BEATS = 3
+BACKOFF_SECONDS_MIN = 0.1
+BACKOFF_SECONDS_MAX = 5.0
+REPEAT_SECONDS = 60.0  # the same trouble is told again so often, and the same certificate asked for
+LASTING_SECONDS = 5.0  # a stream that lasted so long was a good one
+
+Call: TypeAlias = "grpc.aio.StreamStreamCall[pb.HeartbeatRequest, pb.HeartbeatResponse]"
+
+REFUSED = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
+
+
+class Speaker(Protocol):
+    """Whose words the stream carries."""
+
+    def beat(self, *, first: bool) -> Beat:
+        """What is to be said now; in the first beat of a stream, everything."""
+
+    def hear(self, answer: Answer, sent_at: float | None) -> None:
+        """`sent_at` is when the beat that is answered was sent."""
+
+
+class Lost(Exception):
+    """The stream is gone, and why."""
+
+    def __init__(self, why: str, code: grpc.StatusCode | None = None) -> None:
+        super().__init__(why)
+        self.code = code
+
+
+class Stream:
+    """`run` keeps the stream until it is cancelled; `poke` says that there is news."""
+
+    def __init__(
+        self, name: str, papers: Papers, speaker: Speaker, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._name = name
+        self._papers = papers
+        self._speaker = speaker
+        self._clock = clock
+        self._poked = asyncio.Event()
+        self._answered = asyncio.Event()  # to the newest beat
+        self._sent: dict[int, float] = {}  # beats without an answer, and when they were sent
+        self._seq = 0
+        self._heard_at = 0.0
+        self._requested_at = -math.inf
+        self._beat_seconds = BEAT_SECONDS
+        self._told: tuple[str, float] = ("", 0.0)
+        self.connected = asyncio.Event()  # the control plane has answered on this stream
+
+    def poke(self) -> None:
+        self._poked.set()
+
+    async def run(self) -> None:
+        turn = random.randrange(1 << 16)  # noqa: S311 - so that nodes do not all begin with the same address
+        troubles = 0
+        while True:
+            began = self._clock()
+            answered = await self._attempt(turn)
+            turn += 1
+            # Of two agents with one name each ends the other's stream: that must not become a storm.
+            troubles = 0 if answered and self._clock() - began > LASTING_SECONDS else troubles + 1
+            await asyncio.sleep(backoff_seconds(troubles))
+
+    async def _attempt(self, turn: int) -> bool:
+        """One stream from beginning to end; whether anything was heard on it."""
+        address = ""
+        try:
+            await self._papers.ensure()
+            address = self._papers.addresses[turn % len(self._papers.addresses)]
+            await self._talk(address)
+        except IdentityError as error:
+            self._tell(str(error), error.hint)
+        except BursarError as error:
+            self._tell(error.message, error.hint, passing=not isinstance(error, ApiError) or error.passing)
+        except Lost as error:
+            self._lost(error, address)
+        except Exception:
+            log.exception("the stream failed", server=address)
+        answered = self.connected.is_set()
+        self.connected.clear()
+        return answered
+
+    async def _talk(self, address: str) -> None:
+        """Speak and listen until one of the two comes to an end."""
+        async with self._papers.channel(address) as channel:
+            call = NodeAgentStub(channel).Heartbeat()
+            self._seq, self._heard_at = 0, self._clock()
+            self._sent.clear()
+            speaking = asyncio.create_task(self._speak(call), name="stream-speak")
+            listening = asyncio.create_task(self._listen(call, address), name="stream-listen")
+            try:
+                await asyncio.wait({speaking, listening}, return_when=asyncio.FIRST_COMPLETED)
+                failed = [task for task in (listening, speaking) if task.done()]
+                await asyncio.gather(*failed, return_exceptions=True)
+                await self._raise_end(call, failed[0])
+            finally:
+                for task in (speaking, listening):
+                    task.cancel()
+                await asyncio.gather(speaking, listening, return_exceptions=True)
+                call.cancel()
+
+    async def _raise_end(self, call: Call, task: asyncio.Task[None]) -> None:
+        """What ended it: our own reasons first, then the status of the call."""
+        error = task.exception()
+        if isinstance(error, Lost) or (
+            error is not None and not isinstance(error, grpc.RpcError | grpc.aio.BaseError | asyncio.InvalidStateError)
+        ):
+            raise error
+        raise Lost(await call.details() or "the server ended the stream", await call.code())
+
+    # Speaking.
+
+    async def _speak(self, call: Call) -> None:
+        # A server that cannot answer anybody for a while must not be left and called again by all of them at once.
+        patience = random.uniform(1.0, 1.5)  # noqa: S311 - not a secret
+        while True:
+            silence = max(SILENCE_SECONDS_MIN, SILENCE_BEATS * self._beat_seconds) * patience
+            if self._clock() - self._heard_at > silence:
+                raise Lost(f"no beat was answered for {silence:.0f} s", grpc.StatusCode.DEADLINE_EXCEEDED)
+            try:
+                async with asyncio.timeout(silence):
+                    await self._beat(call)
+            except TimeoutError:
+                raise Lost("a beat could not be sent", grpc.StatusCode.DEADLINE_EXCEEDED) from None
+            await self._pause()
+
+    async def _beat(self, call: Call) -> None:
+        self._poked.clear()
+        self._answered.clear()
+        beat = replace(self._speaker.beat(first=self._seq == 0), certificate_request=self._due_request())
+        self._seq += 1
+        message = beat_message(beat, node=self._name, seq=self._seq, timestamp_ms=time.time_ns() // 1_000_000)
+        # Before it leaves: a lease that is counted from here never lasts longer than the control plane thinks.
+        self._sent[self._seq] = self._clock()
+        await call.write(message)
+
+    def _due_request(self) -> bytes:
+        if self._clock() - self._requested_at < REPEAT_SECONDS or not (request := self._papers.due_request()):
+            return b""
+        self._requested_at = self._clock()
+        return request
+
+    async def _pause(self) -> None:
+        """Until the next beat is due; or until there is news, and somebody who listens."""
+        began = asyncio.get_running_loop().time()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._beat_seconds) as pause:
+                await self._answered.wait()
+                pause.reschedule(began + self._beat_seconds)  # The answer may have said how often.
+                await self._poked.wait()
+
+    # Listening.
+
+    async def _listen(self, call: Call, address: str) -> None:
+        async for message in call:
+            answer = read_answer(message)
+            self._heard_at = self._clock()
+            if not self.connected.is_set():
+                log.info("connected to the control plane", server=address, node=self._name)
+                self._told = ("", 0.0)
+                self.connected.set()
+            if answer.beat_seconds:
+                self._beat_seconds = answer.beat_seconds
+            self._speaker.hear(answer, self._sent_at(answer.seq))
+            if answer.certificate:
+                self._papers.renew(answer.certificate)
+                raise Lost("the certificate was renewed")
+
+    def _sent_at(self, seq: int) -> float | None:
+        """When this beat was sent. Those before it are answered by it too: a later lease is a longer one."""
+        sent_at = self._sent.pop(seq, None)
+        for older in [one for one in self._sent if one < seq]:
+            del self._sent[older]
+        if seq == self._seq:
+            self._answered.set()
+        return sent_at
+
+    # What went wrong, for people.
+
+    def _lost(self, error: Lost, address: str) -> None:
+        if error.code is None:
+            log.info(str(error), server=address)
+            return
+        if error.code in REFUSED:
+            self._papers.refused()
+        self._tell(
+            f"{address}: {error}", next_step(error.code, str(error), self._name), passing=error.code not in REFUSED
+        )
+
+    def _tell(self, what: str, hint: str, *, passing: bool = False) -> None:
+        """Once, and again after a while: an agent without a control plane must not fill the disk."""
+        told, at = self._told
+        if told == what and self._clock() - at < REPEAT_SECONDS:
+            return
+        self._told = (what, self._clock())
+        (log.warning if passing else log.error)("no stream to the control plane", why=what, next=hint)
+
+
+def backoff_seconds(troubles: int) -> float:
+    """Twice as long each time, never together with the others, and never long."""
+    longest = min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS_MIN * (1 << min(troubles, 10)))
+    return longest * random.uniform(0.5, 1.0)  # noqa: S311 - not a secret
+
+
+def next_step(code: grpc.StatusCode, details: str, name: str) -> str:
+    """What whoever reads the log can do about it."""
+    if code in REFUSED:
+        return (
+            f"if node {name!r} should be here, make a token with `bursar node token --name {name}` and put it in the"
+            " --token-file: the agent joins again by itself"
+        )
+    if "CERTIFICATE_VERIFY_FAILED" in details or "Hostname Verification" in details:
+        return "the server's certificate is not for this address, or of another authority: check --grpc and --data"
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return "that server does not serve agents: check --grpc, or update it"
+    return "the agent tries again by itself; what runs here goes on"

@@ -1,0 +1,258 @@
+"""`bursar bench agents`: how many heartbeats the control plane answers, and how fast agents learn what is wanted.
+
+A real server, and simulated agents in a process of their own that speak real gRPC with it: first in the clear, at a
+steady pace while allocations are bound and then flat out; then fewer with certificates, to show what these cost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import msgspec
+import psutil
+
+from bursar.bench.crowd import Joined, Order, Ready, Taken, percentile_ms
+from bursar.bench.server import Server, running_database, running_server
+from bursar.core.object import Key, Origin
+from bursar.core.placing import Target
+from bursar.core.refusal import Refusal
+from bursar.ops import bind as bind_ops
+from bursar.ops import object as object_ops
+from bursar.ops.allocation import request_in
+from bursar.ops.dispatch import create_command
+from bursar.ops.office import Office
+from bursar.sim.local import register
+from bursar.store.database import Database
+from bursar.wire.kinds import BY_NAME
+
+JOIN_SECONDS_MAX = 300.0
+ANSWER_SECONDS_MAX = 60.0
+WARMING = 10
+BENCH = Origin("system:bench", "create")
+# No node has it: the scheduler leaves these to us.
+NOWHERE = {"bench": "bound-by-hand"}
+
+Log = Callable[[str], None]
+T = TypeVar("T")
+
+
+async def run(*, agents: int, beat: float, seconds: float, secure: int, binds: int, log: Log) -> dict[str, Any]:
+    figures: dict[str, Any] = {"bench": "agents", "agents": agents, "beat_seconds": beat}
+    async with _office() as (office, url):
+        names = await register(office, max(agents, secure))
+        members = [await _submit(office, f"bind-{index:05}") for index in range(binds)]
+        async with _server(url, "--grpc-insecure") as (server, address):
+            figures |= await _measure_plain(office, server, Order(agents, address, beat), members, names, seconds)
+            alone = await _measure_alone(Order(secure, address, beat, alone=True), seconds) if secure else 0
+        log(
+            f"beats    {figures['heartbeats_per_s']:9.0f}/s  {agents} agents every {beat:g} s, "
+            f"p99 {figures['beat_p99_ms']:.1f} ms, {figures['missed_beats']} missed"
+        )
+        log(f"memory   {figures['kb_per_agent']:9.1f} KiB per agent in the server")
+        log(f"told     {figures['directive_p99_ms']:9.1f} ms p99 from the bind's call to its agent")
+        log(f"flat out {figures['max_heartbeats_per_s']:9.0f}/s")
+        if secure:
+            async with _server(url) as (server, address):
+                order = Order(secure, address, beat, server.url, server.token)
+                figures |= await _measure_secure(server, order, seconds, alone)
+            log(
+                f"mTLS     {figures['mtls_max_heartbeats_per_s']:9.0f}/s  flat out, {secure} agents, "
+                f"{figures['mtls_kb_per_agent']:.1f} KiB each; {figures['mtls_vs_plain']:.2f} of the same in the clear"
+            )
+    return figures
+
+
+async def _measure_plain(
+    office: Office, server: Server, order: Order, members: list[bind_ops.Member], names: list[str], seconds: float
+) -> dict[str, Any]:
+    await _warm(order)
+    async with _crowd(order) as crowd:
+        before = _memory_bytes(server)
+        joined = await crowd.join()
+        steady, bound = await asyncio.gather(
+            crowd.ask("steady", seconds), _bind_all(office, members, names[: order.agents], seconds)
+        )
+        after = _memory_bytes(server)
+        flat = await crowd.ask("flat", seconds)
+    return {
+        "join_s": joined.seconds,
+        **_beats(steady),
+        "kb_per_agent": round((after - before) / 1024 / order.agents, 1),
+        **_told(bound, steady),
+        "max_heartbeats_per_s": round(flat.answered / flat.seconds),
+        "max_beat_p99_ms": flat.p99_ms,
+        "load_cpu": {"steady": steady.cpu, "flat_out": flat.cpu},
+    }
+
+
+async def _measure_alone(order: Order, seconds: float) -> float:
+    """What is to be compared with certificates: as many agents with connections of their own, in the clear."""
+    async with _crowd(order) as crowd:
+        await crowd.join()
+        flat = await crowd.ask("flat", seconds)
+    return flat.answered / flat.seconds
+
+
+async def _measure_secure(server: Server, order: Order, seconds: float, alone: float) -> dict[str, Any]:
+    await _warm(order)
+    async with _crowd(order) as crowd:
+        before = _memory_bytes(server)
+        joined = await crowd.join()
+        steady = await crowd.ask("steady", seconds)
+        after = _memory_bytes(server)
+        flat = await crowd.ask("flat", seconds)
+    figures = {
+        "agents": order.agents,
+        "join_s": joined.seconds,
+        **_beats(steady),
+        "kb_per_agent": round((after - before) / 1024 / order.agents, 1),
+        "max_heartbeats_per_s": round(flat.answered / flat.seconds),
+        "vs_plain": round(flat.answered / flat.seconds / alone, 2),
+    }
+    return {f"mtls_{name}": figure for name, figure in figures.items()}
+
+
+async def _warm(order: Order) -> None:
+    """What the server needs once, however many agents there are, is not what an agent costs."""
+    async with _crowd(msgspec.structs.replace(order, agents=min(order.agents, WARMING))) as crowd:
+        await crowd.join()
+
+
+def _beats(taken: Taken) -> dict[str, Any]:
+    return {
+        "heartbeats_per_s": round(taken.answered / taken.seconds, 1),
+        "beat_p50_ms": taken.p50_ms,
+        "beat_p99_ms": taken.p99_ms,
+        "missed_beats": taken.missed,
+    }
+
+
+# Directives.
+
+
+async def _bind_all(
+    office: Office, members: list[bind_ops.Member], names: list[str], seconds: float
+) -> dict[str, tuple[float, float]]:
+    """Bind one after another to agents by chance, evenly over the time; when each was begun, and when committed."""
+    chance, bound = random.Random(1), {}  # noqa: S311
+    for member in members:
+        await asyncio.sleep(0.9 * seconds / len(members))
+        placed = msgspec.structs.replace(member, targets=(Target(chance.choice(names)),))
+        began = time.time()
+        (reply,) = await bind_ops.bind(office, [bind_ops.Bind.unit([placed], BENCH)])
+        if isinstance(reply, Refusal):
+            raise RuntimeError(f"cannot bind {member.key.name}: {reply.message}")
+        bound[member.key.name] = (began, time.time())
+    return bound
+
+
+def _told(bound: dict[str, tuple[float, float]], taken: Taken) -> dict[str, Any]:
+    """From the call of each bind to its directive's arrival at the agent, which includes the commit."""
+    heard: dict[str, float] = {}
+    for name, at in taken.runs:
+        heard.setdefault(name, at)
+    waits = sorted(heard[name] - began for name, (began, _) in bound.items() if name in heard)
+    commits = sorted(committed - began for began, committed in bound.values())
+    return {
+        "directives": len(waits),
+        "directives_missing": len(bound) - len(waits),
+        "directive_p50_ms": percentile_ms(waits, 0.5),
+        "directive_p99_ms": percentile_ms(waits, 0.99),
+        "bind_p50_ms": percentile_ms(commits, 0.5),
+    }
+
+
+async def _submit(office: Office, name: str) -> bind_ops.Member:
+    spec = {"resources": {"requests": {"cpu": "1", "memory": "1Gi"}}, "scheduling": {"nodeSelector": NOWHERE}}
+    document = {"metadata": {"name": name, "namespace": "default"}, "spec": spec}
+    kind, key = BY_NAME["Allocation"], Key("Allocation", "default", name)
+    draft = msgspec.convert(document, kind.type)
+    await object_ops.submit(office, create_command(kind, draft, BENCH), tenant="bench")
+    stored = await object_ops.get(office, key)
+    if isinstance(stored, Refusal):
+        raise RuntimeError(f"cannot submit {name}: {stored.message}")
+    return bind_ops.Member(key, (), request_in(stored.doc), stored.gang, stored.uid)
+
+
+# Processes.
+
+
+@asynccontextmanager
+async def _office() -> AsyncIterator[tuple[Office, str]]:
+    async with running_database() as url:
+        database = await Database.open(url)
+        office = await Office.open(database)
+        try:
+            yield office, url
+        finally:
+            await office.close()
+            await database.close()
+
+
+@asynccontextmanager
+async def _server(database_url: str, *arguments: str) -> AsyncIterator[tuple[Server, str]]:
+    """The server, and where it serves agents."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    environment = {"BURSAR_DATABASE_URL": database_url}
+    async with running_server("--grpc", address, *arguments, environment=environment) as server:
+        yield server, address
+
+
+def _memory_bytes(server: Server) -> int:
+    """What the process that serves agents has in memory."""
+    for one in psutil.Process(server.pid).children(recursive=True):
+        if "api" in one.cmdline():
+            return int(one.memory_info().rss)
+    raise RuntimeError("the server has no API process")
+
+
+class _Crowd:
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    async def join(self) -> Joined:
+        await self._say("join")
+        return await self.hear(Joined, JOIN_SECONDS_MAX)
+
+    async def ask(self, command: str, seconds: float) -> Taken:
+        await self._say(f"{command} {seconds}")
+        return await self.hear(Taken, seconds + ANSWER_SECONDS_MAX)
+
+    async def _say(self, command: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{command}\n".encode())
+        await self._process.stdin.drain()
+
+    async def hear(self, answer: type[T], seconds_max: float) -> T:
+        assert self._process.stdout is not None
+        async with asyncio.timeout(seconds_max):
+            line = await self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("the agents' process ended; what it said is above")
+        return msgspec.json.decode(line, type=answer)
+
+
+@asynccontextmanager
+async def _crowd(order: Order) -> AsyncIterator[_Crowd]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "bursar.bench.crowd", msgspec.json.encode(order).decode(),
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=1 << 26,
+    )  # fmt: skip
+    try:
+        crowd = _Crowd(process)
+        await crowd.hear(Ready, JOIN_SECONDS_MAX)
+        yield crowd
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGTERM)
+        await process.wait()

@@ -1,0 +1,315 @@
+"""Many simulated agents in one process, over the real gRPC protocol: each with a stream, and a machine, of its own.
+
+One heap of times serves all of them: nobody sleeps and asks. An agent waits in one task for what its stream brings, and
+beats when its time has come or when it has something to tell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import math
+import random
+import time
+from array import array
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from bursar.agent import speech
+from bursar.agent.speech import Beat
+from bursar.agent.work import Run
+from bursar.client.errors import BursarError
+from bursar.sim.line import Call, Line
+from bursar.sim.pretend import Manner, Pretender, Tally
+from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
+
+BEAT_SECONDS = 5.0  # until the server says how often
+TICK_SECONDS = 0.005  # what is due together is done together
+JOINING_AT_ONCE = 100
+JOIN_SECONDS_MAX = 30.0  # for the first of them to be let in
+PAUSE_SECONDS_MIN = 0.2
+PAUSE_SECONDS_MAX = 10.0
+
+# What does not pass by itself.
+REFUSALS = frozenset(
+    {
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.UNIMPLEMENTED,
+    }
+)
+
+
+class StreamRefused(BursarError):
+    """The control plane does not take the agents, or is not where they look for it."""
+
+    def __init__(self, name: str, error: grpc.aio.AioRpcError) -> None:
+        super().__init__(f"the stream of node {name!r} was refused: {error.details() or error.code().name}")
+        self.hint = "check the server's --grpc address, or use --rest"
+
+
+@dataclass(slots=True)
+class Meter:
+    """What is counted while somebody measures."""
+
+    sent: int = 0
+    answered: int = 0
+    missed: int = 0  # beats without an answer when the next one was due
+    waits: array[float] = field(default_factory=lambda: array("d"))  # seconds from each beat to its answer
+    runs: list[tuple[str, float]] = field(default_factory=list)  # what was told to run, and when by the wall clock
+
+
+class _Agent:
+    """One of them: `call` is its stream while it has one."""
+
+    __slots__ = (
+        "answered", "beat_at", "beat_seconds", "call", "due_at", "flat_out", "name", "pretender", "regular", "sent",
+        "seq", "writer",
+    )  # fmt: skip
+
+    def __init__(self, name: str, pretender: Pretender) -> None:
+        self.name = name
+        self.pretender = pretender
+        self.beat_seconds = BEAT_SECONDS
+        self.flat_out = False
+        self.due_at = math.inf  # what the heap says; older entries are not meant any more
+        self.close()
+
+    def close(self) -> None:
+        self.call: Call | None = None
+        self.seq = 0
+        self.answered = 0  # the highest beat that was
+        self.regular = 0  # the last beat that was sent because it was time
+        self.sent: deque[tuple[int, float]] = deque()
+        self.beat_at = math.inf
+        self.writer: asyncio.Task[None] | None = None  # the last word, until it is out
+
+
+class Crowd:
+    """`run` acts for the nodes named until it is cancelled. `joined` is set when each of them has been answered."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        line: Line,
+        *,
+        manner: Manner | None = None,
+        capacity: Mapping[str, str] | None = None,
+        beat_seconds: float | None = None,
+    ) -> None:
+        self.tally = Tally()
+        self.joined = asyncio.Event()
+        self.meter: Meter | None = None
+        self._line = line
+        self._capacity = capacity or {}
+        self._beat_seconds = beat_seconds  # whatever the server says
+        self._agents = [_Agent(name, Pretender(manner or Manner(), self.tally)) for name in names]
+        self._waiting = len(self._agents)  # for their first answer
+        self._joining = asyncio.Semaphore(JOINING_AT_ONCE)
+        self._heap: list[tuple[float, int, _Agent]] = []
+        self._numbers = itertools.count()
+        self._retime = asyncio.Event()
+        self._sleeps_until = math.inf
+        self._began = time.monotonic()
+
+    @property
+    def running(self) -> int:
+        return self.tally.running
+
+    @property
+    def ended(self) -> int:
+        return self.tally.ended
+
+    @property
+    def connected(self) -> int:
+        return sum(agent.call is not None for agent in self._agents)
+
+    async def run(self) -> None:
+        self._began = time.monotonic()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._keep_time())
+            for agent in self._agents:
+                group.create_task(self._live(agent))
+
+    def go_flat_out(self, most: int) -> None:
+        """From now on so many of them beat again as soon as they are answered, until `slow_down`; the others go on."""
+        now = time.monotonic()
+        for agent in self._agents[:: max(1, -(-len(self._agents) // most))]:
+            agent.flat_out = True
+            self._beat(agent, now)
+
+    def slow_down(self) -> None:
+        for agent in self._agents:
+            agent.flat_out = False
+
+    # Streams.
+
+    async def _live(self, agent: _Agent) -> None:
+        """Stream after stream."""
+        failures, is_new = 0, True
+        while True:
+            heard = 0
+            try:
+                heard = await self._stream(agent, is_new)
+            except grpc.aio.AioRpcError as error:
+                heard = agent.answered
+                self._check_joining(agent, error, is_new and not heard)
+            finally:
+                agent.close()
+            is_new, failures = is_new and not heard, 0 if heard else failures + 1
+            # All were cut off at the same moment: they do not come back at the same moment.
+            pause = min(PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN * 2 ** min(failures, 10))
+            await asyncio.sleep(pause * (0.5 + random.random()))  # noqa: S311
+
+    async def _stream(self, agent: _Agent, is_new: bool) -> int:
+        """One stream until its end; how many beats were answered on it."""
+        async with self._joining:
+            call = await self._line.dial(agent.name)
+            try:
+                answer = await self._greet(agent, call)
+            except BaseException:
+                call.cancel()
+                raise
+        try:
+            if is_new and answer is not grpc.aio.EOF:
+                self._waiting -= 1
+                if not self._waiting:
+                    self.joined.set()
+            while answer is not grpc.aio.EOF:
+                self._hear(agent, answer)
+                answer = await call.read()
+        finally:
+            call.cancel()
+        return agent.answered
+
+    async def _greet(self, agent: _Agent, call: Call) -> Any:
+        """The first beat, which says everything, and its answer."""
+        now = time.monotonic()
+        beat = Beat(agent.pretender.inventory(), inventory=True, capacity=self._capacity)
+        await call.write(self._message(agent, beat, now))
+        answer = await call.read()
+        agent.call = call
+        # Spread over the interval, whoever came together.
+        agent.beat_at = now + (self._beat_seconds or agent.beat_seconds) * random.random()  # noqa: S311
+        return answer
+
+    def _check_joining(self, agent: _Agent, error: grpc.aio.AioRpcError, is_new: bool) -> None:
+        """Who is refused from the beginning has no business here; later on it may be let in again."""
+        if is_new and error.code() in REFUSALS:
+            raise StreamRefused(agent.name, error)
+        nobody = self._waiting == len(self._agents)
+        if nobody and time.monotonic() > self._began + JOIN_SECONDS_MAX:
+            raise StreamRefused(agent.name, error)
+
+    # What is heard.
+
+    def _hear(self, agent: _Agent, message: pb.HeartbeatResponse) -> None:
+        answer, now = speech.read_answer(message), time.monotonic()
+        sent_at = self._answered(agent, answer.seq, now)
+        if answer.beat_seconds and self._beat_seconds is None:
+            agent.beat_seconds = answer.beat_seconds
+        pretender = agent.pretender
+        if answer.lease_seconds or answer.leases:
+            pretender.granted(answer.lease_seconds, sent_at, now, answer.leases)
+        if answer.directives or answer.complete:
+            if self.meter is not None:
+                self._note(self.meter, answer)
+            pretender.tell(answer.directives, now, complete=answer.complete)
+        if answer.acknowledged:
+            pretender.acknowledged(answer.acknowledged, now)
+        if (pretender.has_news and agent.answered == agent.seq) or (agent.flat_out and answer.seq):
+            self._beat(agent, now)
+        self._schedule(agent)
+
+    def _answered(self, agent: _Agent, seq: int, now: float) -> float:
+        """When the beat that is answered was sent. What was sent before it needs no answer any more."""
+        sent_at = now
+        while agent.sent and agent.sent[0][0] <= seq:
+            number, sent_at = agent.sent.popleft()
+            if number == seq and self.meter is not None:
+                self.meter.answered += 1
+                self.meter.waits.append(now - sent_at)
+        agent.answered = max(agent.answered, seq)
+        return sent_at
+
+    def _note(self, meter: Meter, answer: speech.Answer) -> None:
+        at = time.time()
+        meter.runs += [(one.name, at) for one in answer.directives if isinstance(one, Run)]
+
+    # What is said.
+
+    def _beat(self, agent: _Agent, now: float) -> None:
+        """Say what there is to say, unless the last word is not out yet: then the next beat will."""
+        if agent.call is None or agent.writer is not None:
+            return
+        message = self._message(agent, Beat(agent.pretender.news()), now)
+        agent.writer = asyncio.create_task(self._write(agent, agent.call, message))
+
+    def _message(self, agent: _Agent, beat: Beat, now: float) -> pb.HeartbeatRequest:
+        agent.seq += 1
+        agent.sent.append((agent.seq, now))
+        if self.meter is not None:
+            self.meter.sent += 1
+        return speech.beat_message(beat, node=agent.name, seq=agent.seq, timestamp_ms=int(time.time() * 1000))
+
+    async def _write(self, agent: _Agent, call: Call, message: pb.HeartbeatRequest) -> None:
+        # Why a stream broke is learned by who reads from it.
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await call.write(message)
+        if agent.call is call:
+            agent.writer = None
+
+    # Time.
+
+    def _schedule(self, agent: _Agent) -> None:
+        """The agent's next time enters the heap; what the heap had of it is not meant any more."""
+        at = min(agent.beat_at, agent.pretender.next_at)
+        if at == agent.due_at:
+            return
+        agent.due_at = at
+        if at < math.inf:
+            heapq.heappush(self._heap, (at, next(self._numbers), agent))
+            if at < self._sleeps_until:
+                self._retime.set()
+
+    async def _keep_time(self) -> None:
+        while True:
+            self._do_due(time.monotonic())
+            self._retime.clear()
+            self._sleeps_until = self._heap[0][0] if self._heap else math.inf
+            pause = max(TICK_SECONDS, self._sleeps_until - time.monotonic())
+            # Not wait_for: it may swallow a cancellation that comes together with what it waits for.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None if pause == math.inf else pause):
+                    await self._retime.wait()
+            self._sleeps_until = -math.inf
+
+    def _do_due(self, now: float) -> None:
+        while self._heap and self._heap[0][0] <= now:
+            at, _, agent = heapq.heappop(self._heap)
+            if at != agent.due_at:
+                continue
+            agent.due_at = math.inf
+            if agent.pretender.next_at <= now:
+                agent.pretender.due(now)
+            if agent.beat_at <= now:
+                self._beat_in_time(agent, now)
+            elif agent.pretender.has_news and agent.answered == agent.seq:
+                self._beat(agent, now)  # News waits for the answer to the beat before.
+            self._schedule(agent)
+
+    def _beat_in_time(self, agent: _Agent, now: float) -> None:
+        if self.meter is not None and agent.answered < agent.regular:
+            self.meter.missed += 1
+        self._beat(agent, now)
+        agent.regular = agent.seq
+        seconds = self._beat_seconds or agent.beat_seconds
+        agent.beat_at = max(agent.beat_at + seconds, now + seconds / 2)

@@ -1,0 +1,103 @@
+"""How simulated agents reach the control plane: in the clear on loopback, or each with a certificate of its own.
+
+In the clear several streams share a connection, since who speaks is told in the beats. With certificates it is told by
+the connection, so that each agent has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Protocol
+
+import grpc
+
+from bursar.wire.scheduler.v1.node_agent_pb2_grpc import NodeAgentStub
+
+if TYPE_CHECKING:
+    from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
+    from bursar.wire.scheduler.v1.node_agent_pb2_grpc import NodeAgentAsyncStub
+
+STREAMS_PER_CONNECTION = 100
+# Channels are not to share a connection behind our back, and come back soon after a restart of the server.
+OPTIONS = (
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 5000),
+    ("grpc.keepalive_time_ms", 60_000),
+)
+
+
+class Call(Protocol):
+    """One stream of beats. Reading raises AioRpcError where it broke, and gives grpc.aio.EOF where it ended."""
+
+    async def write(self, request: pb.HeartbeatRequest, /) -> None: ...
+    async def read(self) -> Any: ...
+    def cancel(self) -> bool: ...
+
+
+class Line(Protocol):
+    async def dial(self, name: str, /) -> Call:
+        """A stream to the control plane for the node of this name."""
+
+    async def close(self) -> None: ...
+
+
+class PlainLine:
+    """Believed by name: for loopback only."""
+
+    def __init__(self, address: str, streams_per_connection: int = STREAMS_PER_CONNECTION) -> None:
+        self._address = address
+        self._streams_per_connection = streams_per_connection
+        self._channels: list[grpc.aio.Channel] = []
+        self._stubs: dict[str, NodeAgentAsyncStub] = {}
+
+    async def dial(self, name: str) -> Call:
+        """A channel mends its own connection: a node stays with the one that it was given."""
+        if name not in self._stubs:
+            if len(self._stubs) % self._streams_per_connection == 0:
+                self._channels.append(grpc.aio.insecure_channel(self._address, OPTIONS))
+                self._latest = NodeAgentStub(self._channels[-1])
+            self._stubs[name] = self._latest
+        return self._stubs[name].Heartbeat()
+
+    async def close(self) -> None:
+        for channel in self._channels:
+            await channel.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Papers:
+    """What proves who a node is."""
+
+    certificate: bytes
+    authority: bytes
+    renew_at: datetime
+    key: bytes = field(repr=False)
+
+
+class SecureLine:
+    """Each with a connection of its own. `enrol` gets a node its papers, also anew when they have grown old."""
+
+    def __init__(self, address: str, enrol: Callable[[str], Awaitable[Papers]]) -> None:
+        self._address = address
+        self._enrol = enrol
+        self._lines: dict[str, tuple[Papers, grpc.aio.Channel]] = {}
+
+    async def dial(self, name: str) -> Call:
+        known = self._lines.get(name)
+        if known is not None and datetime.now(UTC) < known[0].renew_at:
+            return NodeAgentStub(known[1]).Heartbeat()
+        papers = await self._enrol(name)
+        if known is not None:
+            await known[1].close()
+        credentials = grpc.ssl_channel_credentials(papers.authority, papers.key, papers.certificate)
+        channel = grpc.aio.secure_channel(self._address, credentials, OPTIONS)
+        self._lines[name] = papers, channel
+        return NodeAgentStub(channel).Heartbeat()
+
+    async def close(self) -> None:
+        for _, channel in self._lines.values():
+            await channel.close()

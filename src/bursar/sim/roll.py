@@ -1,0 +1,75 @@
+"""Which nodes are simulated, and their names: what every simulation outside the server has to ask and to clear away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, TypeVar
+
+from bursar.client.errors import BursarError, Conflict, NotFound
+from bursar.sim.shape import SIMULATED, Shape
+
+if TYPE_CHECKING:
+    from bursar.client import AsyncClient
+
+A = TypeVar("A")
+T = TypeVar("T")
+
+AT_ONCE = 16
+
+
+class NotSimulated(BursarError):
+    """A node of this name exists and is somebody's machine."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"node {name!r} exists and is not simulated")
+        self.hint = "choose another --prefix"
+
+
+class Roll:
+    """The nodes of one shape, as the server knows them. The client's token is an administrator's."""
+
+    def __init__(self, client: AsyncClient, shape: Shape) -> None:
+        self._client = client
+        self._names = frozenset(shape.names)
+
+    async def registered(self) -> set[str]:
+        """Those of our names that belong to simulated nodes, whoever registered them."""
+        return await self._named(f"{SIMULATED}=true")
+
+    async def check(self) -> None:
+        """Nobody's machine is spoken for."""
+        if taken := await self._named(f"{SIMULATED}!=true"):
+            raise NotSimulated(min(taken))
+
+    async def _named(self, selector: str) -> set[str]:
+        found = self._client.nodes.list(label_selector=selector)
+        return {one["metadata"]["name"] async for one in found} & self._names
+
+    async def remove(self) -> int:
+        """Delete the nodes; how many still run something, and are left."""
+        return sum(await several(self._remove, await self.registered()))
+
+    async def _remove(self, name: str) -> bool:
+        try:
+            await self._client.nodes.delete(name)
+        except NotFound:
+            return False
+        except Conflict:
+            return True
+        return False
+
+
+async def several(do: Callable[[A], Awaitable[T]], arguments: Iterable[A]) -> list[T]:
+    """Do it for all of them, a few at a time. When one fails, that is told after the others have come to an end."""
+    turns = asyncio.Semaphore(AT_ONCE)
+
+    async def one(argument: A) -> T:
+        async with turns:
+            return await do(argument)
+
+    done = await asyncio.gather(*map(one, arguments), return_exceptions=True)
+    for outcome in done:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return [outcome for outcome in done if not isinstance(outcome, BaseException)]

@@ -1,0 +1,139 @@
+"""Simulated nodes outside the server that speak as real agents do, over gRPC.
+
+An administrator enrols them: each gets a certificate for a key of its own, and is registered with it if it is new. On
+loopback, where the server believes agents without certificates, they are only registered.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from bursar.agent.identity import certificate_request, reachable
+from bursar.client.calls import ROOT, segment
+from bursar.client.errors import Conflict, NotFound
+from bursar.sim.agents import Crowd
+from bursar.sim.line import Line, Papers, PlainLine, SecureLine
+from bursar.sim.pretend import Manner
+from bursar.sim.roll import Roll, several
+from bursar.sim.shape import Shape, documents
+
+if TYPE_CHECKING:
+    from bursar.client import AsyncClient
+
+# Of the day that a certificate is good for.
+RENEW_BEFORE = timedelta(hours=8)
+
+
+class _Signed(msgspec.Struct):
+    """What the server answers to a request for a certificate."""
+
+    certificate: str
+    authority: str
+    expires: str
+
+
+class _Authority(msgspec.Struct):
+    address: str = ""
+
+
+async def find_address(client: AsyncClient) -> str:
+    """Where the server serves agents; empty where it does not, or does not know."""
+    try:
+        answer = msgspec.convert(await client.request("GET", f"{ROOT}/authority"), _Authority)
+    except NotFound:
+        return ""
+    return reachable(answer.address, client.context.url) if answer.address else ""
+
+
+class Enroller:
+    """Gets nodes their papers, from the public API; those that are new are registered."""
+
+    def __init__(self, client: AsyncClient, nodes: Mapping[str, dict[str, Any]]) -> None:
+        self._client = client
+        self._nodes = nodes
+        self._fresh: dict[str, Papers] = {}
+
+    async def enrol_all(self) -> None:
+        self._fresh = dict(zip(self._nodes, await several(self._enrol, self._nodes), strict=True))
+
+    async def papers(self, name: str) -> Papers:
+        """Those of its enrolment, once; then new ones."""
+        return self._fresh.pop(name, None) or await self._enrol(name)
+
+    async def _enrol(self, name: str) -> Papers:
+        key = new_key()
+        order = {"certificateRequest": certificate_request(key, name).decode(), "node": self._nodes[name]}
+        answer = await self._client.request("POST", f"{ROOT}/nodes/{segment(name)}/certificates", body=order)
+        signed = msgspec.convert(answer, _Signed)
+        renew_at = datetime.fromisoformat(signed.expires) - RENEW_BEFORE
+        return Papers(signed.certificate.encode(), signed.authority.encode(), renew_at, key)
+
+
+class AgentNodes:
+    """`open` enrols the nodes, `run` acts for them until it is cancelled, `remove` takes away those that are empty.
+
+    The client's token is an administrator's."""
+
+    def __init__(self, client: AsyncClient, shape: Shape, address: str, manner: Manner, *, insecure: bool) -> None:
+        allow_open_files()
+        self._client = client
+        self._roll = Roll(client, shape)
+        self._documents = {one["metadata"]["name"]: one for one in documents(shape)}
+        self._enroller = Enroller(client, self._documents)
+        self._insecure = insecure
+        self._line: Line = PlainLine(address) if insecure else SecureLine(address, self._enroller.papers)
+        capacity: Mapping[str, str] = next(iter(self._documents.values()))["spec"]["capacity"]
+        self._crowd = Crowd(shape.names, self._line, manner=manner, capacity=capacity)
+
+    @property
+    def running(self) -> int:
+        return self._crowd.running
+
+    @property
+    def ended(self) -> int:
+        return self._crowd.ended
+
+    async def open(self) -> None:
+        """Those that an earlier run left are taken over."""
+        await self._roll.check()
+        if self._insecure:
+            ours = await self._roll.registered()
+            await several(self._register, [one for name, one in self._documents.items() if name not in ours])
+        else:
+            await self._enroller.enrol_all()
+
+    async def run(self) -> None:
+        try:
+            await self._crowd.run()
+        finally:
+            await self._line.close()
+
+    async def remove(self) -> int:
+        return await self._roll.remove()
+
+    async def _register(self, document: dict[str, Any]) -> None:
+        try:
+            await self._client.nodes.create(document)
+        except Conflict:
+            await self._roll.check()
+
+
+def new_key() -> bytes:
+    key = ec.generate_private_key(ec.SECP256R1())
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def allow_open_files() -> None:
+    """As many as this process may have: each agent with a certificate has a connection of its own."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,147 @@
+"""Control groups: where they are made, what is written into them, and what is said where they cannot be made.
+
+The machine's own are used in the tests of the shell. Here is what few machines have at the same time: folders that look
+like each kind.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bursar.agent.cgroup import Cgroups, Limits, find, limits_of, weight
+
+V2_FILES = ("cgroup.procs", "cgroup.kill", "memory.max", "memory.swap.max", "memory.oom.group", "cpu.weight", "cpu.max")
+V1_FILES = ("cgroup.procs", "memory.limit_in_bytes", "cpu.shares", "cpu.cfs_period_us", "cpu.cfs_quota_us")
+
+
+def a_group(path: Path, *files: str, **contents: str) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    for name in files:
+        (path / name).touch()
+    for name, content in contents.items():
+        (path / name.replace("_", ".", 1)).write_text(content)
+    return path
+
+
+def proc(folder: Path, mounts: list[str], own: list[str]) -> dict[str, Path]:
+    (folder / "mounts").write_text("".join(f"{line}\n" for line in mounts))
+    (folder / "own").write_text("".join(f"{line}\n" for line in own))
+    return {"mounts": folder / "mounts", "own": folder / "own"}
+
+
+def unified(folder: Path, *, controllers: str = "cpu io memory pids", inside: str = "", path: str = "/unit") -> Path:
+    """A machine with the second generation, and our service's group in it."""
+    mount = folder / "cgroup"
+    for group in (mount, mount / path.lstrip("/")):
+        a_group(group, "cgroup.subtree_control", cgroup_controllers=controllers)
+    own = mount / path.lstrip("/")
+    (own / "cgroup.type").write_text("domain\n")
+    (own / "cgroup.procs").write_text(inside)
+    for above in (mount, own):
+        a_group(above / "bursar-1", "cgroup.subtree_control")
+        a_group(above / "bursar-1" / "a.1", *V2_FILES)
+    a_group(own / "bursar-1-agent", "cgroup.procs")
+    return mount
+
+
+def found_v2(folder: Path, path: str = "/unit") -> Cgroups:
+    return find("bursar-1", cores=4, **proc(folder, [f"none {folder}/cgroup cgroup2 rw 0 0"], [f"0::{path}"]))
+
+
+def test_the_second_generation(tmp_path: Path) -> None:
+    mount = unified(tmp_path)
+    cgroups = found_v2(tmp_path)
+    assert (cgroups.version, cgroups.parents) == ("v2", {"": mount / "unit" / "bursar-1"})
+    group = cgroups.make("a.1", Limits(1000, 2500, 1 << 30))
+    assert group is not None
+    folder = mount / "unit" / "bursar-1" / "a.1"
+    assert (folder / "memory.max").read_text() == str(1 << 30)
+    assert (folder / "memory.oom.group").read_text() == "1"
+    assert (folder / "cpu.weight").read_text() == "2500"
+    assert (folder / "cpu.max").read_text() == "250000 100000"
+    assert (group.procs, group.kill_file) == ([folder / "cgroup.procs"], folder / "cgroup.kill")
+    for above in (mount / "unit", mount / "unit" / "bursar-1"):
+        assert (above / "cgroup.subtree_control").read_text() == "+cpu +memory"
+
+
+def test_requests_alone_limit_nothing(tmp_path: Path) -> None:
+    mount = unified(tmp_path)
+    found_v2(tmp_path).make("a.1", limits_of({"cpu": "500m", "memory": "1Gi"}, {}))
+    folder = mount / "unit" / "bursar-1" / "a.1"
+    assert (folder / "cpu.weight").read_text() == "1250"
+    assert (folder / "memory.max").read_text() == ""
+    assert (folder / "cpu.max").read_text() == ""
+
+
+def test_others_are_not_moved_out_of_a_group_that_is_theirs_too(tmp_path: Path) -> None:
+    mount = unified(tmp_path, inside="1\n2\n")
+    assert found_v2(tmp_path).parents == {"": mount / "bursar-1"}
+    assert (mount / "unit" / "bursar-1-agent" / "cgroup.procs").read_text() == ""
+
+
+def test_a_container_is_all_ours(tmp_path: Path) -> None:
+    mount = unified(tmp_path, path="/")
+    (mount / "cgroup.procs").write_text("1\n")
+    assert found_v2(tmp_path, "/outside/of/it").parents == {"": mount / "bursar-1"}
+    assert (mount / "bursar-1-agent" / "cgroup.procs").read_text() == "1"
+
+
+def test_a_limit_that_cannot_be_set_is_an_error(tmp_path: Path) -> None:
+    unified(tmp_path)
+    cgroups = found_v2(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        cgroups.make("b.1", Limits(memory_limit_bytes=1 << 20))
+
+
+def test_the_first_generation_and_the_second_beside_it(tmp_path: Path) -> None:
+    unified(tmp_path, controllers="")
+    mounts = [f"none {tmp_path}/cgroup cgroup2 rw 0 0"]
+    for name in ("memory", "cpu,cpuacct"):
+        a_group(tmp_path / name / "unit" / "bursar-1" / "a.1", *V1_FILES)
+        mounts.append(f"none {tmp_path}/{name} cgroup rw,relatime,{name} 0 0")
+    own = ["4:memory:/unit", "3:cpu,cpuacct:/unit", "0::/unit"]
+    cgroups = find("bursar-1", cores=4, **proc(tmp_path, mounts, own))
+    assert cgroups.version == "v1"
+    group = cgroups.make("a.1", Limits(500, 1500, 1 << 20))
+    assert group is not None
+    memory, cpu = (tmp_path / name / "unit" / "bursar-1" / "a.1" for name in ("memory", "cpu,cpuacct"))
+    assert (memory / "memory.limit_in_bytes").read_text() == str(1 << 20)
+    assert (cpu / "cpu.shares").read_text() == "512"
+    assert (cpu / "cpu.cfs_quota_us").read_text() == "150000"
+    assert group.folders == (memory, cpu, tmp_path / "cgroup" / "unit" / "bursar-1" / "a.1")
+    assert group.kill_file is not None
+
+
+def test_none_says_why(tmp_path: Path) -> None:
+    cgroups = find("bursar-1", cores=4, **proc(tmp_path, [], []))
+    assert (cgroups.version, cgroups.make("a.1", Limits())) == ("none", None)
+    assert cgroups.message == ("placements run without limits; v2: is not mounted; v1: has no controller for memory")
+
+
+def test_what_cannot_be_written_is_none(tmp_path: Path) -> None:
+    (tmp_path / "memory").touch()
+    mounts = [f"none {tmp_path}/memory cgroup rw,memory 0 0"]
+    cgroups = find("bursar-1", cores=4, **proc(tmp_path, mounts, ["4:memory:/"]))
+    assert cgroups.version == "none"
+    assert "Not a directory" in cgroups.message
+
+
+@pytest.mark.parametrize(
+    ("milli", "cores", "value"), [(1000, 4, 2500), (4000, 4, 10_000), (1, 256, 1), (9000, 4, 10_000)]
+)
+def test_weights_are_in_proportion_to_the_machine(milli: int, cores: int, value: int) -> None:
+    assert weight(milli, cores) == value
+
+
+def test_what_was_killed_for_memory_is_counted(tmp_path: Path) -> None:
+    unified(tmp_path)
+    group = found_v2(tmp_path).group("a.1")
+    assert group is not None
+    assert group.memory is not None
+    assert group.oom_kills() == 0
+    (group.memory / "memory.events").write_text("low 0\noom 2\noom_kill 1\n")
+    assert group.oom_kills() == 1
+    (group.memory / "cpu.stat").write_text("usage_usec 2500000\n")
+    assert group.cpu_seconds() == 2.5

@@ -1,0 +1,90 @@
+"""Reading what a command writes: offsets that stay right over rotation, tails, and following to the end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bursar.agent.logs import read, read_piece, tail_offset
+from bursar.agent.shim import Output
+
+
+async def text(folder: Path, **how: int) -> bytes:
+    return b"".join([piece.data async for piece in read(folder, **how)])  # type: ignore[arg-type]
+
+
+def write(folder: Path, monkeypatch: pytest.MonkeyPatch, *pieces: bytes, bytes_max: int) -> Output:
+    monkeypatch.chdir(folder)
+    output = Output(bytes_max)
+    for piece in pieces:
+        output.write(piece)
+    return output
+
+
+async def test_an_offset_means_the_same_byte_after_rotation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, monkeypatch, b"0123456789" * 4, bytes_max=16)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["output.16", "output.32"]
+    assert await text(tmp_path) == b"678901234567890123456789"
+    assert await text(tmp_path, offset=35) == b"56789"
+    assert await text(tmp_path, offset=40) == b""
+    piece = read_piece(tmp_path, 3)
+    assert piece is not None
+    assert piece.offset == 16
+
+
+@given(lines=st.lists(st.text("ab", max_size=5), max_size=30), ended=st.booleans(), wanted=st.integers(1, 12))
+def test_the_last_lines(tmp_path_factory: pytest.TempPathFactory, lines: list[str], ended: bool, wanted: int) -> None:
+    folder = tmp_path_factory.mktemp("tail")
+    data = "\n".join(lines).encode() + b"\n" * (ended and bool(lines))
+    with pytest.MonkeyPatch.context() as patch:
+        write(folder, patch, data, bytes_max=1000)
+    assert data[tail_offset(folder, wanted) :].splitlines() == data.splitlines()[-wanted:]
+
+
+async def test_the_last_lines_over_two_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, monkeypatch, b"".join(b"line %02d\n" % n for n in range(10)), bytes_max=20)
+    assert await text(tmp_path, tail_lines=3) == b"line 07\nline 08\nline 09\n"
+    assert (await text(tmp_path, tail_lines=100)).endswith(b"line 08\nline 09\n")
+
+
+async def test_nothing_was_written(tmp_path: Path) -> None:
+    assert await text(tmp_path) == b""
+    assert await text(tmp_path, tail_lines=3) == b""
+
+
+async def test_who_follows_gets_everything_up_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = write(tmp_path, monkeypatch, b"one\n", bytes_max=8)
+    over = asyncio.Event()
+    heard: list[bytes] = []
+    async with asyncio.timeout(30):
+        async for piece in read(tmp_path, follow=True, ended=over.is_set):
+            heard.append(piece.data)
+            if len(heard) == 1:
+                output.write(b"two\nthree\n")
+            if b"".join(heard).endswith(b"three\n"):
+                output.write(b"last\n")
+                over.set()
+                heard.append(b"")
+    assert b"".join(heard) == b"one\ntwo\nthree\nlast\n"
+
+
+def test_a_full_disk_never_holds_the_command_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("there is no /dev/full")
+    output = Output(1000)
+    good, output.fd = output.fd, os.open(full, os.O_WRONLY)
+    output.write(b"lost\n")
+    output.write(b"lost too\n")
+    os.close(output.fd)
+    output.fd = good
+    output.write(b"kept\n")
+    said = (tmp_path / "output.0").read_bytes()
+    assert b"14 bytes of output were lost" in said
+    assert said.endswith(b"kept\n")

@@ -1,0 +1,205 @@
+"""`bursar run` and `bursar logs` with real agents: as if the command ran here, whoever is killed meanwhile."""
+
+import json
+import os
+import signal
+import subprocess
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents import Agent, await_phase, joined_agent, living, part, status_of, until
+from bursar.client import Client
+from server import BURSAR, Server, data_directory, started
+
+pytestmark = pytest.mark.timeout(240)
+
+SECONDS_MAX = 60
+
+
+@pytest.fixture(scope="module")
+def house() -> Iterator[Server]:
+    """A server of its own, with two nodes and nothing else: parts of it are killed here."""
+    with data_directory() as data, started(data) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(house: Server) -> Iterator[Client]:
+    with house.client() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def agents(house: Server, client: Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Agent]]:
+    home = tmp_path_factory.mktemp("agents")
+    with (
+        joined_agent(house, client, "n1", home, "--fake-gpus", "2") as first,
+        joined_agent(house, client, "n2", home, "--fake-gpus", "0") as second,
+    ):
+        for one in (first, second):
+            until(lambda one=one: client.nodes.get(one.name)["status"].get("phase") == "Ready", "the nodes")  # type: ignore[misc]
+        yield [first, second]
+
+
+@pytest.fixture
+def name() -> str:
+    return f"r-{uuid.uuid4().hex[:8]}"
+
+
+def bursar(server: Server, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [str(BURSAR), *words]
+    return subprocess.run(command, env=server.environment, capture_output=True, text=True, timeout=SECONDS_MAX)
+
+
+@contextmanager
+def running(server: Server, *words: str) -> Iterator[subprocess.Popen[str]]:
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([str(BURSAR), *words], env=server.environment, text=True, **pipes) as process:  # type: ignore[call-overload]
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return str(process.stdout.readline())
+
+
+@pytest.mark.usefixtures("agents")
+class TestOne:
+    """Nodes that stay."""
+
+    def test_it_is_as_if_it_ran_here(self, house: Server, tmp_path: Path) -> None:
+        script = "echo out; echo err >&2; echo $GREETING $PWD $CUDA_VISIBLE_DEVICES; printf 'no end'; exit 3"
+        words = ["--gpus", "1", "--env", "GREETING=hello there", "--workdir", str(tmp_path)]
+        done = bursar(house, "run", *words, "--", "sh", "-c", script)
+        assert (done.returncode, done.stderr) == (3, "")
+        first, second, third, last = done.stdout.splitlines()
+        assert {first, second} == {"out", "err"}
+        assert third.split()[:3] == ["hello", "there", str(tmp_path)]
+        assert third.split()[3] in ("0", "1")
+        assert last == "no end"
+
+    def test_death_by_a_signal_is_told_as_a_shell_tells_it(self, house: Server) -> None:
+        done = bursar(house, "run", "--", "sh", "-c", "kill -KILL $$")
+        assert done.returncode == 137
+
+    def test_what_never_ran_says_why(self, house: Server) -> None:
+        done = bursar(house, "run", "--", "/nowhere/train")
+        assert done.returncode == 127
+        assert "was not found" in done.stderr
+
+    def test_much_output_arrives_whole(self, house: Server) -> None:
+        done = bursar(house, "run", "--", "seq", "200000")
+        assert done.returncode == 0
+        assert done.stdout == "".join(f"{number}\n" for number in range(1, 200_001))
+
+    def test_programs_are_told_as_events(self, house: Server, name: str) -> None:
+        done = bursar(house, "run", "--json", "--name", name, "--", "sh", "-c", "echo one; exit 4")
+        told: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
+        assert done.returncode == 4
+        assert (told[0]["event"], told[0]["name"]) == ("submitted", name)
+        phases = [one["phase"] for one in told if one["event"] == "status"]
+        assert phases == sorted(phases, key=["Pending", "Scheduled", "Running", "Failed"].index)
+        assert "".join(one["text"] for one in told if one["event"] == "log") == "one\n"
+        assert told[-1] == {"event": "ended", "name": name, "phase": "Failed", "exitCode": 4}
+
+    def test_ctrl_c_stops_it_and_shows_its_last_words(self, house: Server, client: Client, name: str) -> None:
+        script = "trap 'echo bye; kill $!; exit 0' TERM; echo ready; sleep 600 & wait"
+        with running(house, "run", "--name", name, "--", "sh", "-c", script) as process:
+            assert said(process) == "ready\n"
+            process.send_signal(signal.SIGINT)
+            rest, complained = process.communicate(timeout=SECONDS_MAX)
+        assert process.returncode == 130
+        assert rest == "bye\n"
+        assert f"releasing {name}" in complained
+        assert not status_of(client, name)
+
+    def test_a_second_ctrl_c_leaves_at_once(self, house: Server, client: Client, name: str) -> None:
+        with running(house, "run", "--name", name, "--", "sh", "-c", "trap '' TERM; echo ready; sleep 600") as process:
+            assert said(process) == "ready\n"
+            process.send_signal(signal.SIGINT)
+            await_phase(client, name, "Terminating")
+            process.send_signal(signal.SIGINT)
+            _, complained = process.communicate(timeout=SECONDS_MAX)
+        assert process.returncode == 130
+        assert "goes on ending by itself" in complained
+        assert status_of(client, name)["phase"] == "Terminating"
+        client.allocations("default").delete(name, grace_period_seconds=0)
+        until(lambda: not status_of(client, name), "it being gone")
+
+    def test_what_has_to_wait_again_is_seen_through(
+        self, house: Server, client: Client, name: str, tmp_path: Path
+    ) -> None:
+        script = f"echo epoch $BURSAR_EPOCH; [ -e {tmp_path}/again ] && exit 5; sleep 600"
+        with running(house, "run", "--name", name, "--gpus", "1", "--", "sh", "-c", script) as process:
+            assert said(process) == "epoch 1\n"
+            (tmp_path / "again").touch()
+            client.preempt("default", name, reason="a test", grace_period_seconds=1)
+            rest, _ = process.communicate(timeout=SECONDS_MAX)
+        assert (process.returncode, rest) == (5, "epoch 2\n")
+        assert bursar(house, "logs", name).stdout == "epoch 2\n"
+        assert bursar(house, "logs", "--node", "n1", "--epoch", "1", name).stdout == "epoch 1\n"
+
+    def test_what_runs_on_two_nodes_says_which(self, house: Server, name: str) -> None:
+        script = "echo rank $BURSAR_NODE_RANK of $BURSAR_NODE_COUNT"
+        done = bursar(house, "run", "--nodes", "2", "--name", name, "--", "sh", "-c", script)
+        assert done.returncode == 0
+        lines = sorted(done.stdout.splitlines())
+        assert {line.partition(" ")[0] for line in lines} == {"[n1]", "[n2]"}
+        assert sorted(line.partition(" ")[2] for line in lines) == ["rank 0 of 2", "rank 1 of 2"]
+        assert sorted(bursar(house, "logs", name).stdout.splitlines()) == lines
+        assert bursar(house, "logs", "--node", "n2", name).stdout.startswith("rank ")
+
+    def test_logs_of_what_was_left_alone(self, house: Server, client: Client, name: str, tmp_path: Path) -> None:
+        script = f"echo one; echo two; while [ ! -e {tmp_path}/on ]; do sleep 0.1; done; echo three"
+        assert bursar(house, "run", "--detach", "--name", name, "--", "sh", "-c", script).returncode == 0
+        await_phase(client, name, "Running")
+        until(lambda: bursar(house, "logs", name).stdout == "one\ntwo\n", "its words")
+        with running(house, "logs", "-f", "--tail", "1", name) as process:
+            assert said(process) == "two\n"
+            (tmp_path / "on").touch()
+            rest, _ = process.communicate(timeout=SECONDS_MAX)
+        assert (process.returncode, rest) == (0, "three\n")
+        await_phase(client, name, "Succeeded")
+        assert bursar(house, "logs", name).stdout == "one\ntwo\nthree\n"
+
+
+def test_whoever_is_killed_every_line_comes_once(
+    house: Server, client: Client, agents: list[Agent], name: str, tmp_path: Path
+) -> None:
+    """First the agent that keeps the log, then the API through which it is read."""
+    wait = f"while [ ! -e {tmp_path}/$1 ]; do sleep 0.1; done"
+    script = f"on() {{ {wait}; echo $1; }}; echo begun; on one; on two; on three; exit 6"
+    command = ["run", "--gpus", "1", "--name", name, "--", "sh", "-c", script]
+    with running(house, *command) as process:
+        assert said(process) == "begun\n"
+        agents[0].kill()
+        (tmp_path / "one").touch()
+        agents[0].start()
+        assert said(process) == "one\n"
+        os.kill(part(house, "api"), signal.SIGKILL)
+        (tmp_path / "two").touch()
+        assert said(process) == "two\n"
+        (tmp_path / "three").touch()
+        rest, complained = process.communicate(timeout=SECONDS_MAX)
+    assert (process.returncode, rest, complained) == (6, "three\n", "")
+
+
+def test_work_that_is_interrupted_leaves_nothing_behind(
+    house: Server, client: Client, agents: list[Agent], name: str
+) -> None:
+    assert agents
+    seconds = f"{4000 + uuid.uuid4().int % 10**6}.5"
+    with running(house, "run", "--name", name, "--", "sh", "-c", f"sleep {seconds} & sleep {seconds}") as process:
+        until(lambda: len(living(seconds)) == 2, "its processes")
+        process.terminate()
+        assert process.wait(SECONDS_MAX) == 143
+    assert not living(seconds)
+    assert not status_of(client, name)

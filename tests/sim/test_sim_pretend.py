@@ -1,0 +1,111 @@
+"""The hands of simulated agents, at a clock of our own: how long things run, and how they end."""
+
+import math
+from typing import Any
+
+import pytest
+
+from bursar.agent.work import Run, State, Status, Stop
+from bursar.sim.pretend import ENV_EXIT, ENV_SECONDS, Manner, Pretender, Tally, exit_code_of, run_seconds
+from bursar.sim.work import EXIT, SECONDS
+
+
+def wanted(uid: str = "alloc-1", epoch: int = 1, **more: Any) -> Run:
+    return Run(uid, epoch, "team", "job", **more)
+
+
+def said(statuses: list[Status]) -> list[tuple[str, State, int | None]]:
+    return [(one.uid, one.state, one.exit_code) for one in statuses]
+
+
+@pytest.mark.parametrize(
+    ("run", "default", "seconds"),
+    [
+        ({"annotations": {SECONDS: "5"}, "env": {ENV_SECONDS: "6"}}, 60.0, 5.0),
+        ({"env": {ENV_SECONDS: "6"}, "command": ("sleep", "7")}, 60.0, 6.0),
+        ({"command": ("/bin/sleep", "0.5")}, 60.0, 0.5),
+        ({"command": ("sleep", "forever")}, 60.0, 60.0),
+        ({"command": ("train", "7")}, 60.0, 60.0),
+        ({"annotations": {SECONDS: "soon"}}, 60.0, 60.0),
+        ({}, None, math.inf),
+    ],
+    ids=["annotated", "environment", "sleep", "no number", "no sleep", "unreadable", "for ever"],
+)
+def test_how_long_something_runs(run: dict[str, Any], default: float | None, seconds: float) -> None:
+    assert run_seconds(wanted(**run), Manner(default)) == seconds
+
+
+@pytest.mark.parametrize(
+    ("run", "code"),
+    [({}, 0), ({"annotations": {EXIT: "3"}}, 3), ({"env": {ENV_EXIT: "4"}}, 4), ({"env": {ENV_EXIT: "-1"}}, 0)],
+    ids=["well", "annotated", "environment", "unreadable"],
+)
+def test_how_something_ends(run: dict[str, Any], code: int) -> None:
+    assert exit_code_of(wanted(**run)) == code
+
+
+def test_what_is_wanted_runs_at_once_and_ends_when_its_time_has_come() -> None:
+    tally = Tally()
+    hands = Pretender(Manner(), tally)
+    hands.tell([wanted(annotations={SECONDS: "10"})], 100.0)
+    assert said(hands.news()) == [("alloc-1", State.RUNNING, None)]
+    assert (tally.running, hands.next_at, hands.has_news) == (1, 110.0, False)
+    hands.due(109.0)
+    assert not hands.has_news
+    hands.due(110.0)
+    assert said(hands.news()) == [("alloc-1", State.SUCCEEDED, 0)]
+    assert (tally.running, tally.ended, hands.next_at) == (0, 1, math.inf)
+    # It is told until that is acknowledged, and is not started again.
+    assert said(hands.news()) == [("alloc-1", State.SUCCEEDED, 0)]
+    hands.acknowledged([("alloc-1", 1)], 111.0)
+    assert hands.inventory() == []
+    hands.tell([wanted()], 112.0)
+    assert tally.running == 0
+
+
+def test_what_is_told_to_stop_takes_its_time_but_never_longer_than_its_grace() -> None:
+    hands = Pretender(Manner(stop_seconds=20.0), Tally())
+    hands.tell([wanted("slow"), wanted("hurried")], 0.0)
+    hands.tell([Stop("slow", 1, 30, "Preempted"), Stop("hurried", 1, 5, "Preempted")], 10.0)
+    assert hands.next_at == 15.0
+    hands.due(15.0)
+    hands.due(30.0)
+    assert {one.uid: (one.state, one.reason) for one in hands.inventory()} == {
+        "slow": (State.STOPPED, "Preempted"),
+        "hurried": (State.STOPPED, "Preempted"),
+    }
+
+
+@pytest.mark.parametrize(("seconds", "state", "reason"), [("30", State.SUCCEEDED, ""), ("31", State.FAILED, "Expired")])
+def test_what_runs_longer_than_it_may_has_expired(seconds: str, state: State, reason: str) -> None:
+    hands = Pretender(Manner(), Tally())
+    hands.tell([wanted(ttl_seconds=30, annotations={SECONDS: seconds})], 0.0)
+    assert hands.next_at == 30.0
+    hands.due(30.0)
+    (ended,) = hands.inventory()
+    assert (ended.state, ended.reason) == (state, reason)
+
+
+def test_leased_work_ends_when_no_lease_is_granted_any_more() -> None:
+    hands = Pretender(Manner(), Tally())
+    hands.tell([wanted(leased=True)], 0.0)
+    assert said(hands.inventory()) == [("alloc-1", State.STARTING, None)]
+    hands.granted(10, 1.0, 2.0)
+    assert said(hands.inventory()) == [("alloc-1", State.RUNNING, None)]
+    hands.granted(10, 6.0, 7.0)
+    assert hands.next_at == 16.0
+    hands.due(16.0)
+    (ended,) = hands.inventory()
+    assert (ended.state, ended.reason) == (State.STOPPED, "LeaseExpired")
+
+
+def test_an_allocation_on_several_nodes_is_counted_once() -> None:
+    tally = Tally()
+    left, right = Pretender(Manner(1.0), tally), Pretender(Manner(2.0), tally)
+    for hands in (left, right):
+        hands.tell([wanted()], 0.0)
+    assert tally.running == 1
+    left.due(1.0)
+    assert (tally.running, tally.ended) == (1, 0)
+    right.due(2.0)
+    assert (tally.running, tally.ended) == (0, 1)
