@@ -63,12 +63,12 @@ def admin(server: Server) -> Iterator[Client]:
 
 
 @contextmanager
-def started(data: Path, port: int = 0, *, tls: bool = False) -> Iterator[Server]:
+def started(data: Path, port: int = 0, *, grpc_port: int = 0, tls: bool = False) -> Iterator[Server]:
     """`bursar serve` on this directory, from when it is ready until the end of the block."""
     address = f"127.0.0.1:{port or free_port()}"
     token_file = data / "admin-token"
     log = data.with_name(f"{data.name}.log").open("a")
-    addresses = ["--http", address, "--grpc", f"127.0.0.1:{free_port()}"]
+    addresses = ["--http", address, "--grpc", f"127.0.0.1:{grpc_port or free_port()}"]
     files = ["--data", str(data), "--admin-token-file", str(token_file)]
     command = [str(BURSAR), "serve", *addresses, *files, *(["--tls", "auto"] if tls else [])]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True)

@@ -31,6 +31,7 @@ from bursar.loops.lead import run_lead
 from bursar.loops.nodes import run_nodes
 from bursar.loops.schedule import run_schedule
 from bursar.loops.upkeep import run_upkeep
+from bursar.openfiles import allow_open_files
 from bursar.ops.bootstrap import prepare
 from bursar.ops.collector import calm_collector
 from bursar.ops.office import Office, now
@@ -75,6 +76,7 @@ def run_api(settings: Settings, fd: int | None) -> int:
 
 async def _api(settings: Settings, fd: int | None) -> int:
     die_with_parent()
+    allow_open_files()
     _check_grpc(settings)
     if not settings.database_url:
         raise StartError(

@@ -257,7 +257,8 @@ async def test_tables_tell_the_priority_that_is_in_force(site: Site, monkeypatch
     monkeypatch.setattr("bursar.ops.priority.AGE_SECONDS_MAX", 0.0)
     where, high = await site.namespace(), site.name("high")
     await site.post("priorityclasses", {"metadata": {"name": high}, "value": 700})
-    for name, spec in {"own": {"priority": 5, "priorityClass": high}, "by-class": {"priorityClass": high}}.items():
+    asked: dict[str, Document] = {"own": {"priority": 5, "priorityClass": high}, "by-class": {"priorityClass": high}}
+    for name, spec in asked.items():
         await site.post(f"namespaces/{where}/jobs", job(name, template=spec))
     await site.post(f"namespaces/{where}/jobs", job())
 

@@ -18,7 +18,11 @@ OLD = {"key": "team", "value": "physics", "effect": "NoSchedule"}
         ("node/n1 team:NoSchedule-", ["n1"], Changes([], [("team", "NoSchedule")])),
         ("node team-", ["node"], Changes([], [("team", "")])),
         ("team=physics:NoSchedule team-", [], Changes([OLD], [("team", "")])),
-        ("example.com/a=b-c:NoSchedule", [], Changes([{"key": "example.com/a", "value": "b-c", "effect": "NoSchedule"}], [])),
+        (
+            "example.com/a=b-c:NoSchedule",
+            [],
+            Changes([{"key": "example.com/a", "value": "b-c", "effect": "NoSchedule"}], []),
+        ),
     ],
 )
 def test_nodes_and_changes_are_told_apart(words: str, names: list[str], changes: Changes) -> None:

@@ -10,9 +10,9 @@ seen as well: then whatever it leaves behind is found and killed before its plac
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import math
 import os
-import resource
 import shutil
 import signal
 import time
@@ -35,6 +35,7 @@ from bursar.agent.folder import Folder, sweep
 from bursar.agent.journal import Began, Gone, Journal, Line, Over, began
 from bursar.agent.state import GRACE_SECONDS, Forget, Instruction, Machine, MoveDeadline, SignalStop, Start
 from bursar.agent.work import Place, Run, Usage
+from bursar.openfiles import allow_open_files
 
 log = structlog.get_logger()
 
@@ -42,7 +43,11 @@ LAUNCHES_MAX = 4  # at a time
 ASK_AGAIN_SECONDS = 0.05
 TIDY_SECONDS = 60.0  # between one look for logs that are too old and the next
 
-__all__ = ["Ended", "Event", "Settings", "Shell", "Started", "hear"]
+__all__ = ["Ended", "Event", "FolderInUse", "Settings", "Shell", "Started", "hear"]
+
+
+class FolderInUse(Exception):
+    """There is another agent in the folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,7 @@ class Shell:
     ) -> None:
         self._folder = folder / "placements"
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = _lock(folder)
         self._node = node
         self._heard = heard
         self._settings = settings or Settings()
@@ -90,7 +96,7 @@ class Shell:
 
     async def open(self, machine: Machine) -> list[Instruction]:
         """Before anything else: the machine adopts what an earlier life of the agent left."""
-        _allow_many_files()
+        allow_open_files()
         known = self._journal.known
         machine.remember(known.gone)
         done: list[Instruction] = []
@@ -150,6 +156,7 @@ class Shell:
         for child in self._children.values():
             self._let_go(child)
         self._journal.close()
+        os.close(self._lock)
         self.cgroups.remove({child.mark for child in self._children.values()})
 
     # What an earlier life left.
@@ -364,10 +371,15 @@ def group_name(folder: Path) -> str:
     return f"bursar-{sha256(str(folder.resolve()).encode()).hexdigest()[:8]}"
 
 
-def _allow_many_files() -> None:
-    """Each placement has two of them open."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+def _lock(folder: Path) -> int:
+    """Held until we let go or die: two agents in one folder would each think that they alone know what runs."""
+    fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise FolderInUse(f"another agent runs in {folder}") from None
+    return fd
 
 
 def _line(one: Instruction | Ended) -> Line | None:

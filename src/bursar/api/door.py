@@ -20,7 +20,7 @@ from bursar.api import metrics
 from bursar.api.house import BODY_BYTES_MAX, House
 from bursar.api.problem import answer_of
 from bursar.api.ratelimit import MemoryRateLimit, Verdict, message
-from bursar.api.route import Answer, Call, Outcome, Route, Stream
+from bursar.api.route import Answer, BrokenOff, Call, Outcome, Route, Stream
 from bursar.core.access import Identity, Role, allows
 from bursar.core.refusal import Code, Refusal, invalid
 from bursar.ops.lane import Closed, Overloaded
@@ -202,9 +202,11 @@ class Door:
                 task.cancel()
             await asyncio.gather(sender, leaver, return_exceptions=True)
             error = None if sender.cancelled() else sender.exception()
-            if error is not None:
+            if isinstance(error, BrokenOff):
+                log.info("a stream broke off", request_id=request_id, why=str(error))
+            elif error is not None:
                 log.error("a stream failed", request_id=request_id, exc_info=error)
-            if here and (sender.cancelled() or error is not None):
+            if here and not stream.breaks and (sender.cancelled() or error is not None):
                 await send({"type": "http.response.body", "body": b""})
 
     def end_streams(self) -> None:

@@ -17,7 +17,7 @@ import msgspec
 
 from bursar.api.object import find, key_of
 from bursar.api.pod import find_pod
-from bursar.api.route import Call, Outcome, Param, Stream
+from bursar.api.route import BrokenOff, Call, Outcome, Param, Stream
 from bursar.api.watch import KEEPALIVE_SECONDS, Events, Over, Watch, check_identity, no_seat
 from bursar.core.access import allows
 from bursar.core.allocation import ENDED, Phase
@@ -79,7 +79,7 @@ _decode_document = msgspec.json.Decoder(_Document).decode
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the query says. Whoever names an offset counts bytes, and is given nothing that was not written."""
+    """What the query says. Whoever names an offset counts bytes: to them a gap must not look like none."""
 
     follow: bool = False
     tail_lines: int | None = None
@@ -132,7 +132,7 @@ async def _read(call: Call, found: Stored) -> Outcome:
         "X-Log-End": "true" if output.over else "false",
         "X-Content-Type-Options": "nosniff",  # What is written may look like a page.
     }
-    return Stream(Events(watch, cast("AsyncGenerator[bytes, None]", pieces)), TEXT, headers)
+    return Stream(Events(watch, cast("AsyncGenerator[bytes, None]", pieces)), TEXT, headers, breaks=True)
 
 
 async def _open(call: Call, node: str, found: Stored, epoch: int, asked: Asked) -> Output | Refusal | None:
@@ -239,27 +239,24 @@ class _Pieces:
         self._left = asked.limit_bytes
         self._at = output.offset
         self._next: asyncio.Task[Piece | None] | None = None
-        self._over = False
 
     def __aiter__(self) -> _Pieces:
         return self
 
     async def __anext__(self) -> bytes:
-        if self._over or not self._left:
+        if not self._left:
             raise StopAsyncIteration
         try:
             piece = await self._wait()
         except Cut as cut:
-            # Whoever counts comes back for the rest; everybody else must not take this for the end.
-            self._over = True
-            if self._counted:
-                raise StopAsyncIteration from None
-            return f"\n[bursar: the rest could not be read: {cut}]\n".encode()
-        except Over:
-            raise StopAsyncIteration from None
-        if piece is None or (self._counted and piece.offset != self._at):
-            # Something in between is no longer kept: whoever counts is told so by the next answer.
+            raise BrokenOff(str(cut)) from cut
+        except Over as over:
+            raise BrokenOff("whoever reads it may not any more") from over
+        if piece is None:
             raise StopAsyncIteration
+        if self._counted and piece.offset != self._at:
+            # The next answer says so, and where it goes on.
+            raise BrokenOff("something in between is no longer kept")
         data = piece.data if len(piece.data) <= self._left else piece.data[: int(self._left)]
         self._left -= len(data)
         self._at = piece.offset + len(data)

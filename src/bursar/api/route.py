@@ -57,6 +57,11 @@ class Stream:
     pieces: Any  # AsyncGenerator[bytes, None]
     media_type: str
     headers: Mapping[str, str] = field(default_factory=dict)
+    breaks: bool = False  # what is cut short must not look whole: the connection breaks instead of ending
+
+
+class BrokenOff(Exception):
+    """The rest of a stream cannot be had now; the message says why."""
 
 
 Outcome: TypeAlias = Answer | Stream | Refusal

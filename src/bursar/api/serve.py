@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -78,11 +79,17 @@ async def serve_http(
         ssl_certfile=str(tls_cert) if tls_cert else None,
         ssl_keyfile=str(tls_key) if tls_key else None,
     )
+    logging.getLogger("uvicorn.error").addFilter(_is_news)
     server = _Server(config)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _stop, server, door)
     await server.serve(sockets=[listener])
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """What breaks off does so on purpose, and the door has said why."""
+    return "without completing response" not in record.getMessage()
 
 
 class _Server(uvicorn.Server):

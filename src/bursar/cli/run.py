@@ -19,7 +19,7 @@ from bursar.cli import complete
 from bursar.cli.connection import Connection, connected, namespace_option
 from bursar.cli.following import Copying, Sink
 from bursar.cli.problem import FAILED, Problem
-from bursar.cli.telling import Events, Quiet, Teller, Words
+from bursar.cli.telling import ENDED, Events, Quiet, Teller, Words
 from bursar.cli.trap import Interrupted, Trap
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 Document = Mapping[str, Any]
 
 GPU = "nvidia.com/gpu"
-ENDED = frozenset({"Succeeded", "Failed", "Cancelled"})
 PLACED = frozenset({"Running", "Terminating", *ENDED})
 # How often somebody who watches is told its place in line.
 LOOK_SECONDS = 3.0
@@ -242,6 +241,8 @@ class Seen:
         """We were told to stop: so is the work, unless it is to be kept. A second time ends the wait for it."""
         code = 128 + number
         try:
+            if self._ended:
+                return code  # Only its last words were still to come.
             if self._keep:
                 self._teller.warn(f"{self._name} goes on; `bursar logs -f {self._name}` shows what it writes")
                 return code

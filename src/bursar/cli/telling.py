@@ -14,6 +14,8 @@ from bursar.cli.following import Lines, Sink
 
 Document = Mapping[str, Any]
 
+ENDED = frozenset({"Succeeded", "Failed", "Cancelled"})
+
 
 class Teller(Protocol):
     @property
@@ -83,7 +85,15 @@ class Words(Quiet):
         self._say(f"{metadata['namespace']}/{metadata['name']} submitted")
 
     def stands(self, name: str, status: Document) -> None:
-        self._say(f"{name} {standing(status)}")
+        """Why it waits is not known at first, and how it ended is said last."""
+        phase = status.get("phase") or "Pending"
+        if phase not in ENDED and (phase != "Pending" or status.get("message")):
+            self._say(f"{name} {standing(status)}")
+
+    def ended(self, name: str, status: Document, code: int) -> None:
+        if status.get("phase") != "Succeeded" and not status.get("message"):
+            status = {**status, "message": f"exit code {code}"}
+        super().ended(name, status, code)
 
     def _say(self, line: str) -> None:
         if line != self._said:

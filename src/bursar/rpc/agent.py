@@ -263,6 +263,8 @@ class _Conversation:
                 commands.append((one, _command(self._stream.node, one, claim)))
             else:
                 self._place(one).running |= one.state is State.RUNNING
+        if not commands:
+            return outcome
         replies = await asyncio.gather(
             *(report(self._office, command) for _, command in commands), return_exceptions=True
         )

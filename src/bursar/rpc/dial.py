@@ -127,7 +127,7 @@ class Agents:
         if not address:
             return Refusal(
                 Code.UNAVAILABLE, f"node {node} has no agent that can be asked",
-                "Logs are read from nodes that run `bursar agent`.", retry_after_seconds=5,
+                "Logs are read from nodes that run `bursar agent`.",
             )  # fmt: skip
         if not _ADDRESS.fullmatch(address) or (self._insecure and not is_loopback(address)):
             why = "without certificates only this machine is called" if self._insecure else "that is not HOST:PORT"

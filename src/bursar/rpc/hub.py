@@ -133,6 +133,8 @@ class Stream:
             self._pusher = None
 
     def _take(self) -> list[pb.SchedulingDirective]:
+        if not self._outbox:
+            return []
         taken = [directive for _, directive in self._outbox.values()]
         self._outbox.clear()
         metrics.AGENT_DIRECTIVES.inc(len(taken))

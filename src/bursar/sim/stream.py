@@ -6,7 +6,6 @@ loopback, where the server believes agents without certificates, they are only r
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from bursar.agent.identity import certificate_request, reachable
 from bursar.client.calls import ROOT, segment
 from bursar.client.errors import Conflict, NotFound
+from bursar.openfiles import allow_open_files
 from bursar.sim.agents import Crowd
 from bursar.sim.line import Line, Papers, PlainLine, SecureLine
 from bursar.sim.pretend import Manner
@@ -130,10 +130,3 @@ def new_key() -> bytes:
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-
-
-def allow_open_files() -> None:
-    """As many as this process may have: each agent with a certificate has a connection of its own."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
