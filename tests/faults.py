@@ -53,7 +53,7 @@ class Link:
     async def open(self) -> None:
         self._flowing.set()
         self._server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
-        self.address = "127.0.0.1:{}".format(self._server.sockets[0].getsockname()[1])
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     async def close(self) -> None:
         self._server.close()
@@ -203,7 +203,7 @@ def opened_fleet(server: Server, client: Client, net: Net, home: Path, count: in
 
 WORK = """
 import fcntl, os, signal, sys, time
-path, code, manner = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+path, code, manner = os.path.expandvars(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 ledger = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 lock = os.open(path + ".lock", os.O_RDWR | os.O_CREAT, 0o644)
 who = "%s %s %d" % (os.environ["BURSAR_NODE"], os.environ["BURSAR_EPOCH"], os.getpid())

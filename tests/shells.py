@@ -145,8 +145,7 @@ def kill(pids: list[int]) -> None:
 
 
 async def live(folder: Path, runs: list[Run], lease_seconds: float) -> None:
-    bench = Bench(folder, settings=Settings(grace_seconds=1))
-    async with bench:
+    async with Bench(folder) as bench:
         if lease_seconds:
             bench.grant(lease_seconds)
         bench.want(*runs)

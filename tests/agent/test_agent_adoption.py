@@ -11,11 +11,9 @@ import time
 from pathlib import Path
 
 import msgspec
-import pytest
 
 import shells
 from bursar.agent.journal import Journal, began
-from bursar.agent.shell import FolderInUse
 from bursar.agent.state import LEASE_EXPIRED, OF_THE_PAST, RETRY_SECONDS
 from bursar.agent.work import Place, Run, State
 from shells import SLEEP, Bench, alive, processes_of, run, script, sleeper, until
@@ -33,14 +31,6 @@ def another_life(folder: Path, *runs: Run, lease_seconds: float = 0) -> subproce
 def killed(process: subprocess.Popen[str]) -> None:
     process.kill()
     process.wait()
-
-
-async def test_there_is_one_agent_in_a_folder(tmp_path: Path) -> None:
-    async with Bench(tmp_path):
-        with pytest.raises(FolderInUse, match=str(tmp_path)):
-            Bench(tmp_path)
-    async with Bench(tmp_path):
-        pass
 
 
 async def test_what_runs_outlives_its_agent_and_is_adopted(tmp_path: Path, uid: str) -> None:
@@ -91,7 +81,7 @@ async def test_a_stop_outlives_the_agent_that_asked_for_it(tmp_path: Path, uid: 
 
 
 async def test_a_stopped_agent_lets_nothing_run_past_its_deadline(tmp_path: Path, uid: str) -> None:
-    one = script(uid, "trap '' TERM; echo $$; while :; do sleep 0.05; done", leased=True)
+    one = script(uid, "trap '' TERM; echo $$; while :; do sleep 0.05; done", leased=True, grace_seconds=1)
     agent = another_life(tmp_path, one, lease_seconds=2)
     try:
         os.kill(agent.pid, signal.SIGSTOP)

@@ -202,16 +202,16 @@ async def test_many_that_fork_away_are_all_found(bench: Bench, uid: str) -> None
 
 
 async def test_a_ttl_is_kept_by_the_shim(tmp_path: Path, uid: str) -> None:
-    async with Bench(tmp_path, settings=Settings(grace_seconds=1)) as bench:
-        end = await bench.run(script(uid, "sleep 300", ttl_seconds=1))
+    async with Bench(tmp_path) as bench:
+        end = await bench.run(script(uid, "sleep 300", ttl_seconds=1, grace_seconds=1))
         assert (end.state, end.reason, end.exit_code) == (State.FAILED, EXPIRED, 143)
 
 
 async def test_a_deadline_that_nobody_moves_is_kept_by_the_shim(tmp_path: Path, uid: str) -> None:
     """The machine is not asked what is due."""
-    async with Bench(tmp_path, settings=Settings(grace_seconds=1)) as bench:
+    async with Bench(tmp_path) as bench:
         bench.grant(1.0)
-        end = await bench.run(script(uid, "trap '' TERM; sleep 300 & wait; wait", leased=True))
+        end = await bench.run(script(uid, "trap '' TERM; sleep 300 & wait; wait", leased=True, grace_seconds=1))
         assert (end.state, end.reason, end.exit_code) == (State.STOPPED, LEASE_EXPIRED, 137)
 
 

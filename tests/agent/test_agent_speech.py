@@ -39,6 +39,7 @@ runs = st.builds(
     working_dir=words,
     ttl_seconds=counts,
     leased=st.booleans(),
+    grace_seconds=counts,
     nodes=st.lists(words, max_size=3).map(tuple),
     exclusive=st.booleans(),
     annotations=texts,

@@ -152,6 +152,13 @@ def test_an_older_epoch_is_of_the_past() -> None:
     assert state(machine, ("a", 1)) is State.FAILED
 
 
+def test_a_stop_of_a_newer_epoch_ends_the_older_too() -> None:
+    machine = Machine()
+    running(machine, run(epoch=1))
+    assert machine.tell([Stop("a", 2)], 1) == [SignalStop(("a", 1), 0, SUPERSEDED)]
+    assert state(machine, ("a", 2)) is State.STOPPED
+
+
 def test_devices_are_left_before_they_are_entered() -> None:
     machine = Machine()
     running(machine, run("a", gpus=(0, 1)))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agents import Agent, await_phase, living, status_of, until, users_of
+from agents import Agent, await_phase, status_of, until, users_of
 from bursar.client import Client
 from faults import Fleet, Ledger, Net, metric, opened_fleet, opened_net, set_patience
 from server import BURSAR, Server, data_directory, free_port, started
@@ -123,7 +123,7 @@ def test_work_of_a_paused_agent_is_killed_by_its_shim_before_it_runs_elsewhere(
         assert fleet.phase(old) == "Lost"
     fleet.await_phase(old, "Ready")
     # What the late one has to tell is of the past: it is acknowledged, and changes nothing.
-    until(lambda: not inventory_of(fleet.agents[old], name, fleet.client), "the late report being acknowledged")
+    until(lambda: is_acknowledged(fleet.agents[old], uid_of(fleet, name)), "the late report being answered")
     assert status_of(fleet.client, name)["phase"] == "Running"
     assert fleet.where(name) == new
     assert_ends(fleet, ledger, name, 3)
@@ -132,12 +132,15 @@ def test_work_of_a_paused_agent_is_killed_by_its_shim_before_it_runs_elsewhere(
     assert_nothing_left(fleet)
 
 
-def inventory_of(agent: Agent, name: str, client: Client) -> list[str]:
-    """What of an allocation the agent's journal still holds."""
-    uid = client.allocations("default").get(name)["metadata"]["uid"]
+def uid_of(fleet: Fleet, name: str) -> str:
+    return str(fleet.client.allocations("default").get(name)["metadata"]["uid"])
+
+
+def is_acknowledged(agent: Agent, uid: str, epoch: int = 1) -> bool:
+    """Whether the agent was told that the end of this placement is known, or of the past."""
+    words = ('"type":"gone"', f'"uid":"{uid}"', f'"epoch":{epoch}')
     lines = (agent.data / "work" / "journal").read_text(errors="replace").splitlines()
-    began = [line for line in lines if uid in line]
-    return began
+    return any(all(word in line for word in words) for line in lines)
 
 
 @pytest.mark.parametrize("how", ["cut", "stall"])
@@ -240,7 +243,7 @@ def test_work_of_a_fenced_node_moves_at_once_and_what_returns_is_stopped(
     agent.start()
     until(lambda: gone(int(pid)), "what returned being stopped")
     fleet.await_phase(old, "Ready")
-    until(lambda: not inventory_of(agent, name, fleet.client), "its end being acknowledged")
+    until(lambda: is_acknowledged(agent, uid_of(fleet, name)), "its end being answered")
     status = status_of(fleet.client, name)
     assert (status["phase"], status["nodeName"], status["epoch"]) == ("Running", new, 2)
     Path(f"{lines}.go").touch()
@@ -274,12 +277,7 @@ def test_what_loses_one_of_its_nodes_stops_everywhere_and_waits_as_a_whole(
 ) -> None:
     """Two parts on two nodes; one is lost; both run again, when nothing of the first time is left."""
     ledgers = {node: Ledger(tmp_path / node) for node in fleet.agents}
-    command = Ledger(tmp_path / "NODE").command(code=0)
-    script = 'exec "$@" '
-    place = [word.replace(str(tmp_path / "NODE"), f"{tmp_path}/$BURSAR_NODE") for word in command]
-    words = ["sh", "-c", f"{script}", "sh"]
-    del words
-    shell = " ".join(f'"{word}"' if "$BURSAR_NODE" in word else _quoted(word) for word in place)
+    command = Ledger(tmp_path / "$BURSAR_NODE").command()
     names = [name] if form == "nodes" else [f"{name}-a", f"{name}-b"]
     spread = {"topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "only"}]}
     for one in names:
@@ -287,7 +285,7 @@ def test_what_loses_one_of_its_nodes_stops_everywhere_and_waits_as_a_whole(
             "gangScheduling": {"groupId": name, "minMembers": 2},
             "scheduling": {"nodeSelector": {"pool": fleet.pool}, **spread},
         }  # fmt: skip
-        fleet.submit(one, "sh", "-c", f"exec {shell}", **more, **REQUEUE)
+        fleet.submit(one, *command, **more, **REQUEUE)
     for one in names:
         await_phase(fleet.client, one, "Running")
     until(lambda: sum(one.is_alive(2.0) for one in ledgers.values()) == 2, "two parts running")
@@ -310,7 +308,3 @@ def test_what_loses_one_of_its_nodes_stops_everywhere_and_waits_as_a_whole(
     for one in names:
         assert await_phase(fleet.client, one, "Succeeded", "Failed")["phase"] == "Succeeded"
     assert_nothing_left(fleet)
-
-
-def _quoted(word: str) -> str:
-    return "'" + word.replace("'", "'\\''") + "'"

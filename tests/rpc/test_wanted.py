@@ -37,7 +37,7 @@ async def test_who_comes_is_told_all_that_is_wanted_of_it(door: Door) -> None:
     assert (run.namespace, run.name, run.tenant) == ("default", "a", "default")
     assert list(run.command) == ["train", "--fast"]
     assert dict(run.env) == {"A": "1", "B": ""}
-    assert (run.working_dir, run.ttl_seconds, run.leased) == ("/work", 3600, True)
+    assert (run.working_dir, run.ttl_seconds, run.leased, run.grace_seconds) == ("/work", 3600, True, 30)
     assert dict(run.resources.requests) == {"cpu": "4", "nvidia.com/gpu": "2"}
     assert list(run.devices["nvidia.com/gpu"].indices) == [0, 1]
     assert list(run.nodes) == ["n1"]

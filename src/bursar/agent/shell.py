@@ -10,7 +10,6 @@ seen as well: then whatever it leaves behind is found and killed before its plac
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import math
 import os
 import shutil
@@ -33,7 +32,7 @@ from bursar.agent.environment import User, environment, mark, user
 from bursar.agent.events import Ended, Event, Started, hear
 from bursar.agent.folder import Folder, sweep
 from bursar.agent.journal import Began, Gone, Journal, Line, Over, began
-from bursar.agent.state import GRACE_SECONDS, Forget, Instruction, Machine, MoveDeadline, SignalStop, Start
+from bursar.agent.state import Forget, Instruction, Machine, MoveDeadline, SignalStop, Start
 from bursar.agent.work import Place, Run, Usage
 from bursar.openfiles import allow_open_files
 
@@ -43,11 +42,7 @@ LAUNCHES_MAX = 4  # at a time
 ASK_AGAIN_SECONDS = 0.05
 TIDY_SECONDS = 60.0  # between one look for logs that are too old and the next
 
-__all__ = ["Ended", "Event", "FolderInUse", "Settings", "Shell", "Started", "hear"]
-
-
-class FolderInUse(Exception):
-    """There is another agent in the folder."""
+__all__ = ["Ended", "Event", "Settings", "Shell", "Started", "hear"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +51,6 @@ class Settings:
     kept for so long, and up to so many bytes of them."""
 
     run_as: str | None = None
-    grace_seconds: float = GRACE_SECONDS  # after a deadline
     output_bytes: int = 16 << 20  # of each of the two files
     keep_seconds: float = 24 * 3600.0
     keep_bytes: int = 1 << 30
@@ -77,7 +71,6 @@ class Shell:
     ) -> None:
         self._folder = folder / "placements"
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._lock = _lock(folder)
         self._node = node
         self._heard = heard
         self._settings = settings or Settings()
@@ -156,7 +149,6 @@ class Shell:
         for child in self._children.values():
             self._let_go(child)
         self._journal.close()
-        os.close(self._lock)
         self.cgroups.remove({child.mark for child in self._children.values()})
 
     # What an earlier life left.
@@ -253,7 +245,7 @@ class Shell:
 
     def _options(self, run: Run) -> dict[str, object]:
         wished = self._settings
-        return {"ttl": run.ttl_seconds, "grace": wished.grace_seconds, "output_bytes": wished.output_bytes}
+        return {"ttl": run.ttl_seconds, "grace": run.grace_seconds, "output_bytes": wished.output_bytes}
 
     def _stop(self, stop: SignalStop) -> None:
         child = self._children.get(stop.place)
@@ -369,17 +361,6 @@ class Shell:
 def group_name(folder: Path) -> str:
     """Of the control group above all placements of one agent: several may live on one machine."""
     return f"bursar-{sha256(str(folder.resolve()).encode()).hexdigest()[:8]}"
-
-
-def _lock(folder: Path) -> int:
-    """Held until we let go or die: two agents in one folder would each think that they alone know what runs."""
-    fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        raise FolderInUse(f"another agent runs in {folder}") from None
-    return fd
 
 
 def _line(one: Instruction | Ended) -> Line | None:

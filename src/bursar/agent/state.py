@@ -222,10 +222,10 @@ class Machine:
                 done.append(SignalStop(held.run.place, 0, held.stop.reason if held.stop else ""))
             elif held.expires_at <= now:
                 message = f"ran for its ttl of {held.run.ttl_seconds} seconds"
-                done += self._stop(held, Stop(*held.run.place, GRACE_SECONDS, EXPIRED, message))
+                done += self._stop(held, Stop(*held.run.place, held.run.grace_seconds, EXPIRED, message))
             else:
                 message = "no lease was granted in time"
-                done += self._stop(held, Stop(*held.run.place, GRACE_SECONDS, LEASE_EXPIRED, message))
+                done += self._stop(held, Stop(*held.run.place, held.run.grace_seconds, LEASE_EXPIRED, message))
         return done
 
     # What there is.
@@ -265,12 +265,15 @@ class Machine:
         if run.epoch <= self._newest.get(run.uid, run.epoch - 1):
             self._end(self._hold(run), State.FAILED, OF_THE_PAST, "it was here before, and has ended", None)
             return []
-        older = [one for one in self._held.values() if one.run.uid == run.uid and one.live]
+        done = self._supersede(run.uid, run.epoch)
         self._hold(run)
+        return done
+
+    def _supersede(self, uid: str, epoch: int) -> list[Instruction]:
+        """That there is a newer epoch is enough to know that the older ones are over."""
         done: list[Instruction] = []
-        for one in older:
-            stop = Stop(*one.run.place, 0, SUPERSEDED, f"epoch {run.epoch} is placed here")
-            done += self._stop(one, stop)
+        for one in [one for one in self._held.values() if one.run.uid == uid and one.live and one.run.epoch < epoch]:
+            done += self._stop(one, Stop(*one.run.place, 0, SUPERSEDED, f"epoch {epoch} was placed here"))
         return done
 
     def _stop_all_but(self, named: set[Place]) -> list[Instruction]:
@@ -287,7 +290,9 @@ class Machine:
         if held is None:
             if stop.epoch < self._newest.get(stop.uid, stop.epoch):
                 return []
+            done = self._supersede(stop.uid, stop.epoch)
             held = self._hold(Run(stop.uid, stop.epoch, "", ""))
+            return done + self._stop(held, stop)
         return self._stop(held, stop) if held.live else []
 
     def _stop(self, held: _Held, stop: Stop) -> list[Instruction]:

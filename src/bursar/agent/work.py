@@ -27,6 +27,7 @@ class Run:
     working_dir: str = ""
     ttl_seconds: int = 0  # 0 is for ever
     leased: bool = False  # it may run only for as long as leases are granted
+    grace_seconds: int = 30  # between asking and killing, when its ttl or its lease is over
     nodes: tuple[str, ...] = ()
     exclusive: bool = False
     annotations: Mapping[str, str] = field(default_factory=dict)  # those under bursar.io/

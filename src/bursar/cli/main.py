@@ -43,7 +43,7 @@ ENTRIES = {
     "taint": _entry("taint", "Set or remove the taints of nodes.", _OBJECTS),
     "drain": _entry("drain", "Empty a node: keep new work away, and evict what is placed there.", _OBJECTS),
     "preempt": _entry("preempt", "Stop an allocation so that it waits again.", _OBJECTS),
-    "node": _entry("node", "Let nodes join.", _OBJECTS),
+    "node": _entry("node", "Let nodes join, and give up those that are gone.", _OBJECTS),
     "tenant": _entry("tenant", "Show what tenants may use, and do use.", _PEOPLE),
     "admin": _entry("admin", "Change what tenants may use.", _PEOPLE),
     "token": _entry("token", "Create, list and revoke tokens.", _PEOPLE),

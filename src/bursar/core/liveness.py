@@ -65,7 +65,8 @@ class Patience:
 
 
 class Beat(Struct, frozen=True):
-    """When a node was last heard, and until when its leased work may run at the latest; all by the database's clock."""
+    """When a node was last heard, and until when its leased work may be alive at the latest: until the end of its
+    lease, and of the grace in which it is killed. All by the database's clock."""
 
     at: datetime
     now: datetime
@@ -160,7 +161,7 @@ def gone_at(on_lost: OnLost, beat: Beat | None, patience: Patience) -> datetime 
     """From when on nothing of an allocation can be running on a node that is not heard; None: that is not known."""
     if not on_lost.leased or beat is None or beat.granted_until is None:
         return None
-    return beat.granted_until + timedelta(seconds=patience.kill_grace_seconds + patience.clock_skew_seconds)
+    return beat.granted_until + timedelta(seconds=patience.clock_skew_seconds)
 
 
 def seconds_to_wait(

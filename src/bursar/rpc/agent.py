@@ -159,7 +159,9 @@ class _Conversation:
         spoken = {**stream.unsaid, **{one.place: one for one in said.statuses}}
         stream.unsaid = {}
         whole = stream.whole_due
-        heard = await self._heard(said, spoken.values(), patience.run_lease_seconds, first=first, whole=whole)
+        # Written down is until when anything may be alive: what is changed of the settings later shortens nothing.
+        alive_seconds = patience.run_lease_seconds + patience.kill_grace_seconds
+        heard = await self._heard(said, spoken.values(), alive_seconds, first=first, whole=whole)
         self._hub.heard(stream.node, heard.phase)
         self._capacity = said.capacity or self._capacity
         await self._say_capacity()
@@ -170,6 +172,7 @@ class _Conversation:
         answer = pb.HeartbeatResponse(
             seq=said.seq,
             lease_duration_seconds=patience.run_lease_seconds,
+            kill_grace_seconds=patience.kill_grace_seconds,
             beat_seconds=patience.heartbeat_seconds,
             acknowledgements=[
                 pb.Acknowledgement(allocation_id=one.uid, epoch=one.epoch) for one in outcome.acknowledged
@@ -316,7 +319,9 @@ class _Conversation:
     def _directive(self, one: WantedPlace) -> pb.SchedulingDirective:
         order = order_of_place(one)
         self._hub.spread(order.uid, order.nodes)
-        return run_directive(order, self._stream.node) if one.wanted else stop_directive(order, now())
+        if not one.wanted:
+            return stop_directive(order, now())
+        return run_directive(order, self._stream.node, self._hub.patience.kill_grace_seconds)
 
 
 # Who speaks.

@@ -291,7 +291,7 @@ class Hub:
         for stream in here:
             if not stream.knows(fed.change.revision):
                 stream.places[order.uid] = Place(order.epoch)
-                stream.push(fed.change.revision, run_directive(order, stream.node))
+                stream.push(fed.change.revision, run_directive(order, stream.node, self.patience.kill_grace_seconds))
 
     def _stop(self, fed: FedChange) -> None:
         here = [self._streams[node] for node in fed.nodes if node in self._streams]

@@ -269,7 +269,7 @@ def order_of_place(place: WantedPlace) -> Order:
     return Order(place.key, place.uid, place.tenant, _decode_document(place.doc), status, place.epoch)
 
 
-def run_directive(order: Order, node: str) -> pb.SchedulingDirective:
+def run_directive(order: Order, node: str, kill_grace_seconds: int = GRACE_SECONDS) -> pb.SchedulingDirective:
     spec, metadata = order.document.spec, order.document.metadata
     devices = next((one.devices for one in order.status.nodes if one.name == node), {})
     env = spec.env if isinstance(spec.env, dict) else {one.name: one.value for one in spec.env}
@@ -290,6 +290,7 @@ def run_directive(order: Order, node: str) -> pb.SchedulingDirective:
         working_dir=spec.working_dir,
         ttl_seconds=_ttl_seconds(spec.ttl),
         leased=spec.on_node_lost == OnLost.REQUEUE,
+        grace_seconds=kill_grace_seconds,
         nodes=order.nodes,
         exclusive=spec.exclusive,
         annotations={name: text for name, text in metadata.annotations.items() if name.startswith(ANNOTATIONS)},

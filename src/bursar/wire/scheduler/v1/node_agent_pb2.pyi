@@ -298,7 +298,7 @@ class SchedulingDirective(message.Message):
     leased: builtins.bool
     """Whether it may run only for as long as leases are granted."""
     grace_seconds: builtins.int
-    """For STOP: how long between asking and killing."""
+    """How long between asking and killing: for STOP now, for RUN when its ttl or its lease is over."""
     reason: builtins.str
     message: builtins.str
     exclusive: builtins.bool
