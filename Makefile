@@ -23,7 +23,7 @@ demo: venv  ## Start Bursar on its embedded PostgreSQL and watch it work (ends b
 	@$(BIN)/python scripts/demo.py
 
 serve: venv  ## Start Bursar and stay up; prints the URL and an admin token
-	@$(BIN)/bursar serve --data .data --admin-token-file .data/admin-token --show-token
+	@$(BIN)/bursar serve --data .data --grpc 127.0.0.1:8081 --admin-token-file .data/admin-token --show-token
 
 test: venv  ## Run all tests
 	@sh scripts/test-tools.sh

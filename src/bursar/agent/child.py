@@ -36,6 +36,7 @@ class Child:
     group: Group | None = None
     started_at: float = field(default_factory=time.monotonic)
     deadline: float | None = None
+    grace_seconds: float | None = None  # after the deadline; None: that of the run
     deadline_written: float | None = None
     shim: int = 0
     ours: bool = False  # the shim is our child, to be buried by us
@@ -72,7 +73,7 @@ class Child:
         with self._writing:
             while self.deadline is not None and self.deadline != self.deadline_written and self.folder.path.exists():
                 deadline = self.deadline
-                self.folder.write_deadline(deadline)
+                self.folder.write_deadline(deadline, self.grace_seconds)
                 self.deadline_written = deadline
 
     def conclude(self, claim: Claim | None) -> Ended:

@@ -163,7 +163,8 @@ class Daemon:
     def hear(self, answer: Answer, sent_at: float | None) -> None:
         """Leases first: what is wanted may need one to start."""
         if sent_at is not None:
-            self._do(self._machine.granted(answer.lease_seconds, sent_at, answer.leases))
+            grace_seconds = answer.kill_grace_seconds
+            self._do(self._machine.granted(answer.lease_seconds, sent_at, answer.leases, grace_seconds))
         if answer.directives or answer.complete:
             self._tell(answer.directives, complete=answer.complete)
         if answer.acknowledged:

@@ -99,8 +99,8 @@ class Folder:
         self._replace("spec", data)
         self._replace("group", msgspec.json.encode(None if group is None else _group_paths(group)))
 
-    def write_deadline(self, at: float) -> None:
-        self._replace("deadline", f"{at!r}\n".encode())
+    def write_deadline(self, at: float, grace_seconds: float | None = None) -> None:
+        self._replace("deadline", f"{at!r} {'' if grace_seconds is None else grace_seconds}\n".encode())
 
     def spawn(self) -> tuple[int, int]:
         """The shim's pid, and a pipe on which it says that the command has started."""
@@ -172,7 +172,7 @@ class Folder:
 
     def deadline(self) -> float | None:
         data = self._read("deadline")
-        return None if data is None else float(data)
+        return None if data is None else float(data.split()[0])
 
     def errors(self) -> str:
         """What the shim had to complain about, when it broke."""

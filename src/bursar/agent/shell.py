@@ -210,7 +210,7 @@ class Shell:
             self._stop(one)
         elif isinstance(one, MoveDeadline):
             if (child := self._children.get(one.place)) is not None:
-                child.deadline = one.at
+                child.deadline, child.grace_seconds = one.at, one.grace_seconds
                 await asyncio.to_thread(child.write_deadline)
         elif isinstance(one, Ended):
             self._heard(one)
@@ -223,7 +223,8 @@ class Shell:
         if failed:
             self._heard(Ended(start.place, time.monotonic(), None, START_FAILED, failed))
             return
-        child = Child(start.run, Folder(self._path(start.place)), deadline=start.deadline)
+        folder = Folder(self._path(start.place))
+        child = Child(start.run, folder, deadline=start.deadline, grace_seconds=start.grace_seconds)
         self._children[start.place] = child
         if start.run.command:
             self._task(self._launch(child))

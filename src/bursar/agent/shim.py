@@ -5,8 +5,8 @@ runtime and the grace are kept on the monotonic clock whether the agent is there
 
     spec      from the agent: fields `key=value`, each ended by a NUL
     control   a FIFO, through which the agent asks for an end: `stop SECONDS REASON`, one line
-    deadline  from the agent, replaced atomically: the moment by which all must end. It only ever moves forward, so it
-              is read again only when the one that was read has come
+    deadline  from the agent, replaced atomically: the moment at which it must end, and within how many seconds. It only
+              ever moves forward, so it is read again only when the one that was read has come
     claim     who has taken the placement: pid, start time, boot. There is one claim ever, so there is one command ever
     started   the command's pid, and when it began
     output.N  what it wrote, from byte N on; only the newest two of them are kept
@@ -53,6 +53,11 @@ def main(folder: str) -> int:
     _set_aside()
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     shim = Shim(fields)
+    if time.monotonic() >= shim.deadline:
+        # The agent was held up on the way here: by now it may run elsewhere.
+        shim.stopped = True
+        shim.finish(NOT_EXECUTABLE, "LeaseExpired", "its lease was over before it could be started")
+        return 0
     try:
         shim.start()
     except StartError as error:
@@ -81,7 +86,8 @@ class Shim:
         self.pid, self.pipe = 0, -1
         self.began = time.monotonic()
         self.expires_at = _INFINITE
-        self.deadline = _read_deadline(_INFINITE)
+        self.lease_grace_seconds = self.grace_seconds
+        self.deadline = self._read_deadline(_INFINITE)
         self.kill_at = _INFINITE
         self.reason, self.stopped = "", False
         self.exit_code: int | None = None
@@ -141,7 +147,7 @@ class Shim:
         self.finish(self.exit_code, self.reason, "")
 
     def _wait_milliseconds(self) -> int:
-        at = min(self.expires_at, self.deadline) if not self.stopping else self.kill_at
+        at = min(self.kill_at if self.stopping else self.expires_at, self.deadline)
         # No longer than an hour, so that a moved clock or a deadline far away never means for ever.
         return int(min(3600.0, max(0.0, at - time.monotonic())) * 1000) + 1
 
@@ -151,16 +157,25 @@ class Shim:
 
     def _keep_time(self) -> None:
         now = time.monotonic()
-        if self.stopping:
-            if now >= self.kill_at:
-                self._signal_all(KILL)
-                self.kill_at = now + SETTLE_SECONDS_MAX
-        elif now >= self.expires_at:
+        if now >= self.deadline:
+            self.deadline = self._read_deadline(self.deadline)
+        if now >= self.deadline:
+            # Also of what is being stopped with a longer grace. Who comes late has no time left to ask.
+            self._stop(self.deadline + self.lease_grace_seconds - now, "LeaseExpired", stopped=True)
+            self.deadline = _INFINITE
+        if now >= self.expires_at and not self.stopping:
             self._stop(self.grace_seconds, "Expired", stopped=False)
-        elif now >= self.deadline:
-            self.deadline = _read_deadline(self.deadline)
-            if now >= self.deadline:
-                self._stop(self.grace_seconds, "LeaseExpired", stopped=True)
+        if now >= self.kill_at:
+            self._signal_all(KILL)
+            self.kill_at = now + SETTLE_SECONDS_MAX
+
+    def _read_deadline(self, known: float) -> float:
+        try:
+            at, _, grace = _read("deadline").strip().partition(b" ")
+            self.lease_grace_seconds = float(grace or self.grace_seconds)
+            return max(float(at), known if known != _INFINITE else 0.0)
+        except (OSError, ValueError):
+            return known
 
     def _stop(self, grace_seconds: float, reason: str, *, stopped: bool) -> None:
         """The first reason stays; asked again, it may only become sooner."""
@@ -430,13 +445,6 @@ def _sync_folder() -> None:
     fd = os.open(".", os.O_RDONLY)
     os.fsync(fd)
     os.close(fd)
-
-
-def _read_deadline(known: float) -> float:
-    try:
-        return max(float(_read("deadline")), known if known != _INFINITE else 0.0)
-    except (OSError, ValueError):
-        return known
 
 
 def _read(path: str | bytes) -> bytes:

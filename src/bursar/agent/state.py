@@ -30,10 +30,11 @@ OF_THE_PAST = "OfThePast"  # it was here before, and was acknowledged
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start this, once; it must be dead soon after the deadline, unless that is moved."""
+    """Start this, once; it must end at the deadline and be dead after the grace, unless that is moved."""
 
     run: Run
     deadline: float | None = None
+    grace_seconds: float | None = None  # None: that of the run
 
     @property
     def place(self) -> Place:
@@ -53,6 +54,7 @@ class SignalStop:
 class MoveDeadline:
     place: Place
     at: float
+    grace_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,7 @@ class Machine:
         self._waiting: dict[Place, None] = {}  # to be handed to the executor
         self._news: dict[Place, None] = {}
         self._granted: float | None = None  # how far the node's lease reaches
+        self._grace_seconds: float | None = None  # in which what has no lease any more must die
         self._now = -math.inf
 
     # Events.
@@ -185,10 +188,18 @@ class Machine:
             if (held := self._held.get(place)) is not None:
                 held.usage = usage
 
-    def granted(self, seconds: float, sent_at: float, leases: Mapping[Place, float] | None = None) -> list[Instruction]:
-        """All leased work of the node may run for so long after the beat was sent. Work that was given a lease of its
-        own lives by that alone."""
+    def granted(
+        self,
+        seconds: float,
+        sent_at: float,
+        leases: Mapping[Place, float] | None = None,
+        grace_seconds: float | None = None,
+    ) -> list[Instruction]:
+        """All leased work of the node may run for so long after the beat was sent, and take the grace to die. Work that
+        was given a lease of its own lives by that alone."""
         done: list[Instruction] = []
+        if grace_seconds is not None:
+            self._grace_seconds = grace_seconds
         if seconds > 0:
             self._granted = max(sent_at + seconds, -math.inf if self._granted is None else self._granted)
         for place, own_seconds in (leases or {}).items():
@@ -225,7 +236,8 @@ class Machine:
                 done += self._stop(held, Stop(*held.run.place, held.run.grace_seconds, EXPIRED, message))
             else:
                 message = "no lease was granted in time"
-                done += self._stop(held, Stop(*held.run.place, held.run.grace_seconds, LEASE_EXPIRED, message))
+                grace = held.run.grace_seconds if self._grace_seconds is None else int(self._grace_seconds)
+                done += self._stop(held, Stop(*held.run.place, grace, LEASE_EXPIRED, message))
         return done
 
     # What there is.
@@ -312,7 +324,7 @@ class Machine:
         ready = [held for place in self._waiting if self._ready(held := self._held[place])]
         for held in ready:
             self._hand(held)
-        return [Start(held.run, held.deadline) for held in ready]
+        return [Start(held.run, held.deadline, self._grace_seconds) for held in ready]
 
     def _hand(self, held: _Held) -> None:
         held.handed = True
@@ -327,11 +339,11 @@ class Machine:
         return not any(_in_the_way(other, held) for other in self._held.values())
 
     def _move(self, held: _Held, deadline: float) -> list[Instruction]:
-        """Deadlines only move forward; what is already being stopped has none to gain."""
-        if not held.live or held.state is State.STOPPING or (held.deadline is not None and deadline <= held.deadline):
+        """Deadlines only move forward. What is being stopped has one, too: it may be allowed a long grace."""
+        if not held.live or (held.deadline is not None and deadline <= held.deadline):
             return []
         held.deadline = deadline
-        return [MoveDeadline(held.run.place, deadline)] if held.handed else []
+        return [MoveDeadline(held.run.place, deadline, self._grace_seconds)] if held.handed else []
 
     def _hold(self, run: Run) -> _Held:
         held = self._held[run.place] = _Held(run, deadline=self._granted if run.leased else None)

@@ -163,6 +163,7 @@ class HeartbeatResponse(message.Message):
     CERTIFICATE_FIELD_NUMBER: builtins.int
     BEAT_SECONDS_FIELD_NUMBER: builtins.int
     LEASES_FIELD_NUMBER: builtins.int
+    KILL_GRACE_SECONDS_FIELD_NUMBER: builtins.int
     lease_duration_seconds: builtins.int
     """Work with a run-lease may run for so long after the beat that is answered was sent. 0 grants nothing."""
     seq: builtins.int
@@ -173,6 +174,8 @@ class HeartbeatResponse(message.Message):
     """The certificate (PEM, with the chain) that was asked for."""
     beat_seconds: builtins.int
     """How often to beat."""
+    kill_grace_seconds: builtins.int
+    """How long work whose run-lease is over may take to die: it is asked to end, and killed so long after that."""
     @builtins.property
     def directives(self) -> containers.RepeatedCompositeFieldContainer[SchedulingDirective]: ...
     @builtins.property
@@ -194,12 +197,15 @@ class HeartbeatResponse(message.Message):
         certificate: builtins.bytes = ...,
         beat_seconds: builtins.int = ...,
         leases: abc.Iterable[LeaseGrant] | None = ...,
+        kill_grace_seconds: builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["_kill_grace_seconds", b"_kill_grace_seconds", "kill_grace_seconds", b"kill_grace_seconds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["acknowledgements", b"acknowledgements", "beat_seconds", b"beat_seconds", "certificate", b"certificate", "complete", b"complete", "directives", b"directives", "lease_duration_seconds", b"lease_duration_seconds", "leases", b"leases", "seq", b"seq"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_kill_grace_seconds", b"_kill_grace_seconds", "acknowledgements", b"acknowledgements", "beat_seconds", b"beat_seconds", "certificate", b"certificate", "complete", b"complete", "directives", b"directives", "kill_grace_seconds", b"kill_grace_seconds", "lease_duration_seconds", b"lease_duration_seconds", "leases", b"leases", "seq", b"seq"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__kill_grace_seconds: _TypeAlias = typing.Literal["kill_grace_seconds"]  # noqa: Y015
+    _WhichOneofArgType__kill_grace_seconds: _TypeAlias = typing.Literal["_kill_grace_seconds", b"_kill_grace_seconds"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__kill_grace_seconds) -> _WhichOneofReturnType__kill_grace_seconds | None: ...
 
 @typing.final
 class SchedulingDirective(message.Message):
