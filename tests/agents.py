@@ -1,6 +1,7 @@
 """Real agents for the tests: `bursar agent` as a process, joined to a real server."""
 
 import os
+import pwd
 import select
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from server import BURSAR, Server
 
 READY_SECONDS_MAX = 60.0
 STOP_SECONDS_MAX = 60.0
+AGENT = [str(BURSAR), "agent", "--run-as", pwd.getpwuid(os.geteuid()).pw_name]
 
 
 @dataclass(slots=True)
@@ -86,7 +88,7 @@ def joined_agent(server: Server, client: Client, name: str, home: Path, *options
     token = write_token(client, name, home / f"{name}.token")
     data = home / name
     labels = ["--label", f"only={name}"]
-    command = [str(BURSAR), "agent", "--server", server.url, "--name", name, "--token-file", str(token)]
+    command = [*AGENT, "--server", server.url, "--name", name, "--token-file", str(token)]
     agent = Agent(name, data, [*command, "--data", str(data), *labels, *options])
     try:
         agent.start()

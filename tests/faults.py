@@ -1,7 +1,6 @@
 """What can go wrong between nodes and their control plane, at a test's word; and work that tells when it ran."""
 
 import asyncio
-import os
 import socket
 import struct
 import sys
@@ -10,16 +9,16 @@ import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import httpx2
 from anyio.from_thread import start_blocking_portal
 
-from agents import Agent, joined_agent, status_of, until
+from agents import Agent, joined_agent, status_of, until, users_of
 from bursar.client import Client
-from bursar.client.errors import BursarError
-from server import Server, free_port
+from server import Server
 
 # As short as a busy machine allows: a beat that comes two seconds late must not be a fault.
 SHORT = {
@@ -212,10 +211,12 @@ def say(what):
     os.write(ledger, ("%s %s %d\\n" % (what, who, time.monotonic_ns())).encode())
 
 def asked(number, frame):
-    say("end")
-    os._exit(143)
+    say("asked")
+    if manner != "stubborn":
+        say("end")
+        os._exit(143)
 
-signal.signal(signal.SIGTERM, signal.SIG_IGN if manner == "stubborn" else asked)
+signal.signal(signal.SIGTERM, asked)
 say("start")
 try:
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -277,40 +278,25 @@ class Ledger:
         some = self.intervals()
         return bool(some) and not some[-1].ended and time.monotonic_ns() - some[-1].last < seconds * 1e9
 
-    def assert_never_two(self) -> None:
-        assert not [line for line in self.lines() if line[0] == "beside"], "two ran at once"
+    def assert_never_two(self, *, frozen: bool = False) -> None:
+        """Nobody did anything beside another; nor was there anybody, unless it was `frozen`."""
+        assert frozen or not [line for line in self.lines() if line[0] == "beside"], "two ran at once"
         intervals = self.intervals()
-        for one, other in zip(intervals, intervals[1:], strict=False):
+        for one, other in pairwise(intervals):
             assert one.last < other.began, f"{one} and {other} ran at once"
 
 
-# What is left.
+def assert_nothing_left(fleet: Fleet) -> None:
+    """Of what ran there, on any node."""
+    for agent in fleet.agents.values():
+        until(lambda agent=agent: _is_empty(agent), f"{agent.name} being empty")  # type: ignore[misc]
 
 
-def alive(pids: list[int]) -> list[int]:
-    return [pid for pid in pids if _is_alive(pid)]
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+def _is_empty(agent: Agent) -> bool:
+    return set(users_of(agent.data)) <= ({agent.process.pid} if agent.process is not None else set())
 
 
 def metric(server: Server, name: str) -> float:
     headers = {"authorization": f"Bearer {server.token}"}
     text = httpx2.get(f"{server.url}/metrics", headers=headers, timeout=30, trust_env=False).text
     return next(float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"{name} "))
-
-
-def is_there(server: Server) -> bool:
-    try:
-        with server.client() as client:
-            client.nodes.list()
-    except BursarError:
-        return False
-    return True
-
-
-__all__ = ["SHORT", "Fleet", "Interval", "Ledger", "Net", "alive", "free_port", "is_there", "metric", "os"]

@@ -10,7 +10,6 @@ import asyncio
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from bursar.agent.cgroup import Cgroups
+from bursar.agent.clock import boot_seconds
 from bursar.agent.events import Event, hear
 from bursar.agent.shell import Settings, Shell
 from bursar.agent.state import Machine
@@ -53,13 +53,13 @@ class Bench:
         self.shell.execute(hear(self.machine, event))
 
     def want(self, *runs: Run) -> None:
-        self.shell.execute(self.machine.tell(runs, time.monotonic()))
+        self.shell.execute(self.machine.tell(runs, boot_seconds()))
 
     def grant(self, seconds: float) -> None:
-        self.shell.execute(self.machine.granted(seconds, time.monotonic()))
+        self.shell.execute(self.machine.granted(seconds, boot_seconds()))
 
     def stop(self, place: Place, grace_seconds: int = 30, reason: str = "Preempted") -> None:
-        self.shell.execute(self.machine.tell([Stop(*place, grace_seconds, reason)], time.monotonic()))
+        self.shell.execute(self.machine.tell([Stop(*place, grace_seconds, reason)], boot_seconds()))
 
     def acknowledge(self, *places: Place) -> None:
         self.shell.execute(self.machine.acknowledged(places))

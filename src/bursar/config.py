@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from bursar.api.oidc import OidcSettings
 from bursar.api.ratelimit import LIMIT_PER_MINUTE_DEFAULT
+from bursar.core.address import is_loopback_host
 
 
 class ConfigError(Exception):
@@ -22,12 +22,7 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback_host(self.host)
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

@@ -333,6 +333,7 @@ async def _all_ready(children: list[Child], stopping: asyncio.Event) -> bool:
         raise StartError(f"the server's parts did not come up within {READY_SECONDS_MAX:.0f} s; the log says why")
     for one in (stop, ready):
         one.cancel()
+    await asyncio.gather(stop, ready, return_exceptions=True)
     return stop not in done
 
 

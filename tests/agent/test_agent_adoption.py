@@ -8,13 +8,18 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+from structlog.testing import capture_logs
 
 import shells
+from bursar.agent.clock import boot_seconds
+from bursar.agent.events import Ended
 from bursar.agent.journal import Journal, began
-from bursar.agent.state import LEASE_EXPIRED, OF_THE_PAST, RETRY_SECONDS
+from bursar.agent.state import LEASE_EXPIRED, OF_THE_PAST, RETRY_SECONDS, SignalStop, Start
 from bursar.agent.work import Place, Run, State
 from shells import SLEEP, Bench, alive, processes_of, run, script, sleeper, until
 
@@ -173,7 +178,7 @@ async def test_a_shim_that_somebody_has_stopped_is_woken_and_kills(bench: Bench,
         pid = await sleeper(bench, (uid, 1))
         os.kill(bench.shell._children[(uid, 1)].shim, signal.SIGSTOP)
         bench.stop((uid, 1), grace_seconds=0)
-        bench.shell.execute(bench.machine.due(time.monotonic() + RETRY_SECONDS))
+        bench.shell.execute(bench.machine.due(boot_seconds() + RETRY_SECONDS))
         assert (await bench.end((uid, 1))).state is State.STOPPED
         assert not alive(pid)
 
@@ -216,3 +221,63 @@ def _lines(path: Path) -> list[str] | None:
 def _wait_for_stop(bench: Bench, place: Place) -> None:
     while bench.shell._children[place].kill_at is None:
         time.sleep(0.01)
+
+
+async def test_what_cannot_be_killed_holds_up_nothing_else(tmp_path: Path, uid: str) -> None:
+    one = run(uid, *SLEEP)
+    killed(another_life(tmp_path, one))
+    # As a process that hangs in a driver: it is in the group for as long as the file says so.
+    group = tmp_path / "group"
+    group.mkdir()
+    (group / "cgroup.procs").write_text("999999999\n")
+    async with Bench(tmp_path) as bench:
+        folder = bench.folder(one.place)
+        shim = int((folder / "claim").read_text().split()[0])
+    paths = {"folders": [str(group)], "unified": None, "memory": None, "cpu_usage": None}
+    (folder / "group").write_bytes(msgspec.json.encode(paths))
+    async with Bench(tmp_path) as bench:
+        os.kill(shim, signal.SIGSTOP)
+        bench.shell.execute([SignalStop(one.place, 0) for _ in range(50)])
+        try:
+            end = await bench.run(script(f"{uid}-other", "exit 0"))
+        finally:
+            (group / "cgroup.procs").write_text("")
+        assert end.state is State.SUCCEEDED
+        await bench.end(one.place)
+
+
+async def test_what_cannot_be_killed_and_has_no_shim_keeps_nobody_from_starting(tmp_path: Path, uid: str) -> None:
+    one = run(uid, *SLEEP)
+    killed(another_life(tmp_path, one))
+    (folder,) = (tmp_path / "placements").iterdir()
+    os.kill(int((folder / "claim").read_text().split()[0]), signal.SIGKILL)
+    # As a process that hangs in a driver: it is in the group for as long as the file says so.
+    group = tmp_path / "group"
+    group.mkdir()
+    (group / "cgroup.procs").write_text("999999999\n")
+    paths = {"folders": [str(group)], "unified": None, "memory": None, "cpu_usage": None}
+    (folder / "group").write_bytes(msgspec.json.encode(paths))
+    for _ in range(2):
+        async with asyncio.timeout(30), Bench(tmp_path) as bench:
+            bench.stop(one.place)
+            assert (await bench.run(script(f"{uid}-{uuid.uuid4().hex}", "exit 0"))).state is State.SUCCEEDED
+            status = bench.status(one.place)
+            assert status is not None
+            assert status.state is State.STOPPING, "nothing says that it is dead"
+    async with Bench(tmp_path) as bench:
+        (group / "cgroup.procs").write_text("")
+        end = await bench.end(one.place)
+        assert (end.state, end.reason) == (State.FAILED, "ShimLost")
+
+
+async def test_what_cannot_be_carried_out_is_told_without_its_secrets(tmp_path: Path, uid: str) -> None:
+    nameless = replace(run(uid, "true", env={"PASSWORD": "hunter2"}), uid=5)  # type: ignore[arg-type]
+    with capture_logs() as told:
+        async with Bench(tmp_path) as bench:
+            bench.shell.execute([Start(nameless)])
+            await until(lambda: told or None)
+            end = await until(lambda: next((one for one in bench.events if isinstance(one, Ended)), None))
+            assert (end.uid_is_a_number, end.reason) == (True, "StartFailed")
+    (line,) = told
+    assert (line["what"], line["place"]) == ("Start", (5, 1))
+    assert "hunter2" not in str(line)

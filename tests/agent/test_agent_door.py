@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from bursar.agent import identity
-from bursar.agent.door import DoorError, Snapshot, advertised, is_loopback, opened_door
+from bursar.agent.door import DoorError, Snapshot, advertised, opened_door
 from bursar.agent.identity import Identity
 from bursar.agent.speech import directive_message
 from bursar.agent.state import Machine
@@ -236,11 +236,3 @@ async def test_an_address_that_is_taken_is_said(tmp_path: Path) -> None:
 )
 def test_the_address_that_is_told_can_be_called(listen: str, advertise: str, expected: str) -> None:
     assert advertised(listen, 7, advertise=advertise, server="127.0.0.1:50051") == expected
-
-
-@pytest.mark.parametrize(
-    ("address", "expected"),
-    [("127.0.0.1:1", True), ("[::1]:1", True), ("localhost:1", True), ("10.0.0.1:1", False), ("bursar:1", False)],
-)
-def test_what_is_this_machine_itself(address: str, expected: bool) -> None:
-    assert is_loopback(address) is expected

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bursar.agent.logs import read, read_piece, tail_offset
-from bursar.agent.shim import Output
+from bursar.agent.output import Output
 
 
 async def text(folder: Path, **how: int) -> bytes:
@@ -52,6 +52,16 @@ async def test_the_last_lines_over_two_files(tmp_path: Path, monkeypatch: pytest
     assert (await text(tmp_path, tail_lines=100)).endswith(b"line 08\nline 09\n")
 
 
+def test_only_the_end_is_read_for_the_last_lines(tmp_path: Path) -> None:
+    """Of a file without lines that is larger than anybody could read."""
+    with (tmp_path / "output.0").open("wb") as file:
+        file.truncate(1 << 40)
+        file.seek(0, os.SEEK_END)
+        file.write(b"\none\n" + b"x" * 200_000 + b"\nthree")
+    assert tail_offset(tmp_path, 3) == (1 << 40) + 1
+    assert tail_offset(tmp_path, 1) == (1 << 40) + 5 + 200_001
+
+
 async def test_nothing_was_written(tmp_path: Path) -> None:
     assert await text(tmp_path) == b""
     assert await text(tmp_path, tail_lines=3) == b""
@@ -88,3 +98,16 @@ def test_a_full_disk_never_holds_the_command_up(tmp_path: Path, monkeypatch: pyt
     said = (tmp_path / "output.0").read_bytes()
     assert b"14 bytes of output were lost" in said
     assert said.endswith(b"kept\n")
+
+
+def test_output_is_kept_again_once_there_is_room_for_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_the_way = tmp_path / "output.4"
+    in_the_way.mkdir()
+    output = write(tmp_path, monkeypatch, b"abcdef", b"gh", bytes_max=4)
+    assert output.lost == 4
+    in_the_way.rmdir()
+    output.write(b"ij")
+    assert output.lost == 0
+    kept = b"".join(path.read_bytes() for path in sorted(tmp_path.glob("output.*")))
+    assert b"4 bytes of output were lost" in kept
+    assert kept.endswith(b"ij")

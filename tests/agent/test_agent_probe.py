@@ -69,3 +69,11 @@ def test_the_load_is_measured(tmp_path: Path) -> None:
     load = probe.load()
     assert 0.0 <= load.cpu_cores <= (os.cpu_count() or 1)
     assert load.memory_bytes > 0
+
+
+def test_gpus_that_were_there_and_are_all_lost_are_said_to_be_none(tmp_path: Path) -> None:
+    """Of what a node does not speak of, what was said before holds: it would be given work for GPUs."""
+    probe = Probe(tmp_path, fake_gpus=2)
+    probe.inventory()
+    probe.fake_gpus = 0
+    assert probe.inventory().capacity[GPU] == "0"

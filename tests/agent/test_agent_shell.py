@@ -109,6 +109,22 @@ async def test_as_another_user(tmp_path: Path, uid: str) -> None:
         assert bench.text((uid, 1)) == "nobody\nnobody\n"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another")
+async def test_another_user_reads_nothing_of_the_agents_and_becomes_nobody_else(tmp_path: Path, uid: str) -> None:
+    tmp_path.chmod(0o755)
+    for above in list(tmp_path.parents)[:2]:
+        above.chmod(0o755)
+    home = tmp_path / "work"
+    async with Bench(home, settings=Settings(run_as="nobody")) as bench:
+        looking = f"ls {tmp_path}; ls {home}; cat {home}/journal; echo $HOME; pwd"
+        await bench.run(script(uid, f"grep NoNewPrivs /proc/self/status; {looking}"))
+        told = bench.text((uid, 1)).splitlines()
+    assert told[0].split() == ["NoNewPrivs:", "1"]
+    assert told[1] == "work"
+    assert [line.rpartition(": ")[2] for line in told[2:4]] == ["Permission denied"] * 2
+    assert told[4:] == ["/", "/"]
+
+
 async def test_a_reservation_starts_nothing(bench: Bench, uid: str) -> None:
     async with bench:
         bench.want(run(uid))
@@ -292,6 +308,22 @@ async def test_a_journal_that_cannot_be_written_starts_nothing(
         assert (await bench.run(script(uid, "echo here", epoch=2))).state is State.SUCCEEDED
 
 
+async def test_a_start_that_fails_in_whatever_way_has_failed(
+    tmp_path: Path, uid: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Bench(tmp_path) as bench:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "mkfifo", _broken)
+            end = await bench.run(script(uid, "echo here"))
+        assert (end.state, end.reason) == (State.FAILED, "StartFailed")
+        assert "RuntimeError: broken" in end.message
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pidfd_open", _broken)  # its shim is there by then, and may be quick
+            end = await bench.run(script(f"{uid}-b", "sleep 300"))
+        assert (end.state, end.reason) == (State.FAILED, "StartFailed")
+        assert processes_of(uid) == []
+
+
 async def test_hundreds_at_a_time(tmp_path: Path, uid: str) -> None:
     count = 200
     ones = [script(f"{uid}-{n}", f"echo {n}; exec sleep 300") for n in range(count)]
@@ -319,6 +351,10 @@ async def test_logs_of_the_past_are_kept_for_a_while(tmp_path: Path, uid: str) -
         assert bench.text((uid, 1)) == "hello\n"
     async with Bench(tmp_path, settings=Settings(keep_seconds=0)) as bench:
         assert bench.shell.log(uid, 1) is None
+
+
+def _broken(*_: object) -> None:
+    raise RuntimeError("broken")
 
 
 def _full(_: int) -> None:

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from bursar.core.certificate import NodeIdentity, identity_in
+from bursar.core.refusal import Refusal
 from bursar.ops.authority import refused_identities
+from bursar.ops.certificate import fingerprint, read_request
+from bursar.ops.token import consume_token, restore_token
 from certificates import new_key, read, request_for, uris_in
 from houses import Reply, Site
 
@@ -90,6 +93,71 @@ async def test_a_token_is_good_for_one_use(site: Site) -> None:
     again = await ask(site, name, token)
     assert again.status == 401
     assert "was for one use, and was used at" in again.message
+
+
+async def test_who_did_not_get_the_answer_asks_again_with_the_same_key(site: Site) -> None:
+    name, key = site.name("gpu"), new_key()
+    token = await site.token("node", node=name, ttl="10m")
+    first = await ask(site, name, token, order(key, **described()))
+    again = await ask(site, name, token, order(key, **described()))
+    assert identity(first) == identity(again), "the node is who it was"
+    assert await counts(site, identity(first))
+    assert read(again.body["certificate"]).public_key() == key.public_key()
+    other = await ask(site, name, token)
+    assert other.status == 401
+    assert "was for one use, and was used at" in other.message
+    assert (await site.post("nodes", {"metadata": {"name": name}}, token=token)).status == 401
+    assert (await site.get(f"nodes/{name}", token=token)).status == 403
+    async with site.house.database.reader() as db:
+        await db.execute("UPDATE token SET expires_at = now() - interval '1 s' WHERE node = $1", name)
+    site.house.authenticator.forget(token.split("_")[1])
+    assert (await ask(site, name, token, order(key))).status == 401
+
+
+async def test_also_when_the_server_died_before_the_node_was_registered(site: Site) -> None:
+    name, key = site.name("gpu"), new_key()
+    token = await site.token("node", node=name)
+    public = read_request(request_for(key))
+    assert not isinstance(public, Refusal)
+    async with site.house.database.reader() as db:
+        assert await consume_token(db, token.split("_")[1], datetime.now(UTC), fingerprint(public))
+    assert (await ask(site, name, token)).status == 401, "the token is another key's by now"
+    assert await counts(site, identity(await ask(site, name, token, order(key))))
+
+
+async def test_the_same_key_many_times_at_once_is_one_node(site: Site) -> None:
+    name, key = site.name("gpu"), new_key()
+    token = await site.token("node", node=name)
+    replies = await asyncio.gather(*(ask(site, name, token, order(key)) for _ in range(8)))
+    (one,) = {identity(reply) for reply in replies}
+    assert await counts(site, one)
+
+
+@pytest.mark.parametrize("how", ["enrolled", "deleted", "revoked"])
+async def test_nobody_asks_again_for_what_counts_no_more(site: Site, how: str) -> None:
+    name, key = site.name("gpu"), new_key()
+    token = await site.token("node", node=name)
+    stolen = identity(await ask(site, name, token, order(key)))
+    if how == "enrolled":
+        now = await joined(site, name)
+    elif how == "deleted":
+        await site.delete(f"nodes/{name}")
+        now = await joined(site, name)
+    else:
+        await site.delete(f"tokens/{token.split('_')[1]}")
+        now = stolen
+    assert (await ask(site, name, token, order(key))).status == 401
+    assert await counts(site, now)
+
+
+async def test_a_repeat_that_is_refused_makes_the_token_nobody_elses(site: Site) -> None:
+    name, key = site.name("gpu"), new_key()
+    token = await site.token("node", node=name)
+    identity(await ask(site, name, token, order(key)))
+    async with site.house.database.reader() as db:
+        await restore_token(db, token.split("_")[1])
+    assert (await ask(site, name, token)).status == 401
+    identity(await ask(site, name, token, order(key)))
 
 
 async def test_of_many_with_one_token_one_joins(site: Site) -> None:

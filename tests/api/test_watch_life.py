@@ -6,13 +6,17 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+import httpx2
 import pytest
 from structlog.testing import capture_logs
 
+import bursar
 import bursar.api.house as house_module
 import bursar.api.watch as watch_module
 from bursar.api import metrics
+from bursar.api.door import Door
 from bursar.api.route import Call, Route, Stream
+from bursar.api.routes import build_routes
 from bursar.core.access import Identity, Role
 from bursar.store import change as change_store
 from bursar.store import listing
@@ -299,6 +303,16 @@ async def test_a_watch_that_is_closed_before_it_began_gives_its_seat_back(site: 
     await stream.pieces.aclose()
     assert "tenant:gone" not in site.house.watches
     assert site.house.feed.followers == followers - 1
+
+
+async def test_who_comes_again_while_the_process_stops_does_not_hold_it_up(site: Site) -> None:
+    door = Door(site.house, build_routes(bursar.__version__))
+    door.end_streams()
+    headers = {"authorization": f"Bearer {site.admin}"}
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=door), base_url="http://door") as http:
+        async with asyncio.timeout(5):
+            answer = await http.get("/api/v1/allocations", params={"watch": "true"}, headers=headers)
+    assert (answer.status_code, answer.text) == (200, "")
 
 
 # Whether it is ready.

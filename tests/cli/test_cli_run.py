@@ -77,6 +77,7 @@ def test_what_is_given_is_submitted(empty_server: Server, namespace: str, alloca
     assert shown.stdout == "allocation/train\n"
     spec = allocations.get("train")["spec"]
     assert spec["resources"]["requests"] == {"cpu": "4", "memory": "16Gi", "nvidia.com/gpu": "2"}
+    assert spec["resources"]["limits"] == {"memory": "16Gi"}
     assert spec["command"] == ["python", "train.py", "--gpus", "9"]
     assert spec["env"] == [{"name": "A", "value": "1"}, {"name": "B", "value": "x=y"}]
     assert (spec["nodes"], spec["workingDir"], spec["ttl"]) == (2, "/data", "2h")

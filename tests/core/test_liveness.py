@@ -125,10 +125,10 @@ def test_after_an_alarm_nobody_is_lost_before_it_was_calm_for_a_while() -> None:
 @pytest.mark.parametrize(
     ("standing", "on_lost", "granted", "calm", "left"),
     [
-        # Leased work: the lease, and what it takes to die, and by how much clocks differ.
-        (LOST, OnLost.REQUEUE, -30, math.inf, 65),
-        (LOST, OnLost.REQUEUE, 34, math.inf, 1),
-        (LOST, OnLost.REQUEUE, 35, math.inf, 0),
+        # Leased work: until it must be dead, and by how much clocks differ.
+        (LOST, OnLost.REQUEUE, -30, math.inf, 35),
+        (LOST, OnLost.REQUEUE, 4, math.inf, 1),
+        (LOST, OnLost.REQUEUE, 5, math.inf, 0),
         (LOST, OnLost.REQUEUE, 1000, 20, 40),
         (LOST, OnLost.REQUEUE, 1000, 60, 0),
         # A node that was never granted a lease enforces none.
@@ -148,12 +148,20 @@ def test_work_is_left_alone_until_none_of_it_can_be_running(
     standing: Standing, on_lost: OnLost, granted: float | None, calm: float, left: float
 ) -> None:
     beat = seen("n", 100, standing, granted=granted).beat
-    assert seconds_to_wait(standing, on_lost, beat, PATIENCE, calm) == left
+    assert seconds_to_wait(standing, on_lost, beat, PATIENCE, calm_seconds=calm) == left
+
+
+@pytest.mark.parametrize(("watched", "left"), [(0, 155), (100, 55), (154, 1), (155, 0), (math.inf, 0)])
+def test_a_clock_that_jumped_forward_gives_nothing_up_that_may_be_alive(watched: float, left: float) -> None:
+    """It was heard a moment ago, and granted 150 s; then the clock jumped by an hour, and we listen since."""
+    beat = Beat(ago(3600), NOW, ago(3450))
+    assert seconds_to_wait(LOST, OnLost.REQUEUE, beat, PATIENCE, watched_seconds=watched) == left
+    assert seconds_to_wait(FENCED, OnLost.REQUEUE, beat, PATIENCE, watched_seconds=watched) == 0
 
 
 def test_until_when_is_told_where_it_is_known() -> None:
     beat = Beat(ago(70), NOW, ago(-50))
-    assert gone_at(OnLost.REQUEUE, beat, PATIENCE) == ago(-85)
+    assert gone_at(OnLost.REQUEUE, beat, PATIENCE) == ago(-55)
     assert gone_at(OnLost.KEEP, beat, PATIENCE) is None
     assert gone_at(OnLost.REQUEUE, None, PATIENCE) is None
 
@@ -207,14 +215,15 @@ def test_what_was_said_once_is_not_said_again(cluster: tuple[list[Sighting], int
     assert all(standing is LOST for _, standing in again.transitions), "only the end of an alarm is news"
 
 
-@given(st.sampled_from(OnLost), st.none() | AGES, AGES, AGES)
+@given(st.sampled_from(OnLost), st.none() | AGES, AGES, AGES, AGES)
 def test_nothing_is_given_up_before_its_lease_and_the_grace_are_over(
-    on_lost: OnLost, granted: float | None, silent: float, calm: float
+    on_lost: OnLost, granted: float | None, silent: float, calm: float, watched: float
 ) -> None:
     beat = seen("n", silent, granted=granted).beat
-    left = seconds_to_wait(LOST, on_lost, beat, PATIENCE, calm)
+    left = seconds_to_wait(LOST, on_lost, beat, PATIENCE, calm_seconds=calm, watched_seconds=watched)
     if left == 0:
         assert on_lost is OnLost.REQUEUE
         assert granted is not None
-        assert granted >= PATIENCE.kill_grace_seconds + PATIENCE.clock_skew_seconds
+        assert granted >= PATIENCE.clock_skew_seconds
         assert calm >= PATIENCE.lost_seconds
+        assert watched >= silent - granted + PATIENCE.clock_skew_seconds - 1e-5

@@ -14,37 +14,47 @@ from bursar.sim.local import LocalNodes
 from evictions import running, status
 from houses import eventually
 from offices import node, opened
-from silences import LONG_AGO, hear, node_status, patience, regrant, silence
+from silences import LONG_AGO, hear, node_status, patience, regrant, silence, watch
 
 SHORT = {"heartbeatSeconds": 1, "notReadySeconds": 2, "lostSeconds": 3, "killGraceSeconds": 0, "clockSkewSeconds": 0}
 
 
-def after(seconds: float) -> timedelta:
-    return timedelta(seconds=seconds)
+def begin(watch: Watch, at: float, jumped: float = 0.0) -> None:
+    """A look at this second, of a database whose clock has jumped by so much."""
+    watch.begin(LONG_AGO + timedelta(seconds=at + jumped), at)
 
 
 def test_watching_begins_with_the_first_look_and_anew_after_every_absence() -> None:
     one = Watch()
-    one.begin(LONG_AGO)
+    begin(one, 100)
     assert (one.watched_seconds(), one.calm_seconds()) == (0, 0)
-    one.begin(LONG_AGO + after(5))
+    begin(one, 105)
     assert (one.watched_seconds(), one.calm_seconds()) == (5, 5)
     one.lose()
-    one.begin(LONG_AGO + after(6))
+    begin(one, 106)
     assert one.watched_seconds() == 0, "the database was away"
-    one.begin(LONG_AGO + after(7))
-    one.begin(LONG_AGO + after(7 + GAP_SECONDS_MAX + 1))
+    begin(one, 107)
+    begin(one, 107 + GAP_SECONDS_MAX + 1)
     assert one.watched_seconds() == 0, "we were"
-    one.begin(LONG_AGO)
-    assert one.watched_seconds() == 0, "a clock that goes back says nothing"
+
+
+@pytest.mark.parametrize("jump", [3600, 3, -3, -3600])
+def test_when_the_databases_clock_jumps_watching_begins_anew(jump: float) -> None:
+    one = Watch()
+    begin(one, 100)
+    begin(one, 105)
+    begin(one, 106, jump)
+    assert (one.watched_seconds(), one.calm_seconds()) == (0, 0)
+    begin(one, 108, jump + 1)
+    assert one.watched_seconds() == 2, "by our own clock; theirs may be a little faster"
 
 
 def test_an_alarm_ends_the_calm_and_not_the_watching() -> None:
     one = Watch()
     for second in range(5):
-        one.begin(LONG_AGO + after(second))
+        begin(one, second)
     one.hear(Verdict(alarm=True, silent=4, beating=9))
-    one.begin(LONG_AGO + after(5))
+    begin(one, 5)
     one.hear(Verdict())
     assert (one.watched_seconds(), one.calm_seconds()) == (5, 1)
 
@@ -122,7 +132,7 @@ async def test_simulated_nodes_beat_and_stay_ready(office: Office) -> None:
                 return bool(await db.fetchval("SELECT count(*) FROM node_seen"))
 
         await eventually(is_heard)
-        before = Watch(since=LONG_AGO, calm_since=LONG_AGO)
+        before = watch()
         assert (await look_after(office, before)).transitions == ()
     finally:
         simulated.cancel()

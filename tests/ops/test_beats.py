@@ -39,7 +39,7 @@ async def test_a_batch_hears_every_node_for_itself(office: Office) -> None:
     assert one is not None
     assert two is not None
     assert (ghost, late) == (None, None)
-    assert one.phase == two.phase == "Ready"
+    assert one.standing == two.standing == "Ready"
     assert [(claim.key.name, claim.epoch, claim.phase) for claim in one.claims.values()] == [("a", 1, "Scheduled")]
     assert two.claims == {}
     async with office.database.reader() as db:

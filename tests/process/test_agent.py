@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from agents import (
+    AGENT,
     ENVIRONMENT,
     Agent,
     await_phase,
@@ -34,7 +35,7 @@ from bursar.agent.speech import Answer, Beat
 from bursar.agent.stream import Stream
 from bursar.client import Client
 from control import Control, serving
-from server import BURSAR, Server, data_directory, free_port, started
+from server import Server, data_directory, free_port, started
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -69,7 +70,7 @@ def mark() -> str:
 
 
 def run_agent(*options: str) -> subprocess.CompletedProcess[str]:
-    command = [str(BURSAR), "agent", *options]
+    command = [*AGENT, *options]
     return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
 
 
@@ -222,6 +223,7 @@ def test_a_token_that_was_used_is_refused(client: Client, house: Server, agent: 
     done = run_agent(*options)
     assert done.returncode == 1
     assert "used up" in done.stderr
+    assert "bursar login" not in done.stderr
     assert f"bursar node token --name {agent.name}" in done.stderr
 
 
@@ -262,7 +264,7 @@ def test_a_server_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
     url, log = f"http://127.0.0.1:{free_port()}", tmp_path / "log"
     options = ["--server", url, "--name", "n", "--token-file", str(tmp_path / "token"), "--data", str(tmp_path / "n")]
     with log.open("w") as stderr:
-        waiting = subprocess.Popen([str(BURSAR), "agent", *options], env=ENVIRONMENT, stderr=stderr)
+        waiting = subprocess.Popen([*AGENT, *options], env=ENVIRONMENT, stderr=stderr)
     try:
         until(lambda: "the node cannot join yet" in log.read_text(), "the agent saying that it waits")
         assert waiting.poll() is None
@@ -279,7 +281,7 @@ def test_a_server_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
 @contextmanager
 def insecure_agent(name: str, home: Path, address: str) -> Iterator[Agent]:
     options = ["--insecure", "--grpc", address, "--name", name, "--data", str(home / name)]
-    agent = Agent(name, home / name, [str(BURSAR), "agent", *options])
+    agent = Agent(name, home / name, [*AGENT, *options])
     try:
         agent.start()
         yield agent

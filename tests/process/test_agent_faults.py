@@ -3,22 +3,24 @@
 import os
 import signal
 import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agents import Agent, await_phase, status_of, until, users_of
+from agents import Agent, await_phase, living, status_of, until, users_of
 from bursar.client import Client
-from faults import Fleet, Ledger, Net, metric, opened_fleet, opened_net, set_patience
+from faults import Fleet, Ledger, Net, assert_nothing_left, metric, opened_fleet, opened_net, set_patience
 from server import BURSAR, Server, data_directory, free_port, started
 
 pytestmark = pytest.mark.timeout(240)
 
-REQUEUE = {"onNodeLost": "requeue"}
+REQUEUE: dict[str, Any] = {"onNodeLost": "requeue"}
 
 
 @pytest.fixture(scope="module")
@@ -99,13 +101,6 @@ def assert_ends(fleet: Fleet, ledger: Ledger, name: str, code: int) -> None:
     ledger.finish()
     status = await_phase(fleet.client, name, "Succeeded", "Failed")
     assert status["exitCode"] == code
-
-
-def assert_nothing_left(fleet: Fleet) -> None:
-    """Of what ran there, on any node."""
-    for agent in fleet.agents.values():
-        own = [] if agent.process is None else [agent.process.pid]
-        until(lambda data=agent.data, own=own: set(users_of(data)) <= set(own), f"{agent.name} being empty")  # type: ignore[misc]
 
 
 # A node that is not heard.
@@ -191,8 +186,7 @@ def test_when_many_are_silent_at_once_it_is_said_and_nothing_is_given_up(
     until(lambda: metric(house, "bursar_nodes_alarm") == 1, "the alarm")
     until(lambda: not ledger.is_alive(3.0), "the lease running out")
     # Long after all that would be needed for one alone.
-    lost_after = until(lambda: seconds_silent(fleet.client, old) > 12, "a long silence")
-    assert lost_after
+    until(lambda: seconds_silent(fleet.client, old) > 12, "a long silence")
     for one in (old, other):
         node = fleet.client.nodes.get(one)["status"]
         assert node["phase"] == "NotReady"
@@ -209,10 +203,48 @@ def test_when_many_are_silent_at_once_it_is_said_and_nothing_is_given_up(
 
 
 def seconds_silent(client: Client, node: str) -> float:
-    from datetime import UTC, datetime
-
     since = client.nodes.get(node)["status"].get("silentSince")
     return (datetime.now(UTC) - datetime.fromisoformat(since)).total_seconds() if since else 0.0
+
+
+def test_work_that_was_told_to_stop_in_its_own_time_has_no_more_of_it_than_its_lease(
+    fleet: Fleet, ledger: Ledger, name: str
+) -> None:
+    """It was preempted with a long grace when its node was lost."""
+    old = begin(fleet, ledger, name, stubborn=True, **REQUEUE)
+    fleet.client.preempt("default", name, reason="somebody else needs it", grace_period_seconds=300)
+    until(lambda: "asked" in {line[0] for line in ledger.lines()}, "it being asked to end")
+    with paused(fleet.agents[old]):
+        await_moved(fleet, ledger, name, old)
+        ledger.assert_never_two()
+    assert_ends(fleet, ledger, name, 3)
+    ledger.assert_never_two()
+    assert_nothing_left(fleet)
+
+
+def test_a_node_that_stood_still_as_a_whole_does_not_go_on_where_it_was(
+    fleet: Fleet, ledger: Ledger, name: str
+) -> None:
+    """As a machine that was suspended: agent, shim and command wake up when all of it runs elsewhere. The agent is the
+    first to wake, and is granted new leases: they are not for what has outlived its own."""
+    old = begin(fleet, ledger, name, stubborn=True, **REQUEUE)
+    agent = fleet.agents[old]
+    assert agent.process is not None
+    (shim,) = set(users_of(agent.data)) - {agent.process.pid}
+    command = ledger.intervals()[0].pid
+    for pid in (shim, command):
+        os.kill(pid, signal.SIGSTOP)
+    with paused(agent):
+        new = await_moved(fleet, ledger, name, old)
+    fleet.await_phase(old, "Ready")
+    # It is killed as it stands: whoever asked it to end would have to wake it for that.
+    os.kill(shim, signal.SIGCONT)
+    until(lambda: gone(command), "the command being gone")
+    until(lambda: is_acknowledged(agent, uid_of(fleet, name)), "its end being answered")
+    assert_ends(fleet, ledger, name, 3)
+    assert ledger.nodes() == [old, new]
+    ledger.assert_never_two(frozen=True)
+    assert_nothing_left(fleet)
 
 
 # A node that is fenced.
@@ -290,7 +322,7 @@ def test_what_loses_one_of_its_nodes_stops_everywhere_and_waits_as_a_whole(
         await_phase(fleet.client, one, "Running")
     until(lambda: sum(one.is_alive(2.0) for one in ledgers.values()) == 2, "two parts running")
     first = {node for node, one in ledgers.items() if one.is_alive(2.0)}
-    lost = sorted(first)[0]
+    lost = min(first)
     fleet.net.cut(lost)
     until(lambda: all(status_of(fleet.client, one).get("epoch") == 2 for one in names), "being placed again", 40)
     for one in names:
@@ -307,4 +339,67 @@ def test_what_loses_one_of_its_nodes_stops_everywhere_and_waits_as_a_whole(
         ledger.finish()
     for one in names:
         assert await_phase(fleet.client, one, "Succeeded", "Failed")["phase"] == "Succeeded"
+    assert_nothing_left(fleet)
+
+
+# Commands that behave badly.
+
+
+def end_of(fleet: Fleet, name: str, *command: str, **spec: Any) -> dict[str, Any]:
+    fleet.submit(name, *command, **spec)
+    return await_phase(fleet.client, name, "Succeeded", "Failed")
+
+
+def mark() -> str:
+    """A number of seconds that nobody else sleeps for."""
+    return f"{3000 + uuid.uuid4().int % 10**6}.{uuid.uuid4().int % 10**6:06}"
+
+
+def test_a_command_that_is_not_there_says_so(fleet: Fleet, name: str) -> None:
+    status = end_of(fleet, name, "no-such-command")
+    assert (status["phase"], status["reason"], status["exitCode"]) == ("Failed", "CommandNotFound", 127)
+    assert "'no-such-command' was not found" in status["message"]
+    assert_nothing_left(fleet)
+
+
+def test_a_working_directory_that_is_not_there_says_so(fleet: Fleet, name: str) -> None:
+    status = end_of(fleet, name, "true", workingDir="/no/such/folder")
+    assert (status["phase"], status["reason"]) == ("Failed", "WorkingDirUnusable")
+    assert "/no/such/folder" in status["message"]
+    assert_nothing_left(fleet)
+
+
+def test_what_forks_away_ends_with_its_command(fleet: Fleet, name: str) -> None:
+    """Two forks and a session of its own: its parent is gone, and it is found all the same."""
+    seconds = mark()
+    source = "import os, sys\nif os.fork() == 0:\n os.setsid()\n if os.fork() == 0: os.execvp('sleep', sys.argv[1:])\n"
+    wait = "import time; time.sleep(0.5); sys.exit(8)"
+    status = end_of(fleet, name, sys.executable, "-S", "-c", f"{source} os._exit(0)\n{wait}", "sleep", seconds)
+    assert (status["phase"], status["exitCode"]) == ("Failed", 8)
+    assert not living(seconds)
+    assert_nothing_left(fleet)
+
+
+def test_what_forks_away_and_heeds_nothing_is_gone_when_it_was_deleted(fleet: Fleet, name: str) -> None:
+    seconds = mark()
+    script = f"trap '' TERM INT HUP; (setsid sh -c \"trap '' TERM HUP; sleep {seconds}; :\" &) ; sleep {seconds}"
+    fleet.submit(name, "sh", "-c", script)
+    await_phase(fleet.client, name, "Running")
+    until(lambda: len(living(seconds)) == 2, "both of them sleeping")
+    fleet.client.allocations("default").delete(name, grace_period_seconds=1)
+    until(lambda: not status_of(fleet.client, name), "the allocation being gone")
+    assert not living(seconds)
+    assert_nothing_left(fleet)
+
+
+def test_what_needs_more_memory_than_its_limit_is_killed_and_says_so(fleet: Fleet, name: str) -> None:
+    agent = next(iter(fleet.agents.values()))
+    kept = next(line for line in agent.said.splitlines() if "how limits are kept" in line)
+    if '"cgroups": "none"' in kept.replace('":"', '": "'):
+        pytest.skip(f"no memory control group can be written here: {kept}")
+    source = "x = bytearray()\nwhile True: x += b'x' * (1 << 20)"
+    resources = {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "64Mi"}}
+    status = end_of(fleet, name, sys.executable, "-S", "-c", source, resources=resources)
+    assert (status["phase"], status["reason"], status["exitCode"]) == ("Failed", "OOMKilled", 137)
+    assert "64Mi" in status["message"]
     assert_nothing_left(fleet)

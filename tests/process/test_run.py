@@ -100,6 +100,19 @@ class TestOne:
         assert done.returncode == 0
         assert done.stdout == "".join(f"{number}\n" for number in range(1, 200_001))
 
+    def test_what_the_node_had_dropped_before_it_was_read_is_said(
+        self, house: Server, client: Client, name: str
+    ) -> None:
+        bytes_written = 50_000_000
+        write = ["sh", "-c", f"head -c {bytes_written} /dev/zero"]
+        assert bursar(house, "run", "--name", name, "--detach", "--", *write).returncode == 0
+        node = await_phase(client, name, "Succeeded")["nodeName"]
+        read = bursar(house, "logs", name)
+        missing = bytes_written - len(read.stdout)
+        assert missing > 0
+        assert read.stderr == f"bursar: {missing} bytes of the log on {node} are not kept any more\n"
+        assert bursar(house, "logs", "--tail", "1", name).stderr == ""
+
     def test_programs_are_told_as_events(self, house: Server, name: str) -> None:
         done = bursar(house, "run", "--json", "--name", name, "--", "sh", "-c", "echo one; exit 4")
         told: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]

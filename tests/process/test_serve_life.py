@@ -1,6 +1,7 @@
 """How the server's parts come and go: nobody is left behind, and an address that is taken is said."""
 
 import asyncio
+import gc
 import os
 import socket
 import subprocess
@@ -16,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bursar.api.serve import opened_house
 from bursar.rpc.serve import opened_grpc
-from bursar.serve import Child
+from bursar.serve import Child, _all_ready
 from server import BURSAR, free_port
 
 
@@ -51,6 +52,17 @@ async def test_a_child_that_is_told_to_stop_while_it_is_started_again_stops(monk
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("BURSAR_")}
     return subprocess.run([str(BURSAR), *arguments], env=environment, capture_output=True, text=True, timeout=60)
+
+
+async def test_stopping_before_everything_is_up_complains_of_nothing() -> None:
+    complaints: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, complaint: complaints.append(complaint))
+    stopping = asyncio.Event()
+    stopping.set()
+    assert not await _all_ready([Child("late", [], {})], stopping)
+    await asyncio.sleep(0.05)
+    gc.collect()
+    assert complaints == []
 
 
 def test_serve_says_that_the_grpc_address_is_taken(tmp_path: Path) -> None:

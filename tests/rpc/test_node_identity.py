@@ -15,7 +15,7 @@ from bursar.core.refusal import Code, Refusal
 from bursar.ops.authority import enrol, ensure_authority
 from bursar.ops.certificate import Issued, Pair, new_authority, read_request, sign_client, sign_node
 from bursar.ops.office import Office
-from bursar.rpc.identity import identity_of, node_of, other_node, revoked
+from bursar.rpc.identity import identity_of, other_node, revoked
 from bursar.rpc.tls import channel_options, client_credentials, server_credentials
 from certificates import Key, new_key, pem_of, request_for
 from offices import delete, document, node
@@ -33,8 +33,9 @@ class Asked:
         self.names: list[str] = []
 
     async def who(self, _: bytes, context: Context) -> bytes:
-        self.nodes.append(node_of(context, insecure=self.insecure))
-        self.identities.append(identity_of(context, insecure=self.insecure))
+        identity = identity_of(context, insecure=self.insecure)
+        self.nodes.append(identity.node if isinstance(identity, NodeIdentity) else identity)
+        self.identities.append(identity)
         self.names = [name.decode() for name in context.auth_context().get("x509_subject_alternative_name", ())]
         return b"ok"
 

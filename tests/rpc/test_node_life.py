@@ -1,11 +1,14 @@
 """Nodes that fall silent and come back on their streams: leases that ran out, and work that was given up meanwhile."""
 
-from bursar.core.liveness import LEASE_EXPIRED
+import pytest
+
+from bursar.core.liveness import LEASE_EXPIRED, NODE_RESTARTED, SHIM_LOST
+from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 from evictions import assert_books_balance
 from houses import eventually
 from offices import bind, node
 from silences import look, node_status, regrant, silence
-from streams import RUN, STOP, Door, acknowledged, ended, joined, orders, placed, running, shown, stopped
+from streams import RUN, STOP, Door, acknowledged, ended, joined, orders, placed, running, shown, status, stopped
 
 REQUEUE = {"onNodeLost": "requeue"}
 
@@ -41,6 +44,41 @@ async def test_work_that_stopped_for_want_of_a_lease_waits_again(door: Door) -> 
     told = (await shown(door.office, "a"))["status"]
     assert (told["phase"], told["reason"], told["message"]) == ("Pending", "NodeLost", "no lease was granted in time")
     assert acknowledged(await agent.beat(end)) == [(uid, 1)], "said again, it is of the past"
+    await assert_books_balance(door.office)
+
+
+@pytest.mark.parametrize("reason", [NODE_RESTARTED, SHIM_LOST])
+async def test_work_that_went_with_its_node_waits_again_where_it_asked_to(door: Door, reason: str) -> None:
+    agent = await joined(door)
+    specs = {"requeue": REQUEUE, "fail": {"onNodeLost": "fail"}, "keep": {}}
+    uids = {name: await placed(door.office, name, "n1", spec=spec) for name, spec in specs.items()}
+    await agent.beat(*map(running, uids.values()))
+    # It was away so short a time that nobody missed it.
+    again = door.agent("n1")
+    ends = [status(uid, pb.POD_PHASE_FAILED, reason=reason, message="it is gone") for uid in uids.values()]
+    answer = await again.beat(*ends, inventory=True)
+    assert sorted(acknowledged(answer)) == sorted((uid, 1) for uid in uids.values())
+    told = {name: (await shown(door.office, name))["status"] for name in uids}
+    assert {name: (one["phase"], one["reason"], one["message"]) for name, one in told.items()} == {
+        "requeue": ("Pending", "NodeLost", "it is gone"),
+        "fail": ("Failed", reason, "it is gone"),
+        "keep": ("Failed", reason, "it is gone"),
+    }
+    await bind(door.office, "default", "requeue", "n1")
+    assert acknowledged(await again.beat(*ends)) == acknowledged(answer), "said again, it is of the past"
+    assert (await shown(door.office, "requeue"))["status"]["phase"] == "Scheduled"
+    await assert_books_balance(door.office)
+
+
+async def test_a_restarted_node_takes_the_parts_on_other_nodes_with_it(door: Door) -> None:
+    one, two = await joined(door, "n1"), await joined(door, "n2")
+    uid = await placed(door.office, "both", "n1", "n2", spec={"nodes": 2, **REQUEUE})
+    await one.beat(running(uid))
+    await two.beat(running(uid))
+    await one.beat(status(uid, pb.POD_PHASE_FAILED, reason=NODE_RESTARTED, message="it is gone"))
+    assert (await shown(door.office, "both"))["status"]["phase"] == "Terminating"
+    assert acknowledged(await two.beat(stopped(uid))) == [(uid, 1)]
+    assert (await shown(door.office, "both"))["status"]["phase"] == "Pending"
     await assert_books_balance(door.office)
 
 

@@ -113,6 +113,7 @@ async def test_of_many_streams_that_come_at_once_one_stays(door: Door, database_
         ({"seq": 0}, CODE.INVALID_ARGUMENT, "numbered from 1"),
         ({"seq": -4}, CODE.INVALID_ARGUMENT, "numbered from 1"),
         ({"address": "nowhere"}, CODE.INVALID_ARGUMENT, "HOST:PORT"),
+        ({"address": "unix:123"}, CODE.INVALID_ARGUMENT, "HOST:PORT"),
         ({"address": "h\0st:1"}, CODE.INVALID_ARGUMENT, "HOST:PORT"),
         ({"capacity": {"cpu": "many"}}, CODE.INVALID_ARGUMENT, "capacity[cpu]"),
         ({"capacity": {f"r{index}": "1" for index in range(1000)}}, CODE.INVALID_ARGUMENT, "at most"),
@@ -246,13 +247,7 @@ async def test_a_node_that_was_given_up_is_ready_at_once_and_told_everything(doo
     agent = await joined(door)
     uid = await placed(door.office, "a", "n1")
     await agent.directive()
-    async with door.office.database.reader() as db:
-        await db.execute("UPDATE node_seen SET at = now() - interval '1 hour'")
-    silent = SetReadiness(
-        key=Key("Node", "", "n1"), origin=Origin("test", "test"), standing=Standing.LOST, after_seconds=60
-    )
-    document(await door.office.changing.submit(silent))
-    assert (await node_shown(door.office))["status"]["phase"] == "Lost"
+    await _lose(door.office, "n1")
     answer = await agent.beat()
     assert answer.complete
     assert orders(answer.directives) == [(RUN, uid, 1)]
@@ -261,6 +256,49 @@ async def test_a_node_that_was_given_up_is_ready_at_once_and_told_everything(doo
         return bool((await node_shown(door.office))["status"]["phase"] == "Ready")
 
     await eventually(is_ready)
+
+
+async def _lose(office: Office, name: str) -> None:
+    async with office.database.reader() as db:
+        await db.execute("UPDATE node_seen SET at = now() - interval '1 hour' WHERE node = $1", name)
+    silent = SetReadiness(
+        key=Key("Node", "", name), origin=Origin("test", "test"), standing=Standing.LOST, after_seconds=60
+    )
+    document(await office.changing.submit(silent))
+    assert (await node_shown(office, name))["status"]["phase"] == "Lost"
+
+
+async def test_what_changes_while_everything_is_told_comes_with_it_and_not_before(database_url: str) -> None:
+    """Told before, it would be stopped again: an answer that names everything would not name it."""
+    async with opened_door(database_url, insecure=False) as door:
+        agents = []
+        for name in ("n1", "n2"):
+            await node(door.office, name, cpu=8)
+            agents.append(door.agent(name, (await credentials(door.office, name))[0]))
+            await agents[-1].beat(inventory=True)
+        agent, other = agents
+        await _lose(door.office, "n1")
+        async with door.office.database.reader() as db, db.transaction():
+            # Holds the answer up between what is wanted being read and its being told.
+            await db.execute("LOCK TABLE authority IN ACCESS EXCLUSIVE MODE")
+            said = await agent.send(certificate_request=request_for(new_key()))
+
+            async def is_held_up() -> bool:
+                return bool(await db.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"))
+
+            async def is_ready() -> bool:
+                return bool((await node_shown(door.office))["status"]["phase"] == "Ready")
+
+            await eventually(is_held_up)
+            await eventually(is_ready)
+            uid = await placed(door.office, "a", "n1")
+            # Once the next one has come out, this one was looked at.
+            await placed(door.office, "b", "n2")
+            await other.directive()
+        answer = await agent.answer(said)
+        assert answer.complete
+        assert orders(answer.directives) == [(RUN, uid, 1)]
+        assert not agent.pushed
 
 
 # What a node has.
@@ -332,3 +370,17 @@ async def test_a_certificate_says_who_speaks(database_url: str) -> None:
         assert await _granted(door.office) == granted
         nobody = door.agent("n1")
         assert (await nobody.refusal_of())[0] is CODE.UNAVAILABLE
+
+
+async def test_a_revoked_certificate_ends_nobodys_stream(database_url: str) -> None:
+    """As that of the machine which had the name before, and still runs an agent."""
+    async with opened_door(database_url, insecure=False) as door:
+        await node(door.office, "n1", cpu=8)
+        old, _ = await credentials(door.office, "n1")
+        new, _ = await credentials(door.office, "n1")
+        agent = door.agent("n1", new)
+        await agent.beat(inventory=True)
+        assert (await door.agent("n1", old).refusal_of(inventory=True))[0] is CODE.UNAUTHENTICATED
+        uid = await placed(door.office, "a", "n1")
+        assert orders([await agent.directive()]) == [(RUN, uid, 1)]
+        assert (await agent.beat()).seq == 2

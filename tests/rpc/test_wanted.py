@@ -6,12 +6,13 @@ import msgspec
 import pytest
 
 from bursar.core.object import Key
+from bursar.ops.office import Office
 from bursar.rpc import hub as hub_module
 from bursar.rpc.speech import order_of_place, run_directive
 from bursar.store.beat import WantedPlace
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 from offices import allocation, bind, change, delete, document, end, node
-from streams import RUN, STOP, Door, acknowledged, ended, evict, opened_door, orders, placed, running
+from streams import RUN, STOP, Door, acknowledged, ended, evict, opened_door, orders, placed, running, stopped
 
 LEASED = {"onNodeLost": "requeue"}
 
@@ -181,6 +182,73 @@ async def test_streams_that_fell_behind_the_feed_are_told_everything(door: Door)
     agent.pushed.clear()  # Whether it was pushed as well depends on who was faster.
     other = await placed(door.office, "b", "n1")
     assert orders([await agent.directive()]) == [(RUN, other, 1)]
+
+
+async def make_unreadable(office: Office, name: str) -> None:
+    """As if its status had been written by somebody who means something else by it."""
+    async with office.database.reader() as db:
+        await db.execute(
+            "UPDATE object SET status = jsonb_set(status::jsonb, '{allocatedResources}', '7')::json WHERE name = $1", name
+        )
+
+
+async def test_what_cannot_be_read_keeps_no_node_away_and_stops_nothing(door: Door) -> None:
+    await node(door.office, "n1", cpu=8)
+    broken, other = await placed(door.office, "a", "n1"), await placed(door.office, "b", "n1")
+    await make_unreadable(door.office, "a")
+    agent = door.agent("n1")
+    answer = await agent.beat(running(broken), running(other), inventory=True)
+    assert orders(answer.directives) == [(RUN, other, 1)]
+    assert not answer.complete, "what is not named would be stopped"
+    assert (await agent.beat()).seq == 2, "the stream goes on"
+    assert acknowledged(await agent.beat(ended(broken))) == [(broken, 1)]
+
+
+async def test_a_change_that_cannot_be_told_is_told_with_everything(door: Door) -> None:
+    await node(door.office, "n1", cpu=8)
+    agent = door.agent("n1")
+    await agent.beat(inventory=True)
+    uid, other = await placed(door.office, "a", "n1"), await placed(door.office, "b", "n1")
+    for _ in range(2):
+        await agent.directive()
+    await make_unreadable(door.office, "a")
+    await delete(door.office, "Allocation", "default", "a")
+    # Once this is pushed, what came before has been taken.
+    await placed(door.office, "c", "n1")
+    await agent.directive()
+    answer = await agent.beat(running(uid), running(other))
+    assert answer.complete
+    assert (STOP, uid, 1) in orders(answer.directives)
+    assert acknowledged(await agent.beat(stopped(uid))) == [(uid, 1)]
+
+
+async def test_a_node_whose_phase_is_another_word_is_not_told_everything_with_every_beat(door: Door) -> None:
+    await node(door.office, "n1", cpu=8)
+    agent = door.agent("n1")
+    await agent.beat(inventory=True)
+    for word in ("Tired", "Lost"):
+        async with door.office.database.reader() as db:
+            fields = "fields::jsonb || jsonb_build_object('status.phase', $1::text)"
+            await db.execute(f"UPDATE object SET fields = {fields} WHERE kind = 'Node'", word)  # noqa: S608
+        assert not (await agent.beat()).complete
+    again = door.agent("n1")
+    assert (await again.beat(inventory=True)).complete
+    assert not (await again.beat()).complete
+
+
+async def test_where_work_is_spread_is_forgotten_with_the_work(door: Door) -> None:
+    hub = hub_module.Hub(door.office, door.feed)
+    task = asyncio.current_task()
+    assert task is not None
+    stream = hub_module.Stream("n1", "session", None, task)  # type: ignore[arg-type]
+    hub.take_over(stream)
+    stream.places["held"] = hub_module.Place(1)
+    hub.spread("held", ("n1", "n2"))
+    for index in range(5 * hub_module.SPREAD_MAX):
+        hub.spread(f"past-{index}", ("n1", "n2"))
+    assert len(hub._spread) <= hub_module.SPREAD_MAX
+    assert hub._spread["held"] == ("n1", "n2")
+    hub.leave(stream)
 
 
 async def test_a_slow_stream_waits_alone(door: Door) -> None:

@@ -8,14 +8,15 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import structlog
 
 from bursar.agent import cgroup, meter
 from bursar.agent.cgroup import Cgroups, Group
+from bursar.agent.clock import boot_seconds
 from bursar.agent.environment import User, mark
 from bursar.agent.events import Ended
 from bursar.agent.folder import Claim, Exit, Folder, boot_id, sweep
@@ -34,7 +35,7 @@ class Child:
     run: Run
     folder: Folder
     group: Group | None = None
-    started_at: float = field(default_factory=time.monotonic)
+    started_at: float = field(default_factory=boot_seconds)
     deadline: float | None = None
     grace_seconds: float | None = None  # after the deadline; None: that of the run
     deadline_written: float | None = None
@@ -44,6 +45,8 @@ class Child:
     announcement: int = -1  # a pipe on which it says that the command has started
     kill_at: float | None = None
     stop_reason: str = ""
+    forced: bool = False  # its processes are being killed without its shim
+    lost: bool = False  # its shim is gone, and what it leaves behind may not be dead yet
     usage: Usage = field(default_factory=Usage)
     _writing: threading.Lock = field(default_factory=threading.Lock)
 
@@ -52,7 +55,7 @@ class Child:
         return mark(self.run.place)
 
     def spawn(self, env: Mapping[str, str], owner: User, cgroups: Cgroups, options: Mapping[str, object]) -> None:
-        """OSError or ValueError, and nothing of it runs, where that cannot be done."""
+        """Where that fails, it may have come any distance: `abandon` it."""
         self.folder.prepare()
         self.write_deadline()
         self.group = cgroups.make(self.mark, cgroup.limits_of(self.run.requests, self.run.limits))
@@ -60,13 +63,7 @@ class Child:
         self.folder.write_spec(self.run.command, env, cwd=cwd, owner=owner, group=self.group, options=options)
         self.shim, self.announcement = self.folder.spawn()
         self.ours = True
-        try:
-            self.process = os.pidfd_open(self.shim)
-        except OSError:
-            os.kill(self.shim, signal.SIGKILL)
-            os.waitpid(self.shim, 0)
-            sweep(self.mark, self.group)
-            raise
+        self.process = os.pidfd_open(self.shim)
 
     def write_deadline(self) -> None:
         """Moved meanwhile, it is written again. One at a time: it may be moved while the shim is being started."""
@@ -76,12 +73,21 @@ class Child:
                 self.folder.write_deadline(deadline, self.grace_seconds)
                 self.deadline_written = deadline
 
+    def abandon(self) -> None:
+        """As if it had never been started; nothing of it runs when this returns."""
+        if self.shim and self.ours:
+            with suppress(OSError):
+                os.kill(self.shim, signal.SIGKILL)
+                os.waitpid(self.shim, 0)
+            sweep(self.mark, self.group)
+        self.remove_group()
+
     def conclude(self, claim: Claim | None) -> Ended:
         """How it ended, when its shim is gone. Nothing of it runs when this returns."""
         end = self.folder.exit()
         if end is None:
             sweep(self.mark, self.group)
-        now = time.monotonic()
+        now = boot_seconds()
         out_of_memory = self.group is not None and self.group.oom_kills() > 0
         usage = meter.final_usage(self.run, end or Exit(0, seconds=now - self.started_at), self.group, self.usage)
         self.remove_group()

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import structlog
 
+from bursar.agent.clock import boot_seconds
 from bursar.agent.door import Snapshot
 from bursar.agent.probe import Probe
 from bursar.agent.shell import Event, Settings, Shell, hear
@@ -25,6 +25,7 @@ from bursar.agent.work import ENDED, Directive, Place, State, Status, Stop
 log = structlog.get_logger()
 
 MEASURE_SECONDS = 5.0
+CLOCK_SECONDS = 2.0
 LOOK_SECONDS = 60.0
 USAGE_SECONDS = 60.0  # how often it is told what everything has used so far
 DRAIN_GRACE_SECONDS = 30
@@ -42,7 +43,7 @@ class Daemon:
         probe: Probe,
         *,
         run_as: str | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = boot_seconds,
     ) -> None:
         self.name = name
         self._probe = probe
@@ -97,7 +98,9 @@ class Daemon:
         while True:
             next_at = self._machine.next_at
             with suppress(TimeoutError):
-                async with asyncio.timeout(None if next_at == math.inf else max(0.0, next_at - self._clock())):
+                wait = max(0.0, next_at - self._clock())
+                # Timers stand still while the machine sleeps, and our clock does not.
+                async with asyncio.timeout(None if next_at == math.inf else min(wait, CLOCK_SECONDS)):
                     await self._changed.wait()
             self._changed.clear()
             if due := self._machine.due(self._clock()):
@@ -161,8 +164,10 @@ class Daemon:
         return [one for one in self._machine.inventory() if one.state is State.RUNNING and one.place not in named]
 
     def hear(self, answer: Answer, sent_at: float | None) -> None:
-        """Leases first: what is wanted may need one to start."""
+        """Leases first: what is wanted may need one to start. But a new one is not for what has outlived its own, as
+        when all of us stood still: that may run elsewhere by now."""
         if sent_at is not None:
+            self._do(self._machine.due(self._clock()))
             grace_seconds = answer.kill_grace_seconds
             self._do(self._machine.granted(answer.lease_seconds, sent_at, answer.leases, grace_seconds))
         if answer.directives or answer.complete:

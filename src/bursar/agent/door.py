@@ -8,7 +8,6 @@ that the agent shows is the newest it has, connection by connection.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -132,15 +131,6 @@ def _own_address(server: str) -> str:
             return str(probe.getsockname()[0])
     except (OSError, ValueError):
         return ""
-
-
-def is_loopback(address: str) -> bool:
-    """Whether an address, as HOST:PORT, is this machine itself."""
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 # What is asked at it.

@@ -6,6 +6,7 @@ import os
 import pwd
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import quote
 
 from bursar.agent.work import Place, Run
@@ -38,7 +39,8 @@ def user(name: str | None = None) -> User:
             raise
         return User(os.geteuid(), os.getegid(), (), str(os.geteuid()), "/", changed=False)
     groups = tuple(os.getgrouplist(entry.pw_name, entry.pw_gid))
-    return User(entry.pw_uid, entry.pw_gid, groups, entry.pw_name, entry.pw_dir, changed)
+    home = entry.pw_dir if Path(entry.pw_dir).is_dir() else "/"  # where commands run that do not say where
+    return User(entry.pw_uid, entry.pw_gid, groups, entry.pw_name, home, changed)
 
 
 def environment(run: Run, node: str, owner: User, inherited: Mapping[str, str]) -> dict[str, str]:

@@ -22,7 +22,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 PROC = Path("/proc")
 LOADER = ("LD_LIBRARY_PATH",)  # without which some interpreters do not find themselves
 # Imported rather than run, so that it need not be compiled each time.
-BOOTSTRAP = "import sys; sys.path.append(sys.argv[1]); import shim; sys.exit(shim.main(sys.argv[2]))"
+BOOTSTRAP = "import sys; sys.path.append(sys.argv[1]); from bursar.agent import shim; sys.exit(shim.main(sys.argv[2]))"
 
 
 class Exit(msgspec.Struct, frozen=True, rename="camel"):
@@ -100,17 +100,26 @@ class Folder:
         self._replace("group", msgspec.json.encode(None if group is None else _group_paths(group)))
 
     def write_deadline(self, at: float, grace_seconds: float | None = None) -> None:
-        self._replace("deadline", f"{at!r} {'' if grace_seconds is None else grace_seconds}\n".encode())
+        """In place, in room that was set aside when there was some: on a disk that is full it moves all the same."""
+        data = shim.format_deadline(at, grace_seconds)
+        try:
+            fd = os.open(self.path / "deadline", os.O_WRONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return self._set_aside("deadline", data)
+        try:
+            os.pwrite(fd, data, 0)
+        finally:
+            os.close(fd)
 
     def spawn(self) -> tuple[int, int]:
         """The shim's pid, and a pipe on which it says that the command has started."""
         read_end, write_end = os.pipe()
         errors = os.open(self.path / "errors", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        agent = str(Path(shim.__file__).parent)
+        ours = str(Path(shim.__file__).parents[2])
         try:
             pid = os.posix_spawn(
                 sys.executable,
-                [sys.executable, "-I", "-S", "-c", BOOTSTRAP, agent, str(self.path)],
+                [sys.executable, "-I", "-S", "-c", BOOTSTRAP, ours, str(self.path)],
                 {name: os.environ[name] for name in LOADER if name in os.environ},
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
@@ -166,13 +175,14 @@ class Folder:
         return None if data is None else msgspec.json.decode(data, type=Exit)
 
     def started_at(self) -> float | None:
-        """On the monotonic clock."""
+        """On the node's clock."""
         data = self._read("started")
         return None if data is None else float(data.split()[2])
 
     def deadline(self) -> float | None:
         data = self._read("deadline")
-        return None if data is None else float(data.split()[0])
+        said = None if data is None else shim.parse_deadline(data)
+        return None if said is None else said[0]
 
     def errors(self) -> str:
         """What the shim had to complain about, when it broke."""
@@ -193,6 +203,15 @@ class Folder:
         except FileNotFoundError:
             return None
 
+    def _set_aside(self, name: str, data: bytes) -> None:
+        fd = os.open(self.path / f"{name}.tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, len(data))
+            os.pwrite(fd, data, 0)
+        finally:
+            os.close(fd)
+        (self.path / f"{name}.tmp").replace(self.path / name)
+
     def _replace(self, name: str, data: bytes) -> None:
         new = self.path / f"{name}.tmp"
         new.write_bytes(data)
@@ -201,11 +220,13 @@ class Folder:
 
 def sweep(mark: str, group: Group | None) -> None:
     """Kills all that is left of a placement whose shim is gone, and returns when nothing is."""
+    pause = shim.SETTLE_SECONDS_MIN
     while pids := _left(mark, group):
         for pid in pids:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        time.sleep(shim.SETTLE_SECONDS_MIN)
+        time.sleep(pause)
+        pause = min(2 * pause, shim.SETTLE_SECONDS_MAX)
 
 
 def _left(mark: str, group: Group | None) -> set[int]:

@@ -63,7 +63,8 @@ class Identity:
         return self.begins + (self.expires - self.begins) * RENEW_AFTER
 
     def is_good(self, now: datetime) -> bool:
-        return self.begins <= now < self.expires
+        """By our own clock. When it begins is for the server's to say: ours may be slow."""
+        return now < self.expires
 
     def is_due(self, now: datetime) -> bool:
         """Whether it is time for a new certificate."""
@@ -155,9 +156,8 @@ async def enrol(
         except ApiError as error:
             if error.passing:
                 raise
-            raise EnrolmentRefused(
-                f"the server refused node {name!r}: {error.message}", _next_step(error, name)
-            ) from None
+            why = error.message.removesuffix(f"; {error.hint}")  # What a person would do next does not help a node.
+            raise EnrolmentRefused(f"the server refused node {name!r}: {why}", _next_step(error, name)) from None
     try:
         signed = msgspec.convert(answer, _Signed)
     except msgspec.ValidationError as error:

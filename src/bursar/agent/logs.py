@@ -6,7 +6,8 @@ So a byte keeps its number for ever, whatever was dropped before it, and a reade
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,23 +58,32 @@ def read_piece(folder: Path, offset: int, bytes_max: int = CHUNK_BYTES) -> Piece
 
 def tail_offset(folder: Path, lines: int) -> int:
     """Where the last so many lines begin. A last line without its end counts as one."""
-    at, wanted, last = end_offset(folder), lines + 1, True
-    end = at
-    for start, path in reversed(_files(folder)):
-        try:
-            data = path.read_bytes()[: max(0, end - start)]
-        except FileNotFoundError:
-            break
-        if last and data:
+    wanted, last, at = lines + 1, True, end_offset(folder)
+    for offset, data in _blocks_from_end(folder, at):
+        if last:
             last = False
             wanted -= not data.endswith(b"\n")
         found = len(data)
         while wanted and (found := data.rfind(b"\n", 0, found)) >= 0:
             wanted -= 1
         if not wanted:
-            return start + found + 1
-        at = start
+            return offset + found + 1
+        at = offset
     return at
+
+
+def _blocks_from_end(folder: Path, end: int) -> Iterator[tuple[int, bytes]]:
+    """No more is read than somebody asks for: with much output, the last lines are a small part of it."""
+    for start, path in reversed(_files(folder)):
+        try:
+            with path.open("rb") as file:
+                at = min(end, start + os.fstat(file.fileno()).st_size)
+                while at > start:
+                    at, size = max(start, at - CHUNK_BYTES), min(CHUNK_BYTES, at - start)
+                    file.seek(at - start)
+                    yield at, file.read(size)
+        except FileNotFoundError:
+            return  # it has just made way for a newer one
 
 
 def end_offset(folder: Path) -> int:

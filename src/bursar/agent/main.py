@@ -61,7 +61,12 @@ EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
     "--taint", multiple=True, metavar="KEY[=VALUE]:EFFECT", help="A taint, when the node first joins; repeatable."
 )
 @click.option("--fake-gpus", type=click.IntRange(0, 1024), help="Pretend to have so many GPUs.")
-@click.option("--run-as", metavar="USER", help="Whom commands run as; the agent's own user by default.")
+@click.option(
+    "--run-as",
+    envvar="BURSAR_AGENT_RUN_AS",
+    metavar="USER",
+    help="Whom commands run as; needed by root, who may name itself. Else it is the agent's own user.",
+)
 @click.option("--insecure", is_flag=True, help="Without certificates, to a server on this machine; needs --grpc.")
 @click.option("--drain-on-stop", is_flag=True, help="Stop what runs here when the agent is stopped.")
 def agent(**options: Any) -> None:
@@ -72,11 +77,12 @@ def agent(**options: Any) -> None:
 
     \b
     bursar node token --name gpu-01 > token          # an administrator
-    bursar agent --server https://bursar:8080 --name gpu-01 --token-file token
+    bursar agent --server https://bursar:8080 --name gpu-01 --token-file token --run-as bursar-work
     """
     from bursar.agent.run import AgentSettings, run
 
     _check(options)
+    _check_user(options["run_as"])
     settings = AgentSettings(
         name=options["name"] or socket.gethostname().lower(),
         data=options["data"] or default_data_directory(),
@@ -97,13 +103,13 @@ def agent(**options: Any) -> None:
 
 
 def _check(options: dict[str, Any]) -> None:
-    from bursar.agent.door import is_loopback
+    from bursar.core.address import is_address, is_loopback
 
     for url in options["server"]:
         if urlsplit(url).scheme not in ("http", "https"):
             raise click.UsageError(f"--server must be an http or https URL, as in https://bursar:8080, got {url!r}")
     for name, text in [("--grpc", one) for one in options["grpc"]] + [("--listen", options["listen"])]:
-        if text and not _is_address(text):
+        if text and not is_address(text):
             raise click.UsageError(f"{name} must be HOST:PORT, as in 127.0.0.1:50051, got {text!r}")
     if not options["insecure"]:
         if not options["server"]:
@@ -115,9 +121,23 @@ def _check(options: dict[str, Any]) -> None:
         raise click.UsageError("--insecure is for a server on this machine only: leave it out, and join with a token")
 
 
-def _is_address(text: str) -> bool:
-    host, _, port = text.rpartition(":")
-    return bool(host) and port.isascii() and port.isdigit() and int(port) <= 65535
+def _check_user(name: str | None) -> None:
+    """What is run as root can read the node's key, and everything else: nobody gets that by leaving something out."""
+    from bursar.agent.environment import user
+
+    if name is None:
+        if os.geteuid() == 0:
+            raise click.UsageError(
+                "say whom commands run as with --run-as USER, as in --run-as nobody: the agent is root."
+                " If they should be root as well, say --run-as root"
+            )
+        return
+    try:
+        changed = user(name).changed
+    except KeyError:
+        raise click.UsageError(f"there is no user {name!r} on this machine; name one with --run-as USER") from None
+    if changed and os.geteuid() != 0:
+        raise click.UsageError(f"only root can run commands as another user: leave --run-as {name} out")
 
 
 def _label(text: str) -> tuple[str, str]:

@@ -159,7 +159,7 @@ class NodePapers:
     @property
     def _next_step(self) -> str:
         where = f"in {self._token_file}" if self._token_file else "in a file, and give it with --token-file"
-        return f"make one with `bursar node token --name {self._name}`, and put it {where}"
+        return f"make a token with `bursar node token --name {self._name}`, and put it {where}"
 
     def channel(self, address: str) -> grpc.aio.Channel:
         assert self.identity is not None, "papers are ensured before they are shown"

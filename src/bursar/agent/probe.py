@@ -58,6 +58,7 @@ class Probe:
     folder: Path
     fake_gpus: int | None = None
     _nvml: Any = field(default=None, init=False)
+    _had_gpus: bool = field(default=False, init=False)
     _cpu_before: tuple[float, float] | None = field(default=None, init=False)
 
     def inventory(self) -> Inventory:
@@ -70,8 +71,11 @@ class Probe:
             "pods": str(PODS),
         }
         labels = {"kubernetes.io/arch": _architecture(), "kubernetes.io/os": "linux"}
-        if gpus:
+        self._had_gpus = self._had_gpus or bool(gpus)
+        if self._had_gpus:
+            # Also when all of them are lost: of what is not spoken of, what was last said would hold.
             capacity[GPU] = str(len(gpus))
+        if gpus:
             models = {gpu.model for gpu in gpus}
             if len(models) == 1:
                 labels["gpu-type"] = _label(models.pop())

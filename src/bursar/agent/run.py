@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import os
 import signal
+import stat
 import sys
 from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,12 +17,13 @@ from typing import Any
 import structlog
 
 from bursar.agent.daemon import Daemon
-from bursar.agent.door import DoorError, advertised, is_loopback, opened_door
+from bursar.agent.door import DoorError, advertised, opened_door
 from bursar.agent.identity import Identity, IdentityError
 from bursar.agent.papers import NodePapers, NoPapers
 from bursar.agent.probe import Inventory, Probe
 from bursar.agent.stream import Stream, backoff_seconds
 from bursar.client.errors import ApiError, BursarError, ConnectionFailed
+from bursar.core.address import is_loopback
 from bursar.logs import set_up_logs
 
 log = structlog.get_logger()
@@ -72,10 +74,7 @@ async def _run(settings: AgentSettings) -> int:
     papers = _papers(settings, probe.inventory())
     if isinstance(papers, NodePapers) and not await _joined(papers, stopping):
         return 0
-    try:
-        daemon = Daemon(settings.name, settings.data / WORK, probe, run_as=settings.run_as)
-    except KeyError:
-        raise StartError(f"there is no user {settings.run_as!r} on this machine; name one with --run-as USER") from None
+    daemon = Daemon(settings.name, settings.data / WORK, probe, run_as=settings.run_as)
     await daemon.open()
     try:
         await _serve(settings, papers, daemon, stopping)
@@ -191,6 +190,7 @@ def _locked(directory: Path) -> Iterator[None]:
     """The directory is this agent's alone for as long as the block lasts; the kernel gives it back if we are killed."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_owner(directory)
         descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise StartError(f"{directory} cannot be used: {error.strerror}; choose another with --data DIR") from None
@@ -203,6 +203,21 @@ def _locked(directory: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def _check_owner(directory: Path) -> None:
+    """Whoever may write there could take the node's name, or say what it runs."""
+    found = directory.stat()
+    if found.st_uid != os.geteuid():
+        raise StartError(
+            f"{directory} belongs to another user (uid {found.st_uid}); choose another with --data DIR,"
+            " or run the agent as that user"
+        )
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise StartError(
+            f"{directory} can be written by others; run `chmod go-w {directory}` if nobody has, or choose another"
+            " with --data DIR"
+        )
 
 
 def _on_signals() -> asyncio.Event:

@@ -16,6 +16,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -26,11 +27,13 @@ from urllib.parse import quote
 import structlog
 
 from bursar.agent import cgroup
+from bursar.agent.apart import apart
 from bursar.agent.cgroup import Cgroups
 from bursar.agent.child import START_FAILED, Child, measure
+from bursar.agent.clock import boot_seconds
 from bursar.agent.environment import User, environment, mark, user
 from bursar.agent.events import Ended, Event, Started, hear
-from bursar.agent.folder import Folder, sweep
+from bursar.agent.folder import Claim, Folder, sweep
 from bursar.agent.journal import Began, Gone, Journal, Line, Over, began
 from bursar.agent.state import Forget, Instruction, Machine, MoveDeadline, SignalStop, Start
 from bursar.agent.work import Place, Run, Usage
@@ -40,6 +43,8 @@ log = structlog.get_logger()
 
 LAUNCHES_MAX = 4  # at a time
 ASK_AGAIN_SECONDS = 0.05
+LONG_SECONDS = 10.0  # for what has been killed to be dead
+CLOSE_SECONDS = 5.0
 TIDY_SECONDS = 60.0  # between one look for logs that are too old and the next
 
 __all__ = ["Ended", "Event", "Settings", "Shell", "Started", "hear"]
@@ -58,7 +63,7 @@ class Settings:
 
 class Shell:
     """Runs placements in `folder`, which is the agent's own. `heard` is called in the event loop with all that
-    happens; times are those of `time.monotonic()`."""
+    happens; times are those of `boot_seconds`."""
 
     def __init__(
         self,
@@ -70,7 +75,8 @@ class Shell:
         settings: Settings | None = None,
     ) -> None:
         self._folder = folder / "placements"
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for one in (folder, self._folder):
+            one.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._node = node
         self._heard = heard
         self._settings = settings or Settings()
@@ -82,6 +88,9 @@ class Shell:
         self._woken = asyncio.Event()
         self._launches = asyncio.Semaphore(LAUNCHES_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._endings: set[asyncio.Task[None]] = set()  # which may have to wait for the kernel for ever
+        # Nothing that is slow may hold up the journal: all that happens waits for it.
+        self._writer = ThreadPoolExecutor(1, "journal")
         self._closed = False
         self._tidied_at = -math.inf
 
@@ -96,7 +105,7 @@ class Shell:
         lines: list[Line] = []
         for line in list(known.began.values()):
             child, end = await asyncio.to_thread(self._find, line, known.over.get(line.place))
-            now = time.monotonic()
+            now = boot_seconds()
             done += machine.adopt(
                 line.run,
                 now,
@@ -109,10 +118,13 @@ class Shell:
                 lines += [] if line.place in known.over else [_over(end)]
             elif child is not None:
                 self._children[line.place] = child
-                self._watch(child)
+                if child.lost:
+                    self._end(self._conclude(child, await asyncio.to_thread(child.folder.claim)))
+                else:
+                    self._watch(child)
             elif line.place not in {status.place for status in machine.inventory()}:
                 lines.append(Gone(*line.place))
-        await asyncio.to_thread(self._journal.append, lines)
+        await self._append(lines)
         await asyncio.to_thread(self._tidy)
         await asyncio.to_thread(self.cgroups.tidy, {child.mark for child in self._children.values()})
         self._task(self._work())
@@ -126,7 +138,7 @@ class Shell:
 
     async def usages(self) -> dict[Place, Usage]:
         """What everything that runs has used; to be handed to `Machine.measured`."""
-        measured = await asyncio.to_thread(measure, list(self._children.values()), time.monotonic())
+        measured = await asyncio.to_thread(measure, list(self._children.values()), boot_seconds())
         for place, usage in measured.items():
             if (child := self._children.get(place)) is not None:
                 child.usage = usage
@@ -144,8 +156,13 @@ class Shell:
         """Lets go of everything; whatever runs goes on under its shim."""
         self._closed = True
         self._woken.set()
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        if self._endings:
+            await asyncio.wait(self._endings, timeout=CLOSE_SECONDS)
+        for task in self._endings:
+            task.cancel()  # the next life finds it as it is
+        while self._tasks or self._endings:
+            await asyncio.wait(self._tasks | self._endings)
+        self._writer.shutdown()
         for child in self._children.values():
             self._let_go(child)
         self._journal.close()
@@ -155,7 +172,7 @@ class Shell:
 
     def _find(self, line: Began, over: Over | None) -> tuple[Child | None, Ended | None]:
         """It runs, or it has ended, or it was never started."""
-        now = time.monotonic()
+        now = boot_seconds()
         if over is not None:
             return None, Ended(over.place, now, over.exit_code, over.reason, over.message, over.stopped)
         child = Child(line.run, Folder(self._path(line.place)))
@@ -171,7 +188,10 @@ class Shell:
             return None, None
         child.group = child.folder.group()
         if (process := claim.process()) is None:
-            return None, child.conclude(claim)
+            if child.folder.exit() is not None:
+                return None, child.conclude(claim)
+            child.lost = True
+            return child, None
         child.shim, child.process = claim.pid, process
         child.started_at = child.folder.started_at() or now
         child.deadline = child.deadline_written = child.folder.deadline()
@@ -189,19 +209,25 @@ class Shell:
                 try:
                     await self._carry_out(one, failed)
                 except Exception:
-                    log.exception("an instruction could not be carried out", instruction=one)
-            if time.monotonic() >= self._tidied_at + TIDY_SECONDS:
+                    # Not the instruction itself: a run's environment may be secret.
+                    log.exception("an instruction could not be carried out", what=type(one).__name__, place=one.place)
+                    if isinstance(one, Start):
+                        self._never_began(one.place, "the agent failed, see its log")
+            if boot_seconds() >= self._tidied_at + TIDY_SECONDS:
                 await asyncio.to_thread(self._tidy)
 
     async def _write(self, batch: list[Instruction | Ended]) -> str:
         """Into the journal, at once; why that failed, if it did."""
         lines = [line for one in batch if (line := _line(one)) is not None]
         try:
-            await asyncio.to_thread(self._journal.append, lines)
+            await self._append(lines)
         except OSError as error:
             log.error("the journal cannot be written", error=str(error))
             return f"the agent's journal cannot be written: {error.strerror}"
         return ""
+
+    async def _append(self, lines: list[Line]) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._writer, self._journal.append, lines)
 
     async def _carry_out(self, one: Instruction | Ended, failed: str) -> None:
         if isinstance(one, Start):
@@ -221,7 +247,7 @@ class Shell:
         if start.place in self._children or self._closed:
             return
         if failed:
-            self._heard(Ended(start.place, time.monotonic(), None, START_FAILED, failed))
+            self._heard(Ended(start.place, boot_seconds(), None, START_FAILED, failed))
             return
         folder = Folder(self._path(start.place))
         child = Child(start.run, folder, deadline=start.deadline, grace_seconds=start.grace_seconds)
@@ -236,13 +262,21 @@ class Shell:
             async with self._launches:
                 env = environment(child.run, self._node, self._user, os.environ)
                 await asyncio.to_thread(child.spawn, env, self._user, self.cgroups, self._options(child.run))
-        except (OSError, ValueError) as error:
-            log.warning("a command could not be started", uid=child.run.uid, error=str(error))
-            end = Ended(child.run.place, time.monotonic(), None, START_FAILED, f"it could not be started: {error}")
-            await asyncio.to_thread(child.remove_group)
-            self._over(child, end)
-        else:
             self._watch(child)
+        except Exception as error:
+            expected = isinstance(error, OSError | ValueError)
+            log.warning("a command could not be started", uid=child.run.uid, error=str(error), exc_info=not expected)
+            self._let_go(child)
+            self._end(self._abandon(child, str(error) if expected else f"{type(error).__name__}: {error}"))
+
+    async def _abandon(self, child: Child, why: str) -> None:
+        child.lost = True
+        await apart(child.abandon)
+        self._never_began(child.run.place, why)
+
+    def _never_began(self, place: Place, why: str) -> None:
+        self._children.pop(place, None)
+        self._say(Ended(place, boot_seconds(), None, START_FAILED, f"it could not be started: {why}"))
 
     def _options(self, run: Run) -> dict[str, object]:
         wished = self._settings
@@ -252,12 +286,13 @@ class Shell:
         child = self._children.get(stop.place)
         if child is None:
             return
-        now = time.monotonic()
+        now = boot_seconds()
         if not child.run.command:
             self._over(child, Ended(stop.place, now, None, stop.reason, stopped=True, usage=child.used(now)))
             return
-        if child.kill_at is not None and child.kill_at < now:
-            self._task(self._force(child))
+        if child.kill_at is not None and child.kill_at < now and not child.forced:
+            child.forced = True
+            self._end(self._force(child))
         kill_at = now + stop.grace_seconds
         child.kill_at = kill_at if child.kill_at is None else min(kill_at, child.kill_at)
         child.stop_reason = stop.reason
@@ -265,16 +300,18 @@ class Shell:
 
     def _ask(self, child: Child) -> None:
         """Until somebody listens: a shim that is on its way will."""
-        if self._closed or child.kill_at is None or self._children.get(child.run.place) is not child:
+        if self._closed or child.lost or child.kill_at is None or self._children.get(child.run.place) is not child:
             return
-        if not child.folder.ask_to_stop(child.kill_at - time.monotonic(), child.stop_reason):
+        if not child.folder.ask_to_stop(child.kill_at - boot_seconds(), child.stop_reason):
             asyncio.get_running_loop().call_later(ASK_AGAIN_SECONDS, self._ask, child)
 
     async def _force(self, child: Child) -> None:
-        """Its shim should have killed it long ago. Perhaps somebody has stopped the shim."""
+        """Its shim should have killed it long ago. Perhaps somebody has stopped that. One at a time: what the kernel
+        does not let die would else take up one thread after the other."""
         with suppress(OSError):
             signal.pidfd_send_signal(child.process, signal.SIGCONT)
-        await asyncio.to_thread(sweep, child.mark, child.group)
+        await apart(lambda: sweep(child.mark, child.group))
+        child.forced = False
 
     # What happens to shims.
 
@@ -293,7 +330,7 @@ class Shell:
         os.close(child.announcement)
         child.announcement = -1
         if told:
-            child.started_at = time.monotonic()
+            child.started_at = boot_seconds()
             self._heard(Started(child.run.place, child.started_at))
 
     def _exited(self, child: Child) -> None:
@@ -303,7 +340,7 @@ class Shell:
         if child.ours:
             with suppress(ChildProcessError):
                 os.waitpid(child.shim, os.WNOHANG)
-        self._task(self._settle(child))
+        self._end(self._settle(child))
 
     async def _settle(self, child: Child) -> None:
         claim = await asyncio.to_thread(child.folder.claim)
@@ -311,14 +348,25 @@ class Shell:
             # Another shim was first, which an earlier life of the agent had sent.
             child.shim, child.process, child.ours = claim.pid, process, False
             self._watch(child)
-            self._heard(Started(child.run.place, child.folder.started_at() or time.monotonic()))
+            self._heard(Started(child.run.place, child.folder.started_at() or boot_seconds()))
             return
-        self._over(child, await asyncio.to_thread(child.conclude, claim))
+        child.lost = True
+        await self._conclude(child, claim)
+
+    async def _conclude(self, child: Child, claim: Claim | None) -> None:
+        """Until nothing of it is left it goes on, as far as anybody is told: its devices are not free."""
+        work = asyncio.ensure_future(apart(lambda: child.conclude(claim)))
+        if not (await asyncio.wait({work}, timeout=LONG_SECONDS))[0]:
+            log.warning("a process cannot be killed: its placement has not ended", uid=child.run.uid, shim=child.shim)
+        self._over(child, await work)
 
     def _over(self, child: Child, end: Ended) -> None:
-        """Said when it is in the journal."""
         if self._children.get(child.run.place) is child:
             del self._children[child.run.place]
+        self._say(end)
+
+    def _say(self, end: Ended) -> None:
+        """When it is in the journal."""
         self._queue.append(end)
         self._woken.set()
 
@@ -334,7 +382,7 @@ class Shell:
 
     def _tidy(self) -> None:
         """Logs of what is over are kept for a while, the newest of them."""
-        self._tidied_at = time.monotonic()
+        self._tidied_at = boot_seconds()
         kept_bytes = 0
         live = {self._path(place).name for place in self._journal.known.began}
         old_at = time.time() - self._settings.keep_seconds
@@ -348,13 +396,17 @@ class Shell:
     def _path(self, place: Place) -> Path:
         return self._folder / mark(place)
 
-    def _task(self, work: Coroutine[Any, Any, None]) -> None:
+    def _task(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]] | None = None) -> None:
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
+        (self._tasks if tasks is None else tasks).add(task)
         task.add_done_callback(self._done)
+
+    def _end(self, work: Coroutine[Any, Any, None]) -> None:
+        self._task(work, self._endings)
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        self._endings.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a task of the shell failed", exc_info=error)
 

@@ -1,18 +1,19 @@
 """The process between an agent and one command: it outlives the agent, and nothing of the command outlives it.
 
 It lives in the placement's folder, alone and in a session of its own, and needs nobody: the deadline, the longest
-runtime and the grace are kept on the monotonic clock whether the agent is there or not. In the folder:
+runtime and the grace are kept on the node's clock (see `clock.py`) whether the agent is there or not. In the folder:
 
     spec      from the agent: fields `key=value`, each ended by a NUL
     control   a FIFO, through which the agent asks for an end: `stop SECONDS REASON`, one line
-    deadline  from the agent, replaced atomically: the moment at which it must end, and within how many seconds. It only
-              ever moves forward, so it is read again only when the one that was read has come
+    deadline  from the agent: the moment at which it must end, and within how many seconds. It is said twice, so that
+              one that is half written is noticed, and written in place, so that a full disk cannot keep it from
+              moving. It only ever moves forward, so it is read again only when the one that was read has come
     claim     who has taken the placement: pid, start time, boot. There is one claim ever, so there is one command ever
     started   the command's pid, and when it began
     output.N  what it wrote, from byte N on; only the newest two of them are kept
     status    how it ended (JSON), written when nothing of it runs any more
 
-Only a few modules of C are imported, because there is one shim per command, and each must start in no time.
+Few modules are imported, of C and from behind the public ones: each shim, one per command, must start in no time.
 """
 
 from __future__ import annotations
@@ -22,19 +23,24 @@ import errno
 import os
 import select
 import time
-
-# What is behind the public modules: those take longer to import than everything else here.
 from _json import encode_basestring_ascii
 from _signal import SIG_DFL, SIG_IGN, set_wakeup_fd, signal  # type: ignore[import-not-found]
 
+from bursar.agent.clock import boot_seconds
+from bursar.agent.output import Output
+
 HUP, INT, QUIT, KILL, PIPE, TERM, CHLD, CONT, XFSZ = 1, 2, 3, 9, 13, 15, 17, 18, 25
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 36, 38
 CHUNK_BYTES = 65536
 SETTLE_SECONDS_MIN, SETTLE_SECONDS_MAX = 0.005, 1.0
 STATUS_BYTES = 4096  # set aside from the start, so that a full disk cannot keep us from saying how it ended
+DEADLINE_BYTES = 128
 OUTPUT_BYTES_MAX = 16 << 20  # of each of the two files
 GRACE_SECONDS = 30.0
+LOOK_SECONDS = 2.0  # timers stand still while the machine sleeps: so long after it wakes up, what is over is known
+DEADLINE_READS = 100
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
+_INFINITE = float("inf")
 
 Fields = dict[bytes, list[bytes]]
 
@@ -53,11 +59,6 @@ def main(folder: str) -> int:
     _set_aside()
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     shim = Shim(fields)
-    if time.monotonic() >= shim.deadline:
-        # The agent was held up on the way here: by now it may run elsewhere.
-        shim.stopped = True
-        shim.finish(NOT_EXECUTABLE, "LeaseExpired", "its lease was over before it could be started")
-        return 0
     try:
         shim.start()
     except StartError as error:
@@ -80,14 +81,14 @@ class Shim:
         os.set_blocking(wake_in, False)
         set_wakeup_fd(wake_in, warn_on_full_buffer=False)
         for number in (HUP, INT, QUIT, CHLD, TERM):
-            signal(number, SIG_IGN if number in (HUP, INT, QUIT) else _noted)
+            signal(number, SIG_IGN if number in (HUP, INT, QUIT) else lambda *_: None)  # the pipe is written to
         self.control = os.open("control", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        self.asked = b""
-        self.pid, self.pipe = 0, -1
-        self.began = time.monotonic()
+        self.asked, self.pid, self.pipe = b"", 0, -1
+        self.began = boot_seconds()
         self.expires_at = _INFINITE
         self.lease_grace_seconds = self.grace_seconds
-        self.deadline = self._read_deadline(_INFINITE)
+        self.deadline = 0.0
+        self._read_deadline()
         self.kill_at = _INFINITE
         self.reason, self.stopped = "", False
         self.exit_code: int | None = None
@@ -96,7 +97,9 @@ class Shim:
     # The start.
 
     def start(self) -> None:
-        """The command runs when this returns: its exec has happened."""
+        """The command runs when this returns: its exec has happened. Whose lease is over may run elsewhere by now."""
+        if boot_seconds() >= self.deadline:
+            raise StartError("lease", 0)
         self.pipe, write_end = os.pipe()
         os.set_blocking(self.pipe, False)
         report, report_end = os.pipe()
@@ -112,7 +115,7 @@ class Shim:
             os.waitpid(self.pid, 0)
             stage, _, number = fault.decode().partition(" ")
             raise StartError(stage, int(number))
-        self.began = time.monotonic()
+        self.began = boot_seconds()
         ttl_seconds = float(_one(self.fields, b"ttl") or 0)
         self.expires_at = self.began + ttl_seconds if ttl_seconds else _INFINITE
 
@@ -148,18 +151,16 @@ class Shim:
 
     def _wait_milliseconds(self) -> int:
         at = min(self.kill_at if self.stopping else self.expires_at, self.deadline)
-        # No longer than an hour, so that a moved clock or a deadline far away never means for ever.
-        return int(min(3600.0, max(0.0, at - time.monotonic())) * 1000) + 1
+        longest = LOOK_SECONDS if at != _INFINITE else 3600.0
+        return int(min(longest, max(0.0, at - boot_seconds())) * 1000) + 1
 
     @property
     def stopping(self) -> bool:
         return self.kill_at != _INFINITE
 
     def _keep_time(self) -> None:
-        now = time.monotonic()
-        if now >= self.deadline:
-            self.deadline = self._read_deadline(self.deadline)
-        if now >= self.deadline:
+        now = boot_seconds()
+        if now >= self.deadline and now >= self._read_deadline():
             # Also of what is being stopped with a longer grace. Who comes late has no time left to ask.
             self._stop(self.deadline + self.lease_grace_seconds - now, "LeaseExpired", stopped=True)
             self.deadline = _INFINITE
@@ -169,17 +170,25 @@ class Shim:
             self._signal_all(KILL)
             self.kill_at = now + SETTLE_SECONDS_MAX
 
-    def _read_deadline(self, known: float) -> float:
-        try:
-            at, _, grace = _read("deadline").strip().partition(b" ")
-            self.lease_grace_seconds = float(grace or self.grace_seconds)
-            return max(float(at), known if known != _INFINITE else 0.0)
-        except (OSError, ValueError):
-            return known
+    def _read_deadline(self) -> float:
+        """The one that was known stays where there is none to read; who never had one needs none."""
+        for _ in range(DEADLINE_READS):
+            try:
+                said = parse_deadline(_read("deadline"))
+            except OSError:
+                self.deadline = self.deadline or _INFINITE
+                break
+            if said is not None:
+                at, grace_seconds = said
+                self.deadline = max(self.deadline, at)
+                self.lease_grace_seconds = self.grace_seconds if grace_seconds is None else grace_seconds
+                break
+            time.sleep(SETTLE_SECONDS_MIN)
+        return self.deadline
 
     def _stop(self, grace_seconds: float, reason: str, *, stopped: bool) -> None:
         """The first reason stays; asked again, it may only become sooner."""
-        kill_at = time.monotonic() + max(0.0, grace_seconds)
+        kill_at = boot_seconds() + max(0.0, grace_seconds)
         if not self.stopping:
             self.reason, self.stopped = reason, stopped
             if grace_seconds > 0:
@@ -263,7 +272,7 @@ class Shim:
             "reason": reason[:256],
             "message": message[:1024],
             "stopped": self.stopped,
-            "seconds": round(time.monotonic() - self.began, 6),
+            "seconds": round(boot_seconds() - self.began, 6),
             "cpuSeconds": round(self.cpu_seconds, 6),
             "memoryBytesMax": self.memory_kilobytes_max * 1024,
         }
@@ -276,62 +285,6 @@ class Shim:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
                 time.sleep(SETTLE_SECONDS_MAX)
-
-
-class Output:
-    """What the command writes, in files of a bounded size. The command never waits for the disk to have room: what
-    cannot be kept is dropped, and that it was is noted."""
-
-    def __init__(self, bytes_max: int) -> None:
-        self.bytes_max = bytes_max
-        self.files: list[str] = []
-        self.fd = -1
-        self.size = 0
-        self.end = 0  # of all that was ever kept
-        self.lost = 0
-        self._open()
-
-    def write(self, data: bytes) -> None:
-        if self.lost:
-            note = f"\n[bursar: {self.lost} bytes of output were lost: there was no room on the disk]\n".encode()
-            if not self._put(note):
-                self.lost += len(data)
-                return
-            self.lost = 0
-        while data:
-            if self.fd < 0 or self.size >= self.bytes_max:
-                self._open()
-            kept = self._put(data[: max(1, self.bytes_max - self.size)])
-            if not kept:
-                self.lost += len(data)
-                return
-            data = data[kept:]
-
-    def _put(self, data: bytes) -> int:
-        try:
-            kept = os.write(self.fd, data)
-        except OSError:
-            return 0
-        self.size += kept
-        self.end += kept
-        return kept
-
-    def _open(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
-        name = f"output.{self.end}"
-        try:
-            self.fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        except OSError:
-            return
-        self.size = 0
-        self.files.append(name)
-        while len(self.files) > 2:
-            try:
-                os.unlink(self.files.pop(0))
-            except OSError:
-                continue
 
 
 def _become(fields: Fields, output: int, report: int) -> None:
@@ -379,11 +332,15 @@ def _change_user(fields: Fields) -> None:
         os.setgroups([int(group) for group in fields.get(b"group", [])])
         os.setgid(int(_one(fields, b"gid")))
         os.setuid(int(uid))
+        # Not even by a program of root's that says who may: the agent's key is root's as well.
+        _prctl(PR_SET_NO_NEW_PRIVS, 1)
 
 
 def _explain(stage: str, number: int, fields: Fields) -> tuple[int, str, str]:
     command = fields[b"arg"][0].decode("utf-8", "replace")
     why = os.strerror(number)
+    if stage == "lease":
+        return NOT_EXECUTABLE, "LeaseExpired", "its lease was over before it could be started"
     if stage == "cwd":
         cwd = (_one(fields, b"cwd") or b"/").decode("utf-8", "replace")
         return NOT_EXECUTABLE, "WorkingDirUnusable", f"the working directory {cwd!r} cannot be entered: {why}"
@@ -395,6 +352,19 @@ def _explain(stage: str, number: int, fields: Fields) -> tuple[int, str, str]:
 
 
 # Files.
+
+
+def format_deadline(at: float, grace_seconds: float | None) -> bytes:
+    said = f"{at!r} {'-' if grace_seconds is None else repr(float(grace_seconds))}"
+    return f"{said} {said}".encode().ljust(DEADLINE_BYTES - 1) + b"\n"
+
+
+def parse_deadline(data: bytes) -> tuple[float, float | None] | None:
+    """None where it is not whole."""
+    words = data.split()
+    if len(data) != DEADLINE_BYTES or len(words) != 4 or words[:2] != words[2:]:
+        return None
+    return float(words[0]), None if words[1] == b"-" else float(words[1])
 
 
 def _read_spec() -> Fields:
@@ -491,10 +461,6 @@ def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def _noted(number: int, frame: object) -> None:
-    """The number is written to the wake pipe by the interpreter."""
-
-
 def _one(fields: Fields, key: bytes) -> bytes:
     return fields.get(key, [b""])[-1]
 
@@ -503,6 +469,3 @@ def _json(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value) if isinstance(value, int | float) else encode_basestring_ascii(str(value))
-
-
-_INFINITE = float("inf")

@@ -115,7 +115,7 @@ def read_answer(message: pb.HeartbeatResponse) -> Answer:
         complete=message.complete and None not in directives,
         acknowledged=tuple((one.allocation_id, one.epoch) for one in message.acknowledgements),
         lease_seconds=float(max(0, message.lease_duration_seconds)),
-        kill_grace_seconds=float(max(0, message.kill_grace_seconds)) if message.HasField("kill_grace_seconds") else None,
+        kill_grace_seconds=max(0, message.kill_grace_seconds) if message.HasField("kill_grace_seconds") else None,
         leases={(one.allocation_id, one.epoch): float(max(0, one.seconds)) for one in message.leases},
         certificate=message.certificate,
         beat_seconds=float(max(0, message.beat_seconds)),

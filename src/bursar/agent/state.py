@@ -340,7 +340,8 @@ class Machine:
 
     def _move(self, held: _Held, deadline: float) -> list[Instruction]:
         """Deadlines only move forward. What is being stopped has one, too: it may be allowed a long grace."""
-        if not held.live or (held.deadline is not None and deadline <= held.deadline):
+        over = held.stop is not None and held.stop.reason == LEASE_EXPIRED
+        if not held.live or over or (held.deadline is not None and deadline <= held.deadline):
             return []
         held.deadline = deadline
         return [MoveDeadline(held.run.place, deadline, self._grace_seconds)] if held.handed else []

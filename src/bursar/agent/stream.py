@@ -19,6 +19,7 @@ from typing import Protocol, TypeAlias
 import grpc
 import structlog
 
+from bursar.agent.clock import boot_seconds
 from bursar.agent.identity import IdentityError
 from bursar.agent.papers import Papers
 from bursar.agent.speech import Answer, Beat, beat_message, read_answer
@@ -63,7 +64,7 @@ class Stream:
     """`run` keeps the stream until it is cancelled; `poke` says that there is news."""
 
     def __init__(
-        self, name: str, papers: Papers, speaker: Speaker, *, clock: Callable[[], float] = time.monotonic
+        self, name: str, papers: Papers, speaker: Speaker, *, clock: Callable[[], float] = boot_seconds
     ) -> None:
         self._name = name
         self._papers = papers

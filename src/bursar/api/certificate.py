@@ -1,6 +1,7 @@
 """Handlers of nodes' identity: a node's key is certified, and whoever asks is told which authority does that.
 
-A node comes with a token that is good for one use. If it does not exist yet it is registered, as it describes itself;
+A node comes with a token that is good for one use, and for the same key again while it lives, should the answer have
+been lost. If the node does not exist yet it is registered, as it describes itself;
 what it says of itself later, on coming again with another token, changes nothing: labels and taints are the
 administrators'. A node that has a token of its own gets another certificate with it.
 """
@@ -21,7 +22,7 @@ from bursar.core.access import Role
 from bursar.core.refusal import Code, Refusal, invalid
 from bursar.ops import authority as ops
 from bursar.ops import object as object_ops
-from bursar.ops.certificate import Issued, read_request
+from bursar.ops.certificate import Issued, fingerprint, read_request
 from bursar.ops.dispatch import create_command
 from bursar.ops.office import timestamp
 from bursar.wire.document import encode
@@ -81,7 +82,7 @@ async def certify(call: Call) -> Outcome:
     if call.identity.role is Role.NODE and not call.identity.bootstrap:
         return _answer(call, await ops.issue(call.house.database, node.metadata.name, request))
     if call.identity.bootstrap:
-        return await use_up_token(call, lambda: _enrol(call, node, request))
+        return await use_up_token(call, lambda: _enrol(call, node, request), fingerprint(key))
     return await _enrol(call, node, request)
 
 
@@ -103,7 +104,8 @@ async def _enrol(call: Call, node: Object, request: bytes) -> Outcome:
         reply = await object_ops.submit(office, create_command(kind_of(call), node, origin_of(call)), tenant="")
         if isinstance(reply, Refusal) and reply.code is not Code.ALREADY_EXISTS:
             return reply
-    return _answer(call, await ops.enrol(call.house.database, key_of(call).name, request))
+    token_id = call.identity.token_id if call.identity.bootstrap else ""
+    return _answer(call, await ops.enrol(call.house.database, key_of(call).name, request, token_id=token_id))
 
 
 def _answer(call: Call, issued: Issued | Refusal) -> Outcome:

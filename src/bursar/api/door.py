@@ -83,6 +83,7 @@ class Door:
         self._house = house
         self._router = Router(routes)
         self._streams: set[asyncio.Task[None]] = set()
+        self._is_closing = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -193,6 +194,8 @@ class Door:
         sender = asyncio.create_task(_send_pieces(stream, send))
         leaver = asyncio.create_task(_wait_for_leave(receive))
         self._streams.add(sender)
+        if self._is_closing:
+            sender.cancel()  # Whoever was let go comes again at once, until nobody listens any more.
         try:
             await asyncio.wait((sender, leaver), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -211,6 +214,7 @@ class Door:
 
     def end_streams(self) -> None:
         """On shutdown: watchers are let go, and resume elsewhere."""
+        self._is_closing = True
         for task in self._streams:
             task.cancel()
 

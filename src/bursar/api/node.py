@@ -17,6 +17,7 @@ from bursar.ops import token as token_ops
 from bursar.ops.liveness import node_alive
 from bursar.ops.office import now
 from bursar.store import node as node_store
+from bursar.store.database import Connection
 from bursar.wire.document import encode
 
 
@@ -37,23 +38,30 @@ async def register(call: Call) -> Outcome:
     return await (use_up_token(call, lambda: _create(call, body)) if identity.bootstrap else _create(call, body))
 
 
-async def use_up_token(call: Call, act: Callable[[], Awaitable[Outcome]]) -> Outcome:
-    """Do what a bootstrap token is for, which uses it up; whatever goes wrong, it is good again."""
+async def use_up_token(call: Call, act: Callable[[], Awaitable[Outcome]], key: bytes | None = None) -> Outcome:
+    """Do what a bootstrap token is for, which uses it up; whatever goes wrong, it is good again. Used for a key, of
+    which this is the fingerprint, it is good for that key once more: the answer may not have arrived."""
     token_id = call.identity.token_id
     async with call.house.database.reader() as db:
-        if not await token_ops.consume_token(db, token_id, now()):
-            return Refusal(
-                Code.UNAUTHENTICATED, "this bootstrap token was used before", "Ask for a new one: bursar node token"
-            )
+        first = await token_ops.consume_token(db, token_id, now(), key)
+        if not first and not await token_ops.is_used_for(db, token_id, now(), key):
+            return await _used_up(db, token_id)
     outcome: Outcome | None = None
     try:
         outcome = await act()
     finally:
-        if outcome is None or isinstance(outcome, Refusal):
+        if first and (outcome is None or isinstance(outcome, Refusal)):
             async with call.house.database.reader() as db:
                 await token_ops.restore_token(db, token_id)
     call.house.authenticator.forget(token_id)
     return outcome
+
+
+async def _used_up(db: Connection, token_id: str) -> Refusal:
+    record = (await token_ops.find_tokens(db, [token_id])).get(token_id)
+    used_at = record.used_at if record is not None else None
+    message = token_ops.token_use(used_at) if used_at is not None else "the token is good no more"
+    return Refusal(Code.UNAUTHENTICATED, message, "Ask for a new one: bursar node token")
 
 
 async def _create(call: Call, body: Body) -> Outcome:

@@ -57,6 +57,7 @@ class Copy:
     node: str
     over: Event = field(default_factory=Event)
     heard_at: float = field(default_factory=time.monotonic)
+    missed_bytes: int = 0
     error: BursarError | None = None
 
 
@@ -87,6 +88,14 @@ class Copying:
                     return False
         return True
 
+    def gaps(self) -> list[str]:
+        """What the nodes had dropped before it was read, in words."""
+        return [
+            f"{copy.missed_bytes} bytes of the log on {copy.node or 'the node'} are not kept any more"
+            for copy in self.copies
+            if copy.missed_bytes
+        ]
+
     def _copy(self, copy: Copy, epoch: int, follow: bool, tail_lines: int | None) -> None:
         from bursar.client import BursarError
 
@@ -107,9 +116,13 @@ class Copying:
             pieces = self._allocations.log(
                 self._name, follow=follow, tail_lines=tail_lines, node=copy.node, epoch=epoch
             )
+            at = None if tail_lines is not None else 0  # where the next piece should begin
             try:
                 for piece in pieces:
                     copy.heard_at = time.monotonic()
+                    if at is not None:
+                        copy.missed_bytes += piece.offset - at
+                    at = piece.offset + len(piece.data)
                     self._sink(copy.node, piece.data)
                 return
             except Conflict:

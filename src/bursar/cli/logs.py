@@ -51,6 +51,8 @@ def logs(connection: Connection, name: str, follow: bool, tail_lines: int | None
     if copying.left:
         raise BrokenPipeError(errno.EPIPE, "nobody reads any more")
     lines.finish()
+    for gap in copying.gaps():
+        click.echo(f"bursar: {gap}", err=True)
     outcomes = Outcomes()
     for copy in copying.copies:
         if copy.error is not None:

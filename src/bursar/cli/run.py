@@ -50,7 +50,7 @@ def _variable(_: click.Context, __: click.Parameter, given: Sequence[str]) -> di
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 @click.option("--gpus", type=click.FloatRange(0), metavar="N", help="GPUs on each node; a fraction is part of one.")
 @click.option("--cpus", default="1", show_default=True, metavar="N", help="CPUs on each node, such as 4 or 500m.")
-@click.option("--mem", default="", metavar="SIZE", help="Memory on each node, such as 16Gi.")
+@click.option("--mem", default="", metavar="SIZE", help="Memory on each node, such as 16Gi: what it gets, and no more.")
 @click.option("--nodes", type=click.IntRange(1), metavar="N", help="On how many nodes; the command runs on each.")
 @click.option("--name", default="", help="The allocation's name; else one is made up.")
 @click.option("--env", multiple=True, callback=_variable, metavar="NAME=VALUE", help="A variable; repeatable.")
@@ -113,7 +113,11 @@ def spec_of(
 ) -> dict[str, Any]:
     requests = {"cpu": cpus, "memory": mem, GPU: f"{gpus:g}" if gpus else ""}
     wishes = {
-        "resources": {"requests": {resource: amount for resource, amount in requests.items() if amount}},
+        "resources": {
+            "requests": {resource: amount for resource, amount in requests.items() if amount},
+            # Who asks for so much means it as a limit, too: more would be taken from the neighbours.
+            **({"limits": {"memory": mem}} if mem else {}),
+        },
         "nodes": nodes,
         "command": list(command),
         "env": [{"name": one, "value": value} for one, value in env.items()],
@@ -232,6 +236,8 @@ class Seen:
         for copy in self._copying.copies:
             if copy.error is not None:
                 self._teller.warn(f"the log on {copy.node} could not be read: {copy.error.message}")
+        for gap in self._copying.gaps():
+            self._teller.warn(gap)
         if not whole:
             self._teller.warn(f"not all of the log came in time; `bursar logs {self._name}` may have the rest")
 

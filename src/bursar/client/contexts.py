@@ -10,12 +10,12 @@ import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from bursar.client.errors import ConfigError
+from bursar.core.address import is_loopback_host
 
 URL = "BURSAR_URL"
 TOKEN = "BURSAR_TOKEN"  # noqa: S105 - the variable's name
@@ -82,11 +82,7 @@ def _stored(name: str | None, url: str, environment: Mapping[str, str]) -> Conte
 
 def is_loopback(url: str) -> bool:
     """Whether a URL is this machine itself."""
-    host = urlsplit(url).hostname or ""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return is_loopback_host(urlsplit(url).hostname or "")
 
 
 def config_path(environment: Mapping[str, str] = os.environ) -> Path:

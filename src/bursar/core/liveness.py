@@ -21,6 +21,9 @@ SILENT_FRACTION_MAX = 0.3
 SILENT_NODES_MIN = 2
 
 LEASE_EXPIRED = "LeaseExpired"  # why an agent says that leased work has ended: it was granted nothing in time
+# Why an agent says that work has ended of which nobody knows how: with the node, or with what watched over it.
+NODE_RESTARTED, SHIM_LOST = "NodeRestarted", "ShimLost"
+WENT_WITH_ITS_NODE = frozenset({NODE_RESTARTED, SHIM_LOST})
 
 
 class Standing(StrEnum):
@@ -165,16 +168,27 @@ def gone_at(on_lost: OnLost, beat: Beat | None, patience: Patience) -> datetime 
 
 
 def seconds_to_wait(
-    standing: Standing, on_lost: OnLost, beat: Beat | None, patience: Patience, calm_seconds: float = math.inf
+    standing: Standing,
+    on_lost: OnLost,
+    beat: Beat | None,
+    patience: Patience,
+    *,
+    calm_seconds: float = math.inf,
+    watched_seconds: float = math.inf,
 ) -> float:
     """How long the work of a silent node must still be left alone: 0 is now; infinity, until somebody speaks: the node,
-    or an administrator."""
+    or an administrator.
+
+    The database's clock may have jumped forward, as when another takes its place: so for as long as the node was
+    granted, we must also have listened ourselves, by our own clock.
+    """
     if standing is Standing.FENCED:
         return 0.0
     at = gone_at(on_lost, beat, patience)
     if standing is not Standing.LOST or at is None or beat is None:
         return math.inf
-    return max(0.0, (at - beat.now).total_seconds(), patience.lost_seconds - calm_seconds)
+    unwatched_seconds = (at - beat.at).total_seconds() - watched_seconds
+    return max(0.0, (at - beat.now).total_seconds(), unwatched_seconds, patience.lost_seconds - calm_seconds)
 
 
 def requeues(on_lost: OnLost) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 
 import structlog
 
@@ -27,6 +27,9 @@ log = structlog.get_logger()
 PAUSE_SECONDS = 1.0
 # Whoever has not looked for so long was away itself, and knows nothing of what happened meanwhile.
 GAP_SECONDS_MAX = 10.0
+# The database's clock goes as ours does. Where it jumped further, as when another database took over, what it says of
+# the time before is not comparable with what it says now.
+JUMP_SECONDS_MAX = 2.0
 # The work of a node that is gone is looked at again now and then, should anything have been missed.
 AGAIN_SECONDS = 30.0
 SOON_SECONDS = 3.0  # and where something was refused, as by a full lane, it is tried again
@@ -35,21 +38,29 @@ SOON_SECONDS = 3.0  # and where something was refused, as by a full lane, it is 
 @dataclass(slots=True)
 class Watch:
     """What one controller knows of its own watching: since when it has been there, and since when all is calm. Times
-    are those of the database's clock."""
+    are those of our own clock, which never jumps."""
 
-    since: datetime | None = None
-    calm_since: datetime | None = None
-    last: datetime | None = None
+    since: float | None = None
+    calm_since: float | None = None
+    last: float | None = None
+    clocks: tuple[datetime, float] | None = None  # the database's and ours, at the last look
     alarm: bool = False
     patience: Patience = Patience()  # noqa: RUF009 - it is frozen
-    due: dict[tuple[str, Standing], datetime] = field(default_factory=dict)  # when a node's work is looked at again
+    due: dict[tuple[str, Standing], float] = field(default_factory=dict)  # when a node's work is looked at again
 
-    def begin(self, now: datetime) -> None:
-        """Note a look; after too long a gap, watching begins anew."""
-        gap = (now - self.last).total_seconds() if self.last is not None else 0.0
-        if self.since is None or not 0 <= gap <= GAP_SECONDS_MAX:
-            self.since = self.calm_since = now
-        self.last = now
+    def begin(self, now: datetime, at: float) -> None:
+        """Note a look: `now` by the database's clock, `at` by ours. After too long a gap, and when the database's clock
+        jumped, watching begins anew."""
+        gap = at - self.last if self.last is not None else 0.0
+        if self.since is None or gap > GAP_SECONDS_MAX or self._jumped(now, at):
+            self.since = self.calm_since = at
+        self.last, self.clocks = at, (now, at)
+
+    def _jumped(self, now: datetime, at: float) -> bool:
+        if self.clocks is None:
+            return False
+        before, then = self.clocks
+        return abs((now - before).total_seconds() - (at - then)) > JUMP_SECONDS_MAX
 
     def lose(self) -> None:
         """The database was away: nobody could be heard."""
@@ -72,8 +83,8 @@ class Watch:
         self.alarm = verdict.alarm
 
 
-def _between(start: datetime | None, end: datetime | None) -> float:
-    return (end - start).total_seconds() if start is not None and end is not None else 0.0
+def _between(start: float | None, end: float | None) -> float:
+    return end - start if start is not None and end is not None else 0.0
 
 
 async def run_nodes(office: Office) -> None:
@@ -92,12 +103,15 @@ async def run_nodes(office: Office) -> None:
 
 async def look_after(office: Office, watch: Watch) -> Verdict:
     """One look at all nodes, and everything that follows from it. However long that takes, it is no absence."""
-    look, loop = await _look(office, watch), asyncio.get_running_loop()
-    looked_at = loop.time()
+    look = await _look(office, watch)
     try:
         return await _act(office, watch, look)
     finally:
-        watch.last = look.now + timedelta(seconds=loop.time() - looked_at)
+        watch.last = _time()
+
+
+def _time() -> float:
+    return asyncio.get_running_loop().time()
 
 
 async def _act(office: Office, watch: Watch, look: Look) -> Verdict:
@@ -129,7 +143,7 @@ async def _look(office: Office, watch: Watch) -> Look:
             # Who is silent for how long is asked by the settings that are in force.
             watch.patience = patience
             look = await store.load_look(db, patience.not_ready_seconds)
-    watch.begin(look.now)
+    watch.begin(look.now, _time())
     return look
 
 
@@ -164,13 +178,16 @@ async def _settle(office: Office, watch: Watch, gone: list[Sighting], now: datet
     """Look at the work of those nodes that are gone where something may be due."""
     keys = {(one.node, one.standing) for one in gone}
     watch.due = {key: at for key, at in watch.due.items() if key in keys}
-    due = [one for one in gone if (at := watch.due.get((one.node, one.standing))) is None or at <= now]
+    looked_at = _time()
+    due = [one for one in gone if watch.due.get((one.node, one.standing), looked_at) <= looked_at]
     if not due:
         return
-    settled = await settle(office, due, watch.patience, calm_seconds=watch.calm_seconds())
-    again, soon = now + timedelta(seconds=AGAIN_SECONDS), now + timedelta(seconds=SOON_SECONDS)
+    settled = await settle(
+        office, due, watch.patience, calm_seconds=watch.calm_seconds(), watched_seconds=watch.watched_seconds()
+    )
     for one in due:
-        at = soon if one.node in settled.unsettled else settled.next_at.get(one.node)
-        watch.due[one.node, one.standing] = again if at is None else min(at, again)
+        at = settled.next_at.get(one.node)
+        left = AGAIN_SECONDS if at is None else min(AGAIN_SECONDS, (at - now).total_seconds())
+        watch.due[one.node, one.standing] = looked_at + (SOON_SECONDS if one.node in settled.unsettled else left)
     if settled.ended:
         log.warning("work of lost nodes has ended", count=len(settled.ended))

@@ -11,8 +11,16 @@ from collections.abc import Collection
 from bursar.core.access import unauthenticated
 from bursar.core.certificate import NodeIdentity
 from bursar.core.object import Key
-from bursar.core.refusal import Refusal
-from bursar.ops.certificate import Authority, Issued, new_authority, read_authority, read_request, sign_node
+from bursar.core.refusal import Code, Refusal
+from bursar.ops.certificate import (
+    Authority,
+    Issued,
+    fingerprint,
+    new_authority,
+    read_authority,
+    read_request,
+    sign_node,
+)
 from bursar.ops.object import not_found
 from bursar.ops.office import now
 from bursar.store import authority as store
@@ -20,6 +28,9 @@ from bursar.store.database import Connection, Database
 
 NAME = "Bursar node authority"
 ENROL_HINT = "enrol it again with a new token: bursar node token --name {}"
+OVERTAKEN = Refusal(
+    Code.CONFLICT, "the node was deleted, or enrolled by another, in the same moment", "Try again, with a new token."
+)
 
 
 async def ensure_authority(database: Database) -> Authority:
@@ -41,16 +52,17 @@ async def _make(db: Connection) -> store.AuthorityRecord:
         return record
 
 
-async def enrol(database: Database, node: str, request: bytes) -> Issued | Refusal:
-    """A first certificate for a node that exists. Whatever certificates it had before count no more."""
+async def enrol(database: Database, node: str, request: bytes, *, token_id: str = "") -> Issued | Refusal:
+    """A first certificate for a node that exists. Whatever certificates it had before count no more, but for those that
+    the same key was given for the same token: its answer may have been lost."""
     key = read_request(request)
     if isinstance(key, Refusal):
         return key
     authority = await ensure_authority(database)
     async with database.reader() as db:
-        generation = await store.enrol(db, node)
+        generation = await store.enrol(db, node, token_id, fingerprint(key))
     if generation is None:
-        return not_found(Key("Node", "", node))
+        return OVERTAKEN if token_id else not_found(Key("Node", "", node))
     return sign_node(authority, key, NodeIdentity(node, generation), now())
 
 

@@ -33,9 +33,9 @@ class Beat(Struct, frozen=True):
 
 
 class Heard(Struct, frozen=True):
-    """A beat that counts: how the node is shown, and what of the asked is placed on it, by uid."""
+    """A beat that counts: as what the node stood until now, and what of the asked is placed on it, by uid."""
 
-    phase: str
+    standing: str
     claims: Mapping[str, Claim]
 
 
@@ -66,16 +66,16 @@ class Kept(Generic[C, A]):
 async def hear(db: Connection, beats: Sequence[Beat]) -> list[Heard | None]:
     """Write down that these nodes were heard, and answer each; None where a beat does not count: its node is gone, its
     certificate was revoked, or a younger stream is the node's."""
-    phases = await _meet(db, beats)
+    standings = await _meet(db, beats)
     if later := [one.seen for one in beats if not one.first]:
-        phases |= await store.save_next(db, later)
-    heard = [one for one in beats if one.seen.stream in phases]
+        standings |= await store.save_next(db, later)
+    heard = [one for one in beats if one.seen.stream in standings]
     if usages := [row for one in heard for row in one.usages]:
         await store.save_usage(db, usages)
     asked = [(one.seen.node, uid) for one in heard for uid in one.asked]
     claims = await store.load_claims(db, asked) if asked else {}
     return [
-        Heard(phases[one.seen.stream], _of_node(claims, one)) if one.seen.stream in phases else None for one in beats
+        Heard(standings[one.seen.stream], _of_node(claims, one)) if one.seen.stream in standings else None for one in beats
     ]
 
 
@@ -84,8 +84,8 @@ async def _meet(db: Connection, beats: Sequence[Beat]) -> dict[tuple[str, str], 
     last = {one.seen.node: one.seen for one in beats if one.first}
     if not last:
         return {}
-    phases = await store.save_first(db, list(last.values()))
-    return {(node, last[node].session): phase for node, phase in phases.items()}
+    standings = await store.save_first(db, list(last.values()))
+    return {(node, last[node].session): standing for node, standing in standings.items()}
 
 
 def _of_node(claims: Mapping[tuple[str, str], Claim], one: Beat) -> dict[str, Claim]:

@@ -6,6 +6,7 @@ whatever the request asks for.
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -176,6 +177,12 @@ def read_request(pem: bytes) -> PublicKey | Refusal:
     if fault or not isinstance(key, PublicKey):
         return _faulty(fault)
     return key
+
+
+def fingerprint(key: PublicKey) -> bytes:
+    """By which a key is known again: the SHA-256 of its public half."""
+    spelled = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(spelled).digest()
 
 
 def _key_fault(key: object) -> str:

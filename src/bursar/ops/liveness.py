@@ -177,13 +177,15 @@ class EndLost(Report):
 
     One part takes the others with it: those of the same allocation on other nodes, and those of its gang, are told to
     stop; the whole waits again or fails when the last of them is confirmed gone. `confirmed` is the node's own word
-    that its work ended because no lease was granted in time.
+    that nothing of it runs there: because no lease was granted in time, or because it was restarted itself. With
+    `only_leased`, what did not ask to wait again has failed, as the node says.
     """
 
     phase: Phase = Phase.FAILED
     reason: str = Reason.NODE_LOST
     patience: Patience = DEFAULT
     confirmed: bool = False
+    only_leased: bool = False
     id: str = field(default_factory=_new_id)
 
     def objects(self) -> Iterable[Key]:
@@ -206,6 +208,8 @@ class EndLost(Report):
         if _part(sheet, before, self.node, self.epoch) is None:
             return Refusal(Code.STALE, f"{self.key.name} is no longer on node {self.node}")
         on_lost = on_lost_of(before.doc)
+        if self.only_leased and not on_lost.leased:
+            return Report.decide(self, sheet)
         if not self.confirmed and (refusal := self._may_run(sheet, on_lost)):
             return refusal
         return self._give_up(sheet, before, requeue=requeues(on_lost))
@@ -327,6 +331,7 @@ async def settle(
     patience: Patience,
     *,
     calm_seconds: float = math.inf,
+    watched_seconds: float = math.inf,
     origin: Origin | None = None,
 ) -> Settled:
     """End the work of nodes that are gone where none of it can be running any more, and mark the rest."""
@@ -341,7 +346,9 @@ async def settle(
         next_at |= dict.fromkeys(some)
         for part, one in work:
             node, on_lost = some[part.node], on_lost_of(one.doc)
-            left = seconds_to_wait(node.standing, on_lost, node.beat, patience, calm_seconds)
+            left = seconds_to_wait(
+                node.standing, on_lost, node.beat, patience, calm_seconds=calm_seconds, watched_seconds=watched_seconds
+            )
             if left <= 0:
                 ends.append(_end(part, one, node, patience, origin))
                 continue

@@ -93,9 +93,15 @@ async def revoke_token(db: Connection, token_id: str, now: datetime, *, by: str)
     return await store.save_revoked(db, token_id, now, by)
 
 
-async def consume_token(db: Connection, token_id: str, now: datetime) -> bool:
-    """Use up a bootstrap token before what it is for; of two who try, one succeeds."""
-    return await store.save_used(db, token_id, now)
+async def consume_token(db: Connection, token_id: str, now: datetime, key: bytes | None = None) -> bool:
+    """Use up a bootstrap token before what it is for; of two who try, one succeeds. `key` is the fingerprint of the key
+    that it is used for, where it is for one."""
+    return await store.save_used(db, token_id, now, key)
+
+
+async def is_used_for(db: Connection, token_id: str, now: datetime, key: bytes | None) -> bool:
+    """Whether a used token may be shown again: by the same key, for the answer may have been lost."""
+    return key is not None and await store.load_used_for(db, token_id, now, key)
 
 
 async def restore_token(db: Connection, token_id: str) -> None:
@@ -124,14 +130,19 @@ def is_token_of(record: TokenRecord, presented: TokenText) -> bool:
 
 
 def token_death(record: TokenRecord, now: datetime) -> str:
-    """Why a token is good no more, as a sentence; empty while it lives."""
+    """Why a token is good no more, as a sentence; empty while it lives. One that was used for a key is still good for
+    that key: which it is asked for is looked at where it is used up."""
     if record.revoked_at is not None:
         return f"the token was revoked at {_utc(record.revoked_at)}"
-    if record.used_at is not None:
-        return f"the token was for one use, and was used at {_utc(record.used_at)}"
+    if record.used_at is not None and record.used_key is None:
+        return token_use(record.used_at)
     if record.expires_at is not None and record.expires_at <= now:
         return f"the token expired at {_utc(record.expires_at)}"
     return ""
+
+
+def token_use(at: datetime) -> str:
+    return f"the token was for one use, and was used at {_utc(at)}"
 
 
 async def ensure_admin_token(db: Connection, path: Path | None, now: datetime) -> str | None:

@@ -21,10 +21,11 @@ from msgspec import Struct
 
 from bursar.core.allocation import Phase
 from bursar.core.certificate import NodeIdentity
-from bursar.core.liveness import LEASE_EXPIRED, Standing
+from bursar.core.liveness import LEASE_EXPIRED, WENT_WITH_ITS_NODE, Standing
 from bursar.core.names import dns_subdomain
 from bursar.core.object import Key, Origin
 from bursar.core.refusal import Code, Refusal, invalid
+from bursar.core.value import replace
 from bursar.ops import object as object_ops
 from bursar.ops.allocation import Report, report
 from bursar.ops.authority import renew
@@ -38,11 +39,13 @@ from bursar.rpc.hub import STOPPING, SUPERSEDED, Context, Hub, Place, Stream, no
 from bursar.rpc.identity import identity_of, other_node, revoked
 from bursar.rpc.speech import (
     ENDS,
+    GRACE_SECONDS,
     Said,
     Spoken,
     State,
     end_directive,
     order_of_place,
+    phase_of_place,
     read_beat,
     run_directive,
     stop_directive,
@@ -95,7 +98,7 @@ class AgentService(pb_grpc.NodeAgentServicer):
             identity = _believed(identity_of(context, insecure=self._insecure))
             message = await _first(context)
             stream = Stream(_name(identity, message), uuid.uuid4().hex, context, _current_task())
-            said = _accepted(read_beat(message, stream.node))
+            said = _believed(read_beat(message, stream.node))
             await self._hub.enter(stream)
             await _Conversation(self._office, self._hub, stream, identity).hold(said)
         except Refused as error:
@@ -147,7 +150,7 @@ class _Conversation:
         await self._reply(said, first=True)
         while isinstance(message := await self._stream.context.read(), pb.HeartbeatRequest):
             _believed(other_node(NodeIdentity(self._stream.node, 0), message.node_id))
-            said = _accepted(read_beat(message, self._stream.node))
+            said = _believed(read_beat(message, self._stream.node))
             await self._reply(said)
 
     async def _reply(self, said: Said, *, first: bool = False) -> None:
@@ -162,11 +165,13 @@ class _Conversation:
         # Written down is until when anything may be alive: what is changed of the settings later shortens nothing.
         alive_seconds = patience.run_lease_seconds + patience.kill_grace_seconds
         heard = await self._heard(said, spoken.values(), alive_seconds, first=first, whole=whole)
-        self._hub.heard(stream.node, heard.phase)
+        if first:
+            self._hub.take_over(stream)
+        self._hub.heard(stream.node, heard.standing)
         self._capacity = said.capacity or self._capacity
         await self._say_capacity()
         # Who was given up may still hold what was taken from it: with its lease it hears all that is wanted of it.
-        wanted = await self._wanted() if whole or heard.phase != Standing.READY else None
+        wanted = await self._wanted() if whole or heard.standing != Standing.READY else None
         claims = heard.claims if wanted is None else _claims(wanted, spoken.values())
         outcome = await self._report(spoken.values(), claims)
         answer = pb.HeartbeatResponse(
@@ -302,7 +307,7 @@ class _Conversation:
     # What is wanted.
 
     async def _wanted(self) -> WantedSet:
-        self._stream.whole_due = False
+        self._stream.begin_whole()
         return await _until_there(lambda: self._office.recalling.submit(self._stream.node))
 
     def _tell_all(self, answer: pb.HeartbeatResponse, wanted: WantedSet, past: set[tuple[str, int]]) -> None:
@@ -312,16 +317,24 @@ class _Conversation:
         for one in wanted.places:
             if (one.uid, one.epoch) in past:
                 continue
-            answer.directives.append(self._directive(one))
+            if directive := self._directive(one):
+                answer.directives.append(directive)
+            else:
+                answer.complete = False  # What is not named would be stopped.
             place = known.get(one.uid)
             self._stream.places[one.uid] = place if place and place.epoch == one.epoch else Place(one.epoch)
 
-    def _directive(self, one: WantedPlace) -> pb.SchedulingDirective:
-        order = order_of_place(one)
-        self._hub.spread(order.uid, order.nodes)
-        if not one.wanted:
-            return stop_directive(order, now())
-        return run_directive(order, self._stream.node, self._hub.patience.kill_grace_seconds)
+    def _directive(self, one: WantedPlace) -> pb.SchedulingDirective | None:
+        """What is said of it; None of what cannot be told. That must not keep the node from hearing the rest."""
+        try:
+            order = order_of_place(one)
+            self._hub.spread(order.uid, order.nodes)
+            if not one.wanted:
+                return stop_directive(order, now())
+            return run_directive(order, self._stream.node, self._hub.patience.kill_grace_seconds)
+        except Exception:
+            log.exception("what is wanted of a node could not be told", node=self._stream.node, key=one.key)
+        return None if one.wanted else end_directive(one.uid, one.epoch, "", "", grace_seconds=GRACE_SECONDS)
 
 
 # Who speaks.
@@ -338,14 +351,10 @@ async def _first(context: Context) -> pb.HeartbeatRequest:
     return message
 
 
-def _believed(identity: T | Refusal) -> T:
-    if isinstance(identity, Refusal):
-        raise Refused(identity)
-    return identity
-
-
-def _accepted(said: Said | Refusal) -> Said:
-    return _believed(said)
+def _believed(said: T | Refusal) -> T:
+    if isinstance(said, Refusal):
+        raise Refused(said)
+    return said
 
 
 def _name(identity: NodeIdentity | None, message: pb.HeartbeatRequest) -> str:
@@ -364,7 +373,7 @@ def _claims(wanted: WantedSet, spoken: Iterable[Spoken]) -> dict[str, Claim]:
     """Of what was spoken of, that which is placed here: the whole set tells it as well."""
     asked = {one.uid for one in spoken}
     return {
-        one.uid: Claim(one.key, one.uid, one.epoch, one.gang, order_of_place(one).phase)
+        one.uid: Claim(one.key, one.uid, one.epoch, one.gang, phase_of_place(one))
         for one in wanted.places
         if one.uid in asked
     }
@@ -373,10 +382,10 @@ def _claims(wanted: WantedSet, spoken: Iterable[Spoken]) -> dict[str, Claim]:
 def _command(node: str, one: Spoken, claim: Claim) -> Report:
     if one.state is State.STOPPED and one.reason == LEASE_EXPIRED:
         # It was cut off from us for too long, and ended by itself: what asked for that waits again.
-        return EndLost(
-            key=claim.key, uid=one.uid, origin=Origin(f"node:{node}", "report", LEASE_EXPIRED), node=node,
-            epoch=one.epoch, message=one.message, exit_code=one.exit_code, gang=claim.gang, confirmed=True,
-        )  # fmt: skip
+        return _end_lost(node, one, claim)
+    if one.state in (State.FAILED, State.STOPPED) and one.reason in WENT_WITH_ITS_NODE:
+        # How long the node was away makes no difference: what asked for that waits again.
+        return replace(_end_lost(node, one, claim), reason=one.reason, only_leased=True)
     return Report(
         key=claim.key,
         uid=one.uid,
@@ -390,6 +399,13 @@ def _command(node: str, one: Spoken, claim: Claim) -> Report:
         exit_code=one.exit_code if one.state in ENDS else None,
         gang=claim.gang,
     )
+
+
+def _end_lost(node: str, one: Spoken, claim: Claim) -> EndLost:
+    return EndLost(
+        key=claim.key, uid=one.uid, origin=Origin(f"node:{node}", "report", one.reason), node=node, epoch=one.epoch,
+        message=one.message, exit_code=one.exit_code, gang=claim.gang, confirmed=True,
+    )  # fmt: skip
 
 
 def _stranger(one: Spoken) -> pb.SchedulingDirective:

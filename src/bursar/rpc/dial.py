@@ -8,14 +8,13 @@ in use at once is bounded. Without certificates only agents on this machine are 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-import re
 from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 import structlog
 
+from bursar.core.address import is_address, is_loopback
 from bursar.core.refusal import Code, Refusal
 from bursar.ops.output import Cut, Output, Piece, Reading
 from bursar.rpc.tls import channel_options, client_credentials
@@ -38,9 +37,6 @@ OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
 )
-
-# Nothing else that gRPC would take for an address, such as a socket's path.
-_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9](?:[A-Za-z0-9._-]{0,252})):[0-9]{1,5}")
 
 
 @dataclass(slots=True)
@@ -129,7 +125,7 @@ class Agents:
                 Code.UNAVAILABLE, f"node {node} has no agent that can be asked",
                 "Logs are read from nodes that run `bursar agent`.",
             )  # fmt: skip
-        if not _ADDRESS.fullmatch(address) or (self._insecure and not is_loopback(address)):
+        if not is_address(address) or (self._insecure and not is_loopback(address)):
             why = "without certificates only this machine is called" if self._insecure else "that is not HOST:PORT"
             return Refusal(Code.UNAVAILABLE, f"the agent of node {node} cannot be called at {address!r}: {why}",
                            "See --advertise of `bursar agent`.", retry_after_seconds=5)  # fmt: skip
@@ -212,11 +208,3 @@ def _unreachable(line: Line, error: grpc.aio.AioRpcError | TimeoutError) -> Refu
         "The node may be away for a while; what is kept there can be read when it is back.",
         retry_after_seconds=2,
     )
-
-
-def is_loopback(address: str) -> bool:
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

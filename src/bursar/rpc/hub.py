@@ -47,6 +47,7 @@ OUTBOX_MAX = 256
 WAIT_SECONDS = 30.0
 AWAY_SECONDS = 0.5
 ALIVE_SECONDS = 1.0
+SPREAD_MAX = 1024  # after so many it is looked which are of the past
 
 SUPERSEDED = Refusal(
     Code.CONFLICT,
@@ -79,7 +80,8 @@ class Stream:
     unsaid: dict[tuple[str, int], Spoken] = field(default_factory=dict)  # what could not be recorded yet
     whole_due: bool = True  # whether the next answer names everything that is wanted
     ended: Refusal | None = None
-    _since: int = -1  # the revision of the last whole answer; nothing is pushed before the first
+    _since: int = -1  # the revision of the last whole answer
+    _held_back: bool = True  # while a whole answer is being made, the first one too, nothing is pushed
     _outbox: dict[str, tuple[int, pb.SchedulingDirective]] = field(default_factory=dict)  # by uid: the newest counts
     _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _pusher: asyncio.Task[None] | None = None
@@ -97,14 +99,20 @@ class Stream:
             self.whole_due = True
             return
         self._outbox[uid] = (revision, directive)
-        if self._since >= 0 and self._pusher is None:
+        if not self._held_back and self._pusher is None:
             self._pusher = asyncio.create_task(self._push_all(), name="directives")
+
+    def begin_whole(self) -> None:
+        """What is wanted is about to be read. What changes from then on must not overtake the answer, which does not
+        name it: the agent would stop it again."""
+        self.whole_due = False
+        self._held_back = True
 
     async def answer(self, response: pb.HeartbeatResponse, *, since: int | None = None) -> None:
         """Answer a beat; with `since` it is a whole answer of that revision."""
         async with self._writing:
             if since is not None:
-                self._since = since
+                self._since, self._held_back = since, False
                 self._outbox = {uid: one for uid, one in self._outbox.items() if one[0] > since}
             self._forget_past(response.acknowledgements)
             response.directives.extend(self._take())
@@ -123,9 +131,9 @@ class Stream:
     async def _push_all(self) -> None:
         """For as long as there is something to say. Who cannot be written to has left, and its reader knows."""
         try:
-            while self._outbox:
+            while self._outbox and not self._held_back:
                 async with self._writing:
-                    if directives := self._take():
+                    if not self._held_back and (directives := self._take()):
                         await self.context.write(pb.HeartbeatResponse(directives=directives))
         except Exception as error:
             log.debug("a stream could not be written to", node=self.node, error=repr(error))
@@ -155,8 +163,10 @@ class Hub:
         self._office = office
         self._feed = feed
         self._streams: dict[str, Stream] = {}
+        self._arriving: set[Stream] = set()  # of whom it is not known yet whether they may speak
         # Work on several nodes, by uid: once it waits again, nothing says any more where it was.
         self._spread: dict[str, tuple[str, ...]] = {}
+        self._spread_max = SPREAD_MAX
         self._followed = asyncio.Event()
         self._follower: asyncio.Task[None] | None = None
         self._returning: set[str] = set()
@@ -169,28 +179,35 @@ class Hub:
         return self._streams.keys()
 
     async def enter(self, stream: Stream) -> None:
-        """A node's stream: the older one that it may have here ends. From now on changes are pushed."""
+        """A stream that may become its node's, for which the feed is followed."""
+        self._arriving.add(stream)
+        if self._closed:
+            stream.end(STOPPING)
+        elif self._follower is None or self._follower.done():
+            self._follower = asyncio.create_task(self._follow_for_ever(), name="hub")
+        await self._followed.wait()
+
+    def take_over(self, stream: Stream) -> None:
+        """The first beat was heard: this is the node's stream, and the older one that it may have here ends. Not
+        before: whoever comes with a certificate that was revoked ends nobody's. What is wanted is read after this, and
+        changes are pushed from now on: nothing falls between."""
+        self._arriving.discard(stream)
         older = self._streams.get(stream.node)
         self._streams[stream.node] = stream
         metrics.AGENT_STREAMS.set(len(self._streams))
         if older is not None:
             older.end(SUPERSEDED)
-        if self._closed:
-            stream.end(STOPPING)
-        elif self._follower is None or self._follower.done():
-            self._follower = asyncio.create_task(self._follow_for_ever(), name="hub")
-        # What is wanted is read after this: nothing falls between.
-        await self._followed.wait()
 
     def leave(self, stream: Stream) -> None:
+        self._arriving.discard(stream)
         if self._streams.get(stream.node) is stream:
             del self._streams[stream.node]
             metrics.AGENT_STREAMS.set(len(self._streams))
         stream.close()
 
-    def heard(self, node: str, phase: str) -> None:
+    def heard(self, node: str, standing: str) -> None:
         """A node that was not thought to be ready has spoken. Those who return together are welcomed together."""
-        if phase == Standing.READY or self._closed:
+        if standing == Standing.READY or self._closed:
             return
         self._returning.add(node)
         if self._welcoming is None:
@@ -198,11 +215,19 @@ class Hub:
 
     def spread(self, uid: str, nodes: Collection[str]) -> None:
         if len(nodes) > 1:
+            if len(self._spread) >= self._spread_max:
+                self._sweep()
             self._spread[uid] = tuple(nodes)
+
+    def _sweep(self) -> None:
+        """What none of these streams knows is told to nobody: its end came before its beginning, or its nodes left."""
+        held = {uid for stream in self._streams.values() for uid in stream.places}
+        self._spread = {uid: nodes for uid, nodes in self._spread.items() if uid in held}
+        self._spread_max = max(SPREAD_MAX, 2 * len(self._spread))
 
     async def close(self) -> None:
         self._closed = True
-        streams = list(self._streams.values())
+        streams = [*self._streams.values(), *self._arriving]
         for stream in streams:
             stream.end(STOPPING)
         await asyncio.gather(*(one.task for one in streams), return_exceptions=True)
@@ -227,8 +252,8 @@ class Hub:
     # What happens.
 
     async def _follow_for_ever(self) -> None:
-        """While there are streams. Whenever something may have been missed, every stream is told everything."""
-        while self._streams:
+        """While there are any. Whenever something may have been missed, every stream is told everything."""
+        while self._streams or self._arriving:
             try:
                 await self._follow()
             except Lagging:
@@ -247,7 +272,7 @@ class Hub:
         try:
             await self._read_settings()
             self._followed.set()
-            while self._streams:
+            while self._streams or self._arriving:
                 for fed in await follower.wait(WAIT_SECONDS):
                     self._take(fed)
         finally:
@@ -266,8 +291,11 @@ class Hub:
                 case "Settings":
                     self.patience = patience_of(fed.change.doc)
         except Exception:
-            # One change that cannot be told must not keep the others back; whole answers still tell of it.
+            # One change that cannot be told must not keep the others back: its nodes are told everything instead.
             log.exception("a change could not be told", key=fed.change.key)
+            for node in {*fed.nodes, *fed.before_nodes, *self._spread.get(fed.change.uid, ())}:
+                if stream := self._streams.get(node):
+                    stream.whole_due = True
 
     def _take_allocation(self, fed: FedChange) -> None:
         if fed.change.type == "ADDED":

@@ -20,12 +20,6 @@ from bursar.store.database import Database
 _ENROL = "enrol the node with a token: bursar node token --name NODE"
 
 
-def node_of(context: grpc.aio.ServicerContext[Any, Any], *, insecure: bool) -> str | Refusal | None:
-    """The name of the node that calls; None where the door is insecure, and the beat is to be believed."""
-    identity = identity_of(context, insecure=insecure)
-    return identity.node if isinstance(identity, NodeIdentity) else identity
-
-
 def identity_of(context: grpc.aio.ServicerContext[Any, Any], *, insecure: bool) -> NodeIdentity | Refusal | None:
     """The node that calls, with the generation of its certificate; None where the door is insecure."""
     if insecure:

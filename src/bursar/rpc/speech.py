@@ -17,6 +17,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from bursar.core.address import is_address
 from bursar.core.allocation import Phase
 from bursar.core.duration import DurationError, parse_seconds
 from bursar.core.liveness import OnLost
@@ -37,12 +38,10 @@ WORDS_CHARS_MAX: Final = 1024
 REASON_CHARS_MAX: Final = 64
 REQUEST_BYTES_MAX: Final = 16 << 10
 GRACE_SECONDS: Final = 30
-BIGINT_MAX: Final = 2**63 - 1
 SECONDS_MAX: Final = 1e12
 ANNOTATIONS: Final = "bursar.io/"
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%a-z]{2,64}\]|[A-Za-z0-9._-]{1,253}):[0-9]{1,5}")
 
 
 class State(IntEnum):
@@ -105,7 +104,7 @@ def read_beat(message: pb.HeartbeatRequest, node: str) -> Said | Refusal:
         return invalid(f"a beat names at most {STATUSES_MAX} allocations, got {len(message.pod_statuses)}")
     if len(message.certificate_request) > REQUEST_BYTES_MAX:
         return invalid(f"a certificate request has at most {REQUEST_BYTES_MAX} bytes")
-    if message.address and not _ADDRESS.fullmatch(message.address):
+    if message.address and not is_address(message.address):
         return invalid(f"address {quoted(message.address[:300])} must be HOST:PORT")
     capacity = dict(message.capacity)
     if faults := amounts_faults("capacity", capacity):
@@ -267,6 +266,14 @@ def order_of_change(change: Change) -> Order:
 def order_of_place(place: WantedPlace) -> Order:
     status = _decode_status(place.status)
     return Order(place.key, place.uid, place.tenant, _decode_document(place.doc), status, place.epoch)
+
+
+def phase_of_place(place: WantedPlace) -> str:
+    """Empty where its status cannot be read: that it ended is recorded all the same."""
+    try:
+        return _decode_status(place.status).phase
+    except msgspec.MsgspecError:
+        return ""
 
 
 def run_directive(order: Order, node: str, kill_grace_seconds: int = GRACE_SECONDS) -> pb.SchedulingDirective:

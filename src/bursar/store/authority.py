@@ -33,9 +33,10 @@ async def save(db: Connection, record: AuthorityRecord) -> None:
     await db.execute(SQL.insert, record.certificate, record.key)
 
 
-async def enrol(db: Connection, node: str) -> int | None:
-    """Begin the node's next generation, which ends the one before; None when there is no such node."""
-    generation: int | None = await db.fetchval(SQL.enrol, node)
+async def enrol(db: Connection, node: str, token_id: str, key: bytes) -> int | None:
+    """Begin the node's next generation, which ends the one before; with the token that the present one was begun with,
+    that one. None when there is no such node, or the token is no longer this key's."""
+    generation: int | None = await db.fetchval(SQL.enrol, node, token_id, key)
     return generation
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from bursar.core.liveness import Standing
 from bursar.core.object import Key
 from bursar.store.columns import numbers, texts
 from bursar.store.database import Connection
@@ -77,23 +78,23 @@ class UsageRow(NamedTuple):
 
 
 async def save_first(db: Connection, beats: Sequence[SeenBeat]) -> dict[str, str]:
-    """First beats of streams, one per node: each stream becomes its node's. The nodes that may speak, and the phase
-    that each is shown with."""
+    """First beats of streams, one per node: each stream becomes its node's. The nodes that may speak, and as what each
+    stands: Ready, or what was said of its silence."""
     rows = await db.fetch(
         SQL.meet, *_beats(beats), texts([one.address for one in beats]), texts([one.agent for one in beats])
     )
-    return {row["node"]: row["phase"] or "" for row in rows}
+    return {row["node"]: row["silent"] or Standing.READY for row in rows}
 
 
 async def save_next(db: Connection, beats: Sequence[SeenBeat]) -> dict[tuple[str, str], str]:
-    """Later beats. By (node, session) those that count, and the phase that each node is shown with.
+    """Later beats. By (node, session) those that count, and as what each node stands.
 
     Rows are locked in the order in which they are sent: that of the nodes' names, as everywhere.
     """
     sessions = {one.node: one.session for one in beats}
     if len(sessions) == len(beats):
         rows = await db.fetch(SQL.beat, *_beats(sorted(beats, key=lambda one: one.node)))
-        return {(row["node"], sessions[row["node"]]): row["phase"] or "" for row in rows}
+        return {(row["node"], sessions[row["node"]]): row["silent"] or Standing.READY for row in rows}
     # Two streams of one node: only one of them is the node's, and one row could not tell which.
     heard: dict[tuple[str, str], str] = {}
     rest = list(beats)

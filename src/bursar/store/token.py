@@ -27,6 +27,7 @@ class TokenRecord:
     created_by: str
     expires_at: datetime | None
     used_at: datetime | None = None
+    used_key: bytes | None = field(default=None, repr=False)  # the fingerprint of the key that it was used for
     revoked_at: datetime | None = None
 
 
@@ -62,9 +63,14 @@ async def save_revoked(db: Connection, token_id: str, now: datetime, by: str) ->
     return None if row is None else _record(row)
 
 
-async def save_used(db: Connection, token_id: str, now: datetime) -> bool:
+async def save_used(db: Connection, token_id: str, now: datetime, key: bytes | None) -> bool:
     """Use up a single-use token, in the caller's transaction; False when it was used, revoked or out of time."""
-    return await db.fetchval(SQL.consume, token_id, now) is not None
+    return await db.fetchval(SQL.consume, token_id, now, key) is not None
+
+
+async def load_used_for(db: Connection, token_id: str, now: datetime, key: bytes) -> bool:
+    """Whether a single-use token was used for this key, and is neither revoked nor out of time."""
+    return bool(await db.fetchval(SQL.reuse, token_id, now, key))
 
 
 async def revoke_of_nodes(db: Connection, nodes: Collection[str]) -> None:

@@ -12,11 +12,23 @@ INSERT INTO authority (certificate, key) VALUES ($1, $2);
 
 -- name: enrol
 -- The node's row is held meanwhile, so that whoever deletes the node comes before, and there is nothing to enrol, or
--- after, and ends what was begun here.
-INSERT INTO node_identity (node)
-SELECT name FROM node WHERE name = $1 FOR KEY SHARE
-    ON CONFLICT (node) DO UPDATE SET generation = node_identity.generation + 1, begun_at = now()
-RETURNING generation;
+-- after, and ends what was begun here. Asked again with the same token, which only the same key can, it is the same
+-- generation; any other ends what could be asked again.
+WITH begun AS (
+    INSERT INTO node_identity AS identity (node, token)
+    SELECT name, $2 FROM node
+     WHERE name = $1 AND ($2 = '' OR EXISTS (SELECT FROM token WHERE id = $2 AND used_key = $3))
+       FOR KEY SHARE
+        ON CONFLICT (node) DO UPDATE
+       SET generation = identity.generation + (identity.token <> excluded.token OR excluded.token = '')::integer,
+           begun_at = now(), token = excluded.token
+    RETURNING node, generation
+), past AS (
+    UPDATE token SET used_key = NULL
+      FROM begun
+     WHERE token.node = begun.node AND token.id <> $2 AND token.used_key IS NOT NULL
+)
+SELECT generation FROM begun;
 
 -- name: ensure
 -- As it is, or the first one.
@@ -27,7 +39,7 @@ RETURNING generation;
 
 -- name: end
 -- Who was never enrolled has no certificate to end.
-UPDATE node_identity SET generation = generation + 1, begun_at = now() WHERE node = ANY($1::text[]);
+UPDATE node_identity SET generation = generation + 1, begun_at = now(), token = '' WHERE node = ANY($1::text[]);
 
 -- name: generations
 -- Of the nodes that exist; 0 where none was ever enrolled.

@@ -20,7 +20,7 @@ WITH met AS (
     RETURNING node
 )
 SELECT met.node,
-       (SELECT fields ->> 'status.phase' FROM object WHERE (kind, namespace, name) = ('Node', '', met.node)) AS phase
+       (SELECT fields ->> 'status.silent' FROM object WHERE (kind, namespace, name) = ('Node', '', met.node)) AS silent
   FROM met;
 
 -- name: beat
@@ -32,7 +32,7 @@ UPDATE node_seen AS seen
   JOIN object ON (object.kind, object.namespace, object.name) = ('Node', '', line.node)
   LEFT JOIN node_identity AS identity ON identity.node = line.node
  WHERE seen.node = line.node AND seen.session = line.session AND line.generation IN (0, identity.generation)
-RETURNING seen.node, object.fields ->> 'status.phase' AS phase;
+RETURNING seen.node, object.fields ->> 'status.silent' AS silent;
 
 -- name: claims
 -- What of the named is placed on the node that names it.

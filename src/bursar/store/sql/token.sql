@@ -3,17 +3,20 @@ INSERT INTO token (id, hash, role, tenant, username, node, single_use, created_a
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10);
 
 -- name: find
-SELECT id, hash, role, tenant, username, node, single_use, created_at, created_by, expires_at, used_at, revoked_at
+SELECT id, hash, role, tenant, username, node, single_use, created_at, created_by, expires_at, used_at, used_key,
+       revoked_at
   FROM token
  WHERE id = ANY($1::text[]);
 
 -- name: list_all
-SELECT id, hash, role, tenant, username, node, single_use, created_at, created_by, expires_at, used_at, revoked_at
+SELECT id, hash, role, tenant, username, node, single_use, created_at, created_by, expires_at, used_at, used_key,
+       revoked_at
   FROM token
  ORDER BY created_at, id;
 
 -- name: list_of_tenants
-SELECT id, hash, role, tenant, username, node, single_use, created_at, created_by, expires_at, used_at, revoked_at
+SELECT id, hash, role, tenant, username, node, single_use, created_at, created_by, expires_at, used_at, used_key,
+       revoked_at
   FROM token
  WHERE tenant = ANY($1::text[])
  ORDER BY created_at, id;
@@ -23,18 +26,26 @@ SELECT id, hash, role, tenant, username, node, single_use, created_at, created_b
 UPDATE token
    SET revoked_at = coalesce(revoked_at, $2), revoked_by = coalesce(revoked_by, $3)
  WHERE id = $1
-RETURNING id, hash, role, tenant, username, node, single_use, created_at, created_by, expires_at, used_at, revoked_at;
+RETURNING id, hash, role, tenant, username, node, single_use, created_at, created_by, expires_at, used_at, used_key,
+          revoked_at;
 
 -- name: consume
 -- Of two who use it at once the second waits for the first's transaction, and then finds it used.
 UPDATE token
-   SET used_at = $2
+   SET used_at = $2, used_key = $3
  WHERE id = $1
    AND single_use
    AND used_at IS NULL
    AND revoked_at IS NULL
    AND (expires_at IS NULL OR expires_at > $2)
 RETURNING id;
+
+-- name: reuse
+-- By the key that it was used for, and by no other.
+SELECT EXISTS (
+    SELECT FROM token
+     WHERE id = $1 AND used_key = $3 AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > $2)
+);
 
 -- name: lock_against_writers
 -- Two servers that start together: the second sees what the first has written.
@@ -51,5 +62,6 @@ UPDATE token SET revoked_at = now(), revoked_by = 'system' WHERE node = ANY($1::
 UPDATE token SET revoked_at = now(), revoked_by = 'system' WHERE tenant = $1 AND revoked_at IS NULL;
 
 -- name: restore
--- What the token was used for did not happen.
-UPDATE token SET used_at = NULL WHERE id = $1;
+-- What the token was used for did not happen; unless the same key, asking once more, has come through meanwhile.
+UPDATE token SET used_at = NULL, used_key = NULL
+ WHERE id = $1 AND NOT EXISTS (SELECT FROM node_identity AS identity WHERE identity.token = $1);

@@ -9,12 +9,18 @@ CREATE TABLE authority (
 );
 
 -- Which of a node's certificates count: those of its present generation. Enrolling the node anew, disowning or deleting it
--- begins the next one. The row outlives the node: a later one of the same name is another.
+-- begins the next one. The row outlives the node: a later one of the same name is another. `token` is the one that the
+-- present generation was begun with.
 CREATE TABLE node_identity (
     node       text COLLATE "C" PRIMARY KEY,
     generation bigint NOT NULL DEFAULT 1,
-    begun_at   timestamptz NOT NULL DEFAULT now()
+    begun_at   timestamptz NOT NULL DEFAULT now(),
+    token      text COLLATE "C" NOT NULL DEFAULT ''
 );
+
+-- The fingerprint of the key that a token for one use was used for. Whoever has that key may ask again, should the answer
+-- have been lost.
+ALTER TABLE token ADD COLUMN used_key bytea;
 
 -- A beat is one update of a small row without indices: beats never enter the feed. `session` is the stream that the node
 -- speaks on: of two, the younger one counts. `granted_until` is until when its leased work may run at the latest, by our
