@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import pwd
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from bursar.agent.cgroup import find
+from bursar.agent.folder import Folder
 from bursar.agent.shell import Settings, Started, group_name
 from bursar.agent.state import EXPIRED, LEASE_EXPIRED, OF_THE_PAST
 from bursar.agent.work import State
@@ -322,6 +326,27 @@ async def test_a_start_that_fails_in_whatever_way_has_failed(
             end = await bench.run(script(f"{uid}-b", "sleep 300"))
         assert (end.state, end.reason) == (State.FAILED, "StartFailed")
         assert processes_of(uid) == []
+
+
+async def test_readers_that_are_slow_hold_up_neither_the_journal_nor_a_deadline(tmp_path: Path, uid: str) -> None:
+    async with Bench(tmp_path) as bench:
+        bench.grant(300.0)
+        bench.want(run(uid, *SLEEP, leased=True))
+        await bench.until((uid, 1), State.RUNNING)
+        before = Folder(bench.folder((uid, 1))).deadline() or 0.0
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        release = threading.Event()
+        reading = asyncio.create_task(asyncio.to_thread(release.wait, 60))
+        try:
+            bench.want(run(f"{uid}-b"))
+            await bench.until((f"{uid}-b", 1), State.RUNNING)
+            bench.grant(900.0)
+            await until(lambda: (Folder(bench.folder((uid, 1))).deadline() or 0.0) > before + 300 or None)
+        finally:
+            release.set()
+            assert await reading, "all of that while it was slow"
+        bench.stop((uid, 1), grace_seconds=0)
+        await bench.end((uid, 1))
 
 
 async def test_hundreds_at_a_time(tmp_path: Path, uid: str) -> None:

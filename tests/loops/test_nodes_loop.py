@@ -122,6 +122,21 @@ async def test_the_loop_goes_on_when_its_connections_are_cut(office: Office) -> 
     await eventually(is_lost)
 
 
+async def test_after_a_jump_of_the_clock_leased_work_is_left_for_as_long_as_it_may_live(office: Office) -> None:
+    """By the database's clock its lease is over for long; we have listened since the jump, and not for so long."""
+    await node(office, "n1", gpu=4)
+    await running(office, "a", "n1", spec={"onNodeLost": "requeue"})
+    await silence(office, "n1", seconds=3600, granted=3450)
+    since = asyncio.get_running_loop().time() - 100
+    mine = Watch(since=since, calm_since=since)
+    await look_after(office, mine)
+    assert await phase_of(office, "n1") == "Lost"
+    assert (await status(office, "a"))["phase"] == "Running"
+    mine.since, mine.due = since - 55, {}
+    await look_after(office, mine)
+    assert (await status(office, "a"))["phase"] == "Pending"
+
+
 async def test_simulated_nodes_beat_and_stay_ready(office: Office) -> None:
     await node(office, "n1", gpu=4)
     simulated = asyncio.create_task(LocalNodes(office).run())

@@ -11,6 +11,7 @@ from bursar.loops.upkeep import (
     Retention,
     drop_changes,
     finish_namespaces,
+    forget_measures,
     forget_requests,
     forget_samples,
     prune_counters,
@@ -62,6 +63,26 @@ async def test_a_namespace_waits_for_what_still_runs_in_it(office: Office) -> No
     assert await finish_namespaces(office) == 0
     await end(office, "lab", "running", Phase.CANCELLED)
     assert await finish_namespaces(office) == 1
+
+
+async def test_what_was_measured_long_ago_and_who_was_heard_long_ago_is_forgotten(office: Office) -> None:
+    await node(office, "here", cpu=4)
+    async with office.database.reader() as db:
+        await db.execute(
+            """INSERT INTO allocation_usage (uid, epoch, node, seconds, cpu_seconds, memory_bytes, memory_bytes_max,
+                                             gpu_seconds, at)
+               SELECT uid, 1, 'n', 1, 1, 1, 1, 0, now() - age
+                 FROM (VALUES ('old', interval '401 days'), ('young', interval '399 days')) AS line (uid, age)"""
+        )
+        await db.execute(
+            """INSERT INTO node_seen (node, at) SELECT name, now() - age
+                 FROM (VALUES ('here', interval '1 year'), ('gone', interval '2 hours'), ('new', interval '1 minute'))
+                      AS line (name, age)"""
+        )
+        assert await forget_measures(office, Retention()) == 2
+        assert await forget_measures(office, Retention()) == 0
+        assert [row["uid"] for row in await db.fetch("SELECT uid FROM allocation_usage")] == ["young"]
+        assert [row["node"] for row in await db.fetch("SELECT node FROM node_seen ORDER BY 1")] == ["here", "new"]
 
 
 async def test_what_is_built_in_cannot_be_deleted(office: Office) -> None:

@@ -468,21 +468,6 @@ async def test_work_of_a_node_lost_before_waits_until_a_new_controller_has_liste
     assert (await status(office, "a"))["phase"] == "Pending"
 
 
-async def test_after_a_jump_of_the_clock_leased_work_is_left_for_as_long_as_it_may_live(office: Office) -> None:
-    """By the database's clock its lease is over for long; we have listened since the jump, and not for so long."""
-    await node(office, "n1", gpu=4)
-    await running(office, "a", "n1", spec=REQUEUE)
-    await silence(office, "n1", seconds=3600, granted=3450)
-    since = asyncio.get_running_loop().time() - 100
-    mine = Watch(since=since, calm_since=since)
-    await look_after(office, mine)
-    assert (await node_status(office, "n1"))["phase"] == "Lost"
-    assert (await status(office, "a"))["phase"] == "Running"
-    mine.since, mine.due = since - 55, {}
-    await look_after(office, mine)
-    assert (await status(office, "a"))["phase"] == "Pending"
-
-
 async def test_settings_say_how_long_is_waited(office: Office) -> None:
     await node(office, "n1", gpu=4)
     await running(office, "a", "n1", spec=REQUEUE)

@@ -188,7 +188,8 @@ async def make_unreadable(office: Office, name: str) -> None:
     """As if its status had been written by somebody who means something else by it."""
     async with office.database.reader() as db:
         await db.execute(
-            "UPDATE object SET status = jsonb_set(status::jsonb, '{allocatedResources}', '7')::json WHERE name = $1", name
+            "UPDATE object SET status = jsonb_set(status::jsonb, '{allocatedResources}', '7')::json WHERE name = $1",
+            name,
         )
 
 
@@ -229,7 +230,7 @@ async def test_a_node_whose_phase_is_another_word_is_not_told_everything_with_ev
     for word in ("Tired", "Lost"):
         async with door.office.database.reader() as db:
             fields = "fields::jsonb || jsonb_build_object('status.phase', $1::text)"
-            await db.execute(f"UPDATE object SET fields = {fields} WHERE kind = 'Node'", word)  # noqa: S608
+            await db.execute(f"UPDATE object SET fields = {fields} WHERE kind = 'Node'", word)
         assert not (await agent.beat()).complete
     again = door.agent("n1")
     assert (await again.beat(inventory=True)).complete

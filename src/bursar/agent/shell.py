@@ -89,8 +89,8 @@ class Shell:
         self._launches = asyncio.Semaphore(LAUNCHES_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
         self._endings: set[asyncio.Task[None]] = set()  # which may have to wait for the kernel for ever
-        # Nothing that is slow may hold up the journal: all that happens waits for it.
-        self._writer = ThreadPoolExecutor(1, "journal")
+        # For the journal and for deadlines, which all that happens waits for: nothing slow may hold them up.
+        self._writer = ThreadPoolExecutor(1, "agent-writer")
         self._closed = False
         self._tidied_at = -math.inf
 
@@ -237,7 +237,7 @@ class Shell:
         elif isinstance(one, MoveDeadline):
             if (child := self._children.get(one.place)) is not None:
                 child.deadline, child.grace_seconds = one.at, one.grace_seconds
-                await asyncio.to_thread(child.write_deadline)
+                await asyncio.get_running_loop().run_in_executor(self._writer, child.write_deadline)
         elif isinstance(one, Ended):
             self._heard(one)
 

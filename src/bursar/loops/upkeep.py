@@ -1,6 +1,7 @@
 """Upkeep: what must be done now and then, and may be done by anybody: all of it is idempotent.
 
-Namespaces that end are emptied, usage is sampled, room is made in the feed, old requests and old changes are dropped.
+Namespaces that end are emptied, usage is sampled, room is made in the feed; old requests, changes and measures are
+dropped.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from bursar.ops import object as object_ops
 from bursar.ops.dispatch import delete_command
 from bursar.ops.object import Delete, Preconditions
 from bursar.ops.office import Office, now
-from bursar.store import change, listing, quota, request, tree
+from bursar.store import beat, change, listing, quota, request, tree
 from bursar.store.database import AWAY
 from bursar.store.listing import Query
 from bursar.wire.document import is_ending
@@ -38,7 +39,7 @@ class Retention:
     answers: timedelta = timedelta(days=7)
     watch: int = 1_000_000  # revisions that can still be watched from
     audit: int = 10_000_000  # revisions whose changes are kept
-    samples: timedelta = timedelta(days=400)
+    samples: timedelta = timedelta(days=400)  # also of what allocations have used
 
 
 async def run_upkeep(office: Office, retention: Retention | None = None) -> None:
@@ -52,6 +53,7 @@ async def run_upkeep(office: Office, retention: Retention | None = None) -> None
         _every(600.0, "changes", lambda: drop_changes(office, retention)),
         _every(3600.0, "counters", lambda: prune_counters(office)),
         _every(3600.0, "samples", lambda: forget_samples(office, retention)),
+        _every(3600.0, "measures", lambda: forget_measures(office, retention)),
     )
 
 
@@ -113,6 +115,15 @@ async def forget_samples(office: Office, retention: Retention) -> int:
     forgotten = 0
     async with office.database.reader() as db:
         while count := await quota.forget_samples(db, now() - retention.samples):
+            forgotten += count
+    return forgotten
+
+
+async def forget_measures(office: Office, retention: Retention) -> int:
+    """What allocations used long ago, and when nodes were heard that are no more."""
+    async with office.database.reader() as db:
+        forgotten = await beat.forget_gone(db)
+        while count := await beat.forget_usage(db, now() - retention.samples):
             forgotten += count
     return forgotten
 

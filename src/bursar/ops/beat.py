@@ -75,7 +75,8 @@ async def hear(db: Connection, beats: Sequence[Beat]) -> list[Heard | None]:
     asked = [(one.seen.node, uid) for one in heard for uid in one.asked]
     claims = await store.load_claims(db, asked) if asked else {}
     return [
-        Heard(standings[one.seen.stream], _of_node(claims, one)) if one.seen.stream in standings else None for one in beats
+        Heard(standings[one.seen.stream], _of_node(claims, one)) if one.seen.stream in standings else None
+        for one in beats
     ]
 
 

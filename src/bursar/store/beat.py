@@ -6,6 +6,7 @@ Everything here is about many nodes at once, and costs what those nodes have pla
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -161,6 +162,20 @@ async def save_usage(db: Connection, rows: Iterable[UsageRow]) -> None:
         numbers([one.memory_bytes_max for one in last]),
         _reals([one.gpu_seconds for one in last]),
     )
+
+
+async def forget_usage(db: Connection, before: datetime, limit: int = 10_000) -> int:
+    """Drop what was measured before, so many rows at a time; how many were dropped."""
+    return _count(await db.execute(SQL.forget_usage, before, limit))
+
+
+async def forget_gone(db: Connection) -> int:
+    """Drop when nodes were heard that are no more; how many were dropped."""
+    return _count(await db.execute(SQL.forget_gone))
+
+
+def _count(tag: str) -> int:
+    return int(tag.rpartition(" ")[2])
 
 
 def _reals(values: Sequence[float]) -> str:

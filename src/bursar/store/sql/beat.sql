@@ -79,3 +79,13 @@ SELECT line.uid, line.epoch, line.node, line.seconds, line.cpu_seconds, line.mem
    SET seconds = excluded.seconds, cpu_seconds = excluded.cpu_seconds, memory_bytes = excluded.memory_bytes,
        memory_bytes_max = greatest(used.memory_bytes_max, excluded.memory_bytes_max),
        gpu_seconds = excluded.gpu_seconds, at = excluded.at;
+
+-- name: forget_usage
+DELETE FROM allocation_usage
+ WHERE ctid = ANY (ARRAY(SELECT ctid FROM allocation_usage WHERE at < $1 LIMIT $2));
+
+-- name: forget_gone
+-- A beat may be written in the moment in which its node is deleted. What is young may be of a node that is being made.
+DELETE FROM node_seen
+ WHERE at < now() - interval '1 hour'
+   AND NOT EXISTS (SELECT FROM node WHERE node.name = node_seen.node);
