@@ -83,6 +83,7 @@ async def test_everybody_in_an_agent_counts_by_the_clock_that_goes_on(
     try:
         real = time.clock_gettime
         monkeypatch.setattr(time, "clock_gettime", lambda number: real(number) + SLEPT_SECONDS)
+        assert min(daemon._clock(), stream._clock(), boot_seconds()) >= sent_at + SLEPT_SECONDS
         leased = Run(uid, 1, "default", uid, command=("true",), leased=True)
         daemon.hear(Answer(lease_seconds=SLEPT_SECONDS / 2, directives=(leased,)), sent_at)
         assert [one.state for one in daemon.snapshot().statuses] == [State.STARTING]
