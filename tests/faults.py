@@ -175,6 +175,13 @@ class Fleet:
         for name in self.agents:
             self.await_phase(name, "Ready")
 
+    def clear(self) -> None:
+        """Whatever a test left here goes."""
+        allocations = self.client.allocations("default")
+        for one in allocations.list():
+            allocations.delete(one["metadata"]["name"], grace_period_seconds=0)
+        until(lambda: not list(allocations.list()), "everything being gone")
+
     def submit(self, name: str, *command: str, **spec: Any) -> None:
         requests = {"requests": {"cpu": "10m", "memory": "16Mi"}}
         body = {"resources": requests, "nodeSelector": {"pool": self.pool}, "command": list(command), **spec}

@@ -116,7 +116,7 @@ async def test_as_another_user(tmp_path: Path, uid: str) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another")
 async def test_another_user_reads_nothing_of_the_agents_and_becomes_nobody_else(tmp_path: Path, uid: str) -> None:
     tmp_path.chmod(0o755)
-    for above in list(tmp_path.parents)[:2]:
+    for above in (one for one in tmp_path.parents if one.name.startswith(("pytest-", "popen-"))):
         above.chmod(0o755)
     home = tmp_path / "work"
     async with Bench(home, settings=Settings(run_as="nobody")) as bench:
