@@ -9,6 +9,7 @@ from bursar.core.ask import ANYWHERE, Ask, Company, Operator, Requirement, Shape
 from bursar.core.charge import Charge, Facts
 from bursar.core.cycle import decide
 from bursar.core.fleet import Need
+from bursar.core.group import GroupKey
 from bursar.core.node import WHOLE, NodeRoom, Shortage, choose_devices, device_list, fit, give
 from bursar.core.plan import Plan, Policy
 from bursar.core.quota import Counter
@@ -17,7 +18,7 @@ from bursar.core.running import NEVER, Spot
 from bursar.core.selector import Op, Selector, Term
 from bursar.core.share import ShareOf
 from bursar.core.tree import Namespace, ResourceQuota, Tenant, Tree
-from bursar.core.world import GroupKey, World
+from bursar.core.world import World
 
 GPU = "nvidia.com/gpu"
 FPGA = "xilinx.com/fpga"

@@ -66,12 +66,14 @@ def wishes(ask: Ask, terrain: Terrain, fleet: Fleet, tallies: Tallies) -> Floats
     soft = [spread for spread in where.spreads if not spread.hard]
     if not (where.rather_near or where.rather_apart or soft):
         return None
-    bonus = np.zeros(fleet.now.placed.shape[0])
+    bonus: Floats | None = None
     for sign, wished in ((1.0, where.rather_near), (-1.0, where.rather_apart)):
         for weight, company in wished:
             counts = tallies.counts(company.topology_key, crowd_of(company, ask))
+            if not counts.any():  # nobody is anywhere: no node is better for it than another
+                continue
             there = _hand_out(fleet, company.topology_key, counts > 0, elsewhere=False)
-            bonus += sign * SOFT_WEIGHT * weight / 100 * there
+            bonus = _more(bonus, (sign * SOFT_WEIGHT * weight / 100 * there).astype(np.float64, copy=False))
     for spread in soft:
         crowd = _crowd(ask, spread)
         if crowd is not None:
@@ -80,8 +82,12 @@ def wishes(ask: Ask, terrain: Terrain, fleet: Fleet, tallies: Tallies) -> Floats
             column = fleet.label(spread.topology_key)
             # Each one more than in the emptiest domain costs as much again; no domain at all is as bad as the worst.
             table = np.append(above, max(1, above.max(initial=0)))
-            bonus -= SOFT_WEIGHT * table[column.codes]
+            bonus = _more(bonus, -SOFT_WEIGHT * table[column.codes])
     return bonus
+
+
+def _more(bonus: Floats | None, more: Floats) -> Floats:
+    return more if bonus is None else bonus + more
 
 
 def _crowd(ask: Ask, spread: Spread) -> Crowd | None:

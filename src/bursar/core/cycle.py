@@ -12,7 +12,7 @@ the world while it is made; `World.unassume` takes out what could not be committ
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from bursar.core.allocation import GangKey
 from bursar.core.ask import Ask, Shape
 from bursar.core.choice import LEVELS, Choice, Chooser, room_for
 from bursar.core.fleet import NOWHERE
-from bursar.core.hold import Holds
+from bursar.core.group import Band, Group, GroupKey
 from bursar.core.node import WHOLE
 from bursar.core.order import (
     DEFAULT_PROFILE,
@@ -40,13 +40,14 @@ from bursar.core.order import (
 )
 from bursar.core.plan import Binding, Plan, Policy, Preempting, Unit, UnitKey
 from bursar.core.preemption import Preemption
+from bursar.core.promise import Promise, Promises, open_promises
 from bursar.core.quota import Exceeded
 from bursar.core.reason import Reason, Why
 from bursar.core.running import Spot
 from bursar.core.share import Shares
 from bursar.core.timeline import earliest
-from bursar.core.why import explain
-from bursar.core.world import Band, Blocked, Group, GroupKey, Nomination, Reservation, World
+from bursar.core.why import explain, gang_reason, quota_reason
+from bursar.core.world import Blocked, Nomination, Reservation, World
 
 MOMENT = 1e-5  # a difference of scores that is less than a second's wait
 
@@ -55,16 +56,21 @@ TIMELY = frozenset({Why.NO_CAPACITY, Why.HELD})  # there will be room when other
 
 
 def decide(world: World, policy: Policy, now: float) -> Plan:
-    return Cycle(world, policy, now).run()
+    world.views.trim()
+    promises, world.promises = open_promises(world.promises, world), None
+    plan = Cycle(world, policy, now, promises).run()
+    world.promises = promises
+    return plan
 
 
 class Cycle:
-    def __init__(self, world: World, policy: Policy, now: float) -> None:
+    def __init__(self, world: World, policy: Policy, now: float, promises: Promises | None = None) -> None:
         self.world = world
         self.policy = policy
         self.now = now
         self.plan = Plan()
-        self.holds = Holds(world.fleet, world.placed, world.running)
+        self.promises = promises or open_promises(None, world)
+        self.holds = self.promises.holds
         self.chooser = Chooser(world, self.holds, now)
         wanting = {group.key.tenant for group in world.groups.values()}
         self.shares = Shares(world.tenants, world.capacity, world.used, wanting)
@@ -74,14 +80,13 @@ class Cycle:
         self.placements = 0
         self._blocked_count = 0
         self._reasons: dict[Shape, Reason] = {}
-        self._alike = _largest_uniform_group(world)
+        self._alike = world.alike_nodes()
         self._depths: dict[str, int] = {}
         # By the identity of groups, which live as long as anything of theirs is in the line.
         self._together: dict[Shape, int | None] = {}
         self._terms: dict[int, tuple[float, float]] = {}  # all but the wait, and what the wait counts
 
     def run(self) -> Plan:
-        self.world.views.trim()
         if self.world.reserved_for not in self.world.groups and self.world.reserved_for not in self.world.bands:
             self.world.reserved_for = self.world.reservation = None
         self._keep_promises()
@@ -99,20 +104,55 @@ class Cycle:
     # 1. Promises.
 
     def _keep_promises(self) -> None:
-        for unit in self.nominated():
-            if not self._still_promised(unit):
-                for ask in unit.asks:
-                    self.world.renounce(ask.uid)
-                continue
-            slots = [(ask, row) for ask in unit.asks for row in self.nominated_rows(ask)]
-            choice = self.chooser.choose(unit.asks, self._mask(row for _, row in slots))
-            if choice is not None and not self.exceeded(choice):
-                self._place(choice)
-                continue
-            self.holds.add(slots, self.cleared_at(slots))
+        self.promises.review(self.world, self.now)
+        for unit in self.nominated(self.promises.standing):
+            self._keep(unit)
+        for tenant, held in self.promises.held.items():
+            self.shares.add(tenant, held.items())
+        starts: dict[UnitKey, float] = {}
+        for promise in self.promises.standing.values():
+            starts[promise.key] = min(promise.start, starts.get(promise.key, promise.start))
+        for key, start in starts.items():
+            self._tell_promise(key, start)
+        self.promises.note()
+
+    def _keep(self, unit: Unit) -> None:
+        """Place it if its room is there, else hold it, unless it is too late."""
+        if not self._still_promised(unit):
             for ask in unit.asks:
-                self.shares.add(ask.tenant, self.world.amounts(ask, self.nominated_rows(ask)))
-            self.plan.reasons[unit.key] = Reason(Why.MAKING_ROOM, until=self.cleared_at(slots))
+                self.world.renounce(ask.uid)
+            return
+        slots = tuple((ask, row) for ask in unit.asks for row in self.nominated_rows(ask))
+        start = self.cleared_at(slots)
+        amounts = [pair for ask in unit.asks for pair in self.world.amounts(ask, self.nominated_rows(ask))]
+        if not self._has_room(slots):
+            nominations = tuple(self.world.nominated[ask.uid] for ask in unit.asks)
+            until = min(one.until for one in nominations)
+            self.promises.keep(Promise(unit.key, unit.asks, nominations, slots, tuple(amounts), start, until))
+            return
+        choice = self.chooser.choose(unit.asks, self._mask(row for _, row in slots))
+        if choice is not None and not self.exceeded(choice):
+            self._place(choice)
+            return
+        # The room is there, and what else is in its way may go without anything happening there: not to be remembered.
+        self.promises.hold(slots, start)
+        self.shares.add(unit.tenant, amounts)
+        self._tell_promise(unit.key, start)
+
+    def _tell_promise(self, key: UnitKey, start: float) -> None:
+        """Of several that are alike, the first to have its room is told of."""
+        known = self.plan.reasons.get(key)
+        if known is None or start < known.until:
+            self.plan.reasons[key] = Reason(Why.MAKING_ROOM, until=start)
+
+    def _has_room(self, slots: Iterable[tuple[Ask, int]]) -> bool:
+        """Whether those who were told to stop may have: whoever has no room on any of its nodes need not be tried."""
+        fleet = self.world.fleet
+        rows: dict[str, bool] = {}
+        for ask, row in slots:
+            if not rows.get(ask.uid):
+                rows[ask.uid] = fleet.now.fits_at(fleet.need(ask.shape), fleet.allocatable, row)
+        return all(rows.values())
 
     def _still_promised(self, unit: Unit) -> bool:
         """Not when it is too late, when a node is gone, or when a gang has lost a member meanwhile."""
@@ -122,10 +162,12 @@ class Cycle:
             for ask in unit.asks
         )
 
-    def nominated(self) -> list[Unit]:
+    def nominated(self, without: Container[str] = ()) -> list[Unit]:
         """Those for whom room is being made, the longest waiting first; a gang is one."""
         units: dict[str | GangKey, list[Ask]] = {}
         for uid in self.world.nominated:
+            if uid in without:
+                continue
             ask = self.world.waiting[uid].members[uid]
             key = self.world.unit_key(ask.uid)
             units.setdefault(uid if isinstance(key, GroupKey) else key, []).append(ask)
@@ -186,9 +228,11 @@ class Cycle:
         if not band.complete:
             self._wait_for_members(band)
             return
-        members = sorted(band.waiting.values(), key=lambda ask: (ask.submitted_at, ask.uid))[: band.min_members]
-        if not self._is_blocked(band.key) and not any(ask.uid in self.world.nominated for ask in members):
-            unit = Unit(band.key, tuple(members))
+        if self._is_blocked(band.key):
+            return
+        members = band.front
+        if not self.world.nominated or not any(ask.uid in self.world.nominated for ask in members):
+            unit = Unit(band.key, members)
             self.line.push(unit.tenant, self._score(unit), members[0].uid, unit)
 
     def _wait_for_members(self, band: Band) -> None:
@@ -237,27 +281,26 @@ class Cycle:
         return share.penalty if share is not None else 1.0
 
     def factors(self, unit: Unit) -> Factors[float]:
-        ask = unit.asks[0]
+        ask, nodes = unit.asks[0], unit.nodes
         return Factors(
             priority=priority_factor(self.world.priority(ask, self.now)),
             waiting=waiting_factor(self.now - ask.submitted_at),
             deficit=self.shares.deficit(ask.tenant),
-            topology=self._topology(unit),
+            topology=self._topology(ask.shape, nodes),
             data=UNKNOWN,
             backlog=backlog_factor(self._depths.get(ask.queue, 0)),
             energy=UNKNOWN,
             checkpoint=checkpoint_factor(ask.checkpoint_seconds, ask.ttl_seconds),
-            conformance=conformance_factor(unit.nodes, self._alike),
+            conformance=conformance_factor(nodes, self._alike),
         )
 
-    def _topology(self, unit: Unit) -> float:
-        """How much of the unit the best rack could take; one node is always together with itself."""
-        if unit.nodes == 1:
+    def _topology(self, shape: Shape, nodes: int) -> float:
+        """How much of a unit the best rack could take; one node is always together with itself."""
+        if nodes == 1:
             return 1.0
-        shape = unit.asks[0].shape
         if shape not in self._together:
             self._together[shape] = self._room_together(shape)
-        return topology_factor(unit.nodes, self._together[shape])
+        return topology_factor(nodes, self._together[shape])
 
     def _room_together(self, shape: Shape) -> int | None:
         """How many slots of this shape the best rack had room for when the cycle began; unknown without racks."""
@@ -450,26 +493,3 @@ class Cycle:
         if unit.group is not None:
             self._push(unit.group)
         return True
-
-
-def gang_reason(band: Band) -> Reason:
-    """That members are missing; `until` is when it is given up, where it ever is."""
-    until = band.since + band.timeout_seconds if band.timeout_seconds else 0.0
-    return Reason(Why.GANG_INCOMPLETE, members=len(band.waiting), members_min=band.min_members, until=until)
-
-
-def quota_reason(exceeded: Sequence[Exceeded]) -> Reason:
-    return Reason(
-        Why.QUOTA_EXCEEDED,
-        limits=tuple((one.scope, one.dimension, one.limit, one.used, one.requested) for one in exceeded),
-    )
-
-
-def _largest_uniform_group(world: World) -> int:
-    """The number of nodes that are alike in what they offer, of the kind of which there are most."""
-    known = world.uniform
-    if known[0] != world.fleet.described:
-        rows = list(world.fleet.row_of.values())
-        counts = np.unique(world.fleet.allocatable[:, rows], axis=1, return_counts=True)[1] if rows else [0]
-        known = world.uniform = (world.fleet.described, int(max(counts)))
-    return known[1]

@@ -29,8 +29,9 @@ from bursar.core.answer import (
 )
 from bursar.core.ask import Ask, Requirement
 from bursar.core.choice import Slot
-from bursar.core.cycle import Cycle, decide, gang_reason, quota_reason
+from bursar.core.cycle import Cycle, decide
 from bursar.core.fleet import Bools
+from bursar.core.group import Group, GroupKey
 from bursar.core.lineup import Lineup, Position, line_up
 from bursar.core.order import score
 from bursar.core.plan import Plan, Policy, Unit
@@ -40,7 +41,8 @@ from bursar.core.terrain import by_label, meets
 from bursar.core.timeline import earliest
 from bursar.core.twin import twin_of
 from bursar.core.waits import Waits
-from bursar.core.world import Group, GroupKey, World
+from bursar.core.why import gang_reason, quota_reason
+from bursar.core.world import World
 
 ROUNDS_MAX = 2  # plans that a simulation makes, where one does not hold everything that can be placed
 PRECEDENCE = {one: place for place, one in enumerate(Why)}

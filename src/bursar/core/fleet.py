@@ -65,6 +65,11 @@ class Columns:
         twin.exclusive, twin.open = self.exclusive.copy(), self.open.copy()
         return twin
 
+    def has_shape_of(self, other: Columns) -> bool:
+        return self.free.shape == other.free.shape and [one.shape for one in self.devices] == [
+            one.shape for one in other.devices
+        ]
+
     def fits(self, need: Need, allocatable: Ints, rows: Rows | slice = slice(None)) -> Bools:
         """Where one more of this has room."""
         free = self.free[:, rows]
@@ -258,8 +263,9 @@ class Fleet:
             column = self._new_label_column(key, rows)
         if column.codes.shape[0] < rows:
             column.codes = np.concatenate([column.codes, np.full(rows - column.codes.shape[0], NOWHERE, np.int32)])
-        self._read_labels(key, column, self.relabelled[column.seen :])
-        column.seen = len(self.relabelled)
+        if column.seen < len(self.relabelled):
+            self._read_labels(key, column, self.relabelled[column.seen :])
+            column.seen = len(self.relabelled)
         return column
 
     def _new_label_column(self, key: str, rows: int) -> LabelColumn:

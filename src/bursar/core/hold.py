@@ -7,7 +7,7 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,7 +26,6 @@ class Holds:
     running: Running
     later: Columns | None = None  # the rows that are held, as they will be
     starts: dict[int, float] = field(default_factory=dict)  # when the first owner on a row starts
-    owners: list[tuple[Ask, int]] = field(default_factory=list)
     _owners_on: dict[int, list[Ask]] = field(default_factory=dict)
 
     def add(self, slots: Sequence[tuple[Ask, int]], start: float) -> None:
@@ -43,8 +42,22 @@ class Holds:
             self.fleet.now.touched.append(row)
         for ask, row in slots:
             self._settle(self.later, ask, row)
-            self.owners.append((ask, row))
             self._owners_on.setdefault(row, []).append(ask)
+
+    @property
+    def owners(self) -> Iterator[tuple[Ask, int]]:
+        """Who will be where, row by row in the order in which they will be there."""
+        return ((ask, row) for row, asks in self._owners_on.items() for ask in asks)
+
+    def drop(self, rows: Iterable[int]) -> None:
+        """Keep nothing on these any more."""
+        for row in rows:
+            if self.starts.pop(row, None) is not None:
+                del self._owners_on[row]
+
+    def matches(self) -> bool:
+        """Whether nodes still have the same columns: a new kind of resource or more nodes make others of them."""
+        return self.later is None or self.later.has_shape_of(self.fleet.now)
 
     def _settle(self, later: Columns, ask: Ask, row: int) -> None:
         need = self.fleet.need(ask.shape)

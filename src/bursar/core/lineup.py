@@ -16,9 +16,10 @@ from heapq import heappop, nlargest, nsmallest
 from bursar.core.answer import Ahead
 from bursar.core.ask import Ask
 from bursar.core.cycle import Cycle
+from bursar.core.group import Band, Group
 from bursar.core.order import Factors, score, waiting_factor
 from bursar.core.plan import Policy, Unit
-from bursar.core.world import Band, Boost, Group, World
+from bursar.core.world import Boost, World
 
 WALK_MAX = 1000
 GROUPS_MAX = 1000  # that are walked for having waited longest, and as many for being the most urgent

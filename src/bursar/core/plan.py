@@ -8,10 +8,11 @@ from msgspec import Struct
 
 from bursar.core.allocation import GangKey
 from bursar.core.ask import Ask
+from bursar.core.group import Group, GroupKey
 from bursar.core.preemption import Victim
 from bursar.core.reason import Reason
 from bursar.core.running import Spot
-from bursar.core.world import Group, GroupKey, Nomination
+from bursar.core.world import Nomination
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,4 +74,4 @@ class Unit(Struct):
 
     @property
     def nodes(self) -> int:
-        return sum(ask.shape.nodes for ask in self.asks)
+        return sum([ask.shape.nodes for ask in self.asks])

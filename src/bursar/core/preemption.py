@@ -160,7 +160,6 @@ class Preemption:
             one = self.world.placed[victim.uid]
             for spot in one.spots:
                 self.holds.take(spot, one.need, one.ends_at, -1)
-                self.world.fleet.now.touched.append(spot.row)
             self.world.end_soon(victim.uid, by)
         self.holds.add(clearing.slots, by)
 

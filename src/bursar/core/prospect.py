@@ -75,20 +75,29 @@ class Prospects:
         lines, size = self._world.running.lines, self._world.fleet.now.placed.shape[0]
         priority = self._priorities()
         less = priority < self._below
-        for uid in self._also:
-            less[self._world.placed[uid].lines] = True
+        if self._also and not less[lines.row >= 0].all():
+            less[[line for uid in self._also for line in self._world.placed[uid].lines]] = True
         may_go = (lines.row >= 0) & lines.free_to_stop & (lines.since <= self._latest) & less
         some = np.flatnonzero(may_go)
         rows = lines.row[some]
         self.counts = np.bincount(rows, minlength=size)
         self.whole: Bools = np.bincount(rows[lines.exclusive[some]], minlength=size) > 0
         self.freed = np.zeros((self._world.fleet.now.free.shape[0], size), np.int64)
-        for column in range(min(lines.amounts.shape[0], self.freed.shape[0])):
-            np.add.at(self.freed[column], rows, lines.amounts[column, some])
+        self._add_up(rows, some)
         urgency = np.bincount(rows, weights=priority[some], minlength=size)
         age = np.bincount(rows, weights=self._now - lines.since[some], minlength=size)
         count = np.maximum(self.counts, 1)
         self.rank = URGENCY_WEIGHT * urgency / count + np.minimum(age / count, AGE_MAX)
+
+    def _add_up(self, rows: NDArray[np.signedinteger], some: NDArray[np.intp]) -> None:
+        """What would be free again, row by row: whole numbers, as exact as they are large."""
+        if not some.size:
+            return
+        order = np.argsort(rows, kind="stable")
+        there, first = np.unique(rows[order], return_index=True)
+        for column in range(min(self._world.running.lines.amounts.shape[0], self.freed.shape[0])):
+            amounts = self._world.running.lines.amounts[column, some[order]]
+            self.freed[column, there] = np.add.reduceat(amounts, first)
 
     def _priorities(self) -> NDArray[np.int64]:
         """Of everything that runs, with the boosts of the moment."""

@@ -10,7 +10,9 @@ from bursar.core import company
 from bursar.core.ask import Ask
 from bursar.core.choice import Chooser, Slot
 from bursar.core.fleet import PODS, Bools
+from bursar.core.group import Band
 from bursar.core.node import WHOLE
+from bursar.core.quota import Exceeded
 from bursar.core.reason import MEMBERS, NODES, Reason, Short, Why
 from bursar.core.world import World
 
@@ -49,6 +51,19 @@ def explain(world: World, chooser: Chooser, slot: Slot, asks: Sequence[Ask]) -> 
     parts = NODES if any(ask.shape.nodes > 1 for ask in asks) else MEMBERS
     missing = Short(parts, slots, min(chooser.count(asks), slots - 1), int(np.count_nonzero(right)) - fits)
     return Reason(Why.NO_CAPACITY, resource, nodes, (*excluded, ("together", fits)), (missing,), matching=matching)
+
+
+def gang_reason(band: Band) -> Reason:
+    """That members are missing; `until` is when it is given up, where it ever is."""
+    until = band.since + band.timeout_seconds if band.timeout_seconds else 0.0
+    return Reason(Why.GANG_INCOMPLETE, members=len(band.waiting), members_min=band.min_members, until=until)
+
+
+def quota_reason(exceeded: Sequence[Exceeded]) -> Reason:
+    return Reason(
+        Why.QUOTA_EXCEEDED,
+        limits=tuple((one.scope, one.dimension, one.limit, one.used, one.requested) for one in exceeded),
+    )
 
 
 def _excluded(world: World, slot: Slot, there: Bools) -> tuple[tuple[str, int], ...]:

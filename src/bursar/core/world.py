@@ -6,101 +6,30 @@ sees the last one; what could not be committed is taken out again.
 
 from __future__ import annotations
 
-from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
+from heapq import heappush
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from bursar.core.allocation import GangKey
-from bursar.core.ask import Ask, Shape, Taint
+from bursar.core.ask import Ask, Taint
 from bursar.core.charge import Amounts, Charge
 from bursar.core.fleet import Fleet
+from bursar.core.group import Band, Group, GroupKey
 from bursar.core.limits import Limits
 from bursar.core.packing import Habits
 from bursar.core.reason import Reason
 from bursar.core.running import NEVER, Placed, Running, Spot
 from bursar.core.share import ShareOf
-from bursar.core.tally import Kin, Tallies, kin_of
+from bursar.core.tally import Tallies, kin_of
 from bursar.core.terrain import Terrains
 from bursar.core.value import replace
 from bursar.core.view import Views
 
-
-@dataclass(frozen=True, slots=True)
-class GroupKey:
-    """What makes two waiting allocations alike for every decision."""
-
-    tenant: str
-    kin: Kin
-    queue: str
-    priority: int
-    preempts: bool
-    ttl_seconds: int
-    checkpoint_seconds: int
-    shape: Shape
-    job: str
-    gang: GangKey | None = None
-    charged: Hashable = None  # what quotas see of it
-
-
-@dataclass(slots=True)
-class Group:
-    """Waiting allocations that are alike: when the first cannot be placed, neither can the others."""
-
-    key: GroupKey
-    charge: Charge
-    members: dict[str, Ask] = field(default_factory=dict)
-    order: list[tuple[float, str]] = field(default_factory=list)  # a heap of (submitted_at, uid)
-
-    def copy(self) -> Group:
-        return Group(self.key, self.charge, dict(self.members), list(self.order))
-
-    def add(self, ask: Ask) -> None:
-        self.members[ask.uid] = ask
-        heappush(self.order, (ask.submitted_at, ask.uid))
-
-    def first(self, nominated: Container[str] = ()) -> Ask | None:
-        """The one that waits longest, without those for whom room is being made."""
-        while self.order and (self.order[0][1] not in self.members or self.order[0][1] in nominated):
-            heappop(self.order)
-        return self.members[self.order[0][1]] if self.order else None
-
-    def next(self, count: int, nominated: Container[str] = ()) -> list[Ask]:
-        """Those that wait longest, so many or fewer; the caller places them, or lets them wait again."""
-        found: dict[str, Ask] = {}  # by uid: one that was nominated for a while may stand in the heap twice
-        while len(found) < count and self.order:
-            uid = heappop(self.order)[1]
-            if uid in self.members and uid not in nominated:
-                found[uid] = self.members[uid]
-        return list(found.values())
-
-    def wait_again(self, ask: Ask) -> None:
-        heappush(self.order, (ask.submitted_at, ask.uid))
-
-    def remove(self, uid: str) -> None:
-        del self.members[uid]
-        if len(self.order) > 2 * len(self.members) + 16:
-            self.order = [entry for entry in self.order if entry[1] in self.members]
-            heapify(self.order)
-
-
-@dataclass(slots=True)
-class Band:
-    """A gang: its members that wait, and those that have room."""
-
-    key: GangKey
-    min_members: int
-    timeout_seconds: int
-    waiting: dict[str, Ask] = field(default_factory=dict)
-    placed: set[str] = field(default_factory=set)
-    started: bool = False  # once it has run, whoever is left of it may run again
-
-    @property
-    def complete(self) -> bool:
-        return self.started or len(self.waiting) + len(self.placed) >= self.min_members
-
-    @property
-    def since(self) -> float:
-        return min((ask.submitted_at for ask in self.waiting.values()), default=NEVER)
+if TYPE_CHECKING:
+    from bursar.core.promise import Promises
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +88,7 @@ class World:
     reserved_for: GroupKey | GangKey | None = None
     reservation: Reservation | None = None
     reserved_at: float = 0.0
+    promises: Promises | None = None  # what the last cycle holds for those for whom room is being made
     uniform: tuple[int, int] = (-1, 0)  # (version of the fleet, nodes that are alike)
     # What ran beyond its tenant's target when that was last looked at, and when that was.
     burst: tuple[tuple[int, frozenset[tuple[str, tuple[float, ...]]]], frozenset[str]] | None = None
@@ -268,7 +198,7 @@ class World:
             == {(spot.row, frozenset(spot.devices)) for spot in spots}
         ):
             known.since, known.ends_at, known.ending = since, ends_at, ending
-            self.running.restate(known)
+            self._restate(known)
             return
         # What has left some of its nodes is counted for all of them until it has left the last.
         counted = known.nodes_bound if known is not None else 0
@@ -317,7 +247,12 @@ class World:
         # Replaced and not changed: copies of the world share what is placed.
         known = self.placed[uid]
         one = self.placed[uid] = replace(known, ending=True, ends_at=min(known.ends_at, at))
+        self._restate(one)
+
+    def _restate(self, one: Placed) -> None:
+        """It ends at another time: its nodes look as they did, but not to those who wait for it to end."""
         self.running.restate(one)
+        self.fleet.now.touched.extend([spot.row for spot in one.spots])
 
     def forget(self, uid: str) -> None:
         """An allocation is gone, from wherever it was."""
@@ -333,6 +268,14 @@ class World:
         """What a waiting allocation is decided with: its gang until that has begun, else those that are like it."""
         key = self.waiting[uid].key
         return key.gang if key.gang is not None and not self.has_begun(key.gang) else key
+
+    def alike_nodes(self) -> int:
+        """The number of nodes that are alike in what they offer, of the kind of which there are most."""
+        if self.uniform[0] != self.fleet.described:
+            rows = list(self.fleet.row_of.values())
+            counts = np.unique(self.fleet.allocatable[:, rows], axis=1, return_counts=True)[1] if rows else [0]
+            self.uniform = (self.fleet.described, int(max(counts)))
+        return self.uniform[1]
 
     def has_begun(self, gang: GangKey) -> bool:
         """Whether a gang has its room: who comes later is placed alone. A gang that is being stopped has none."""
@@ -447,7 +390,7 @@ class World:
             ask.shape, ask.job, (ask.namespace, ask.gang.group_id) if ask.gang else None, _charged(ask.charge),
         )  # fmt: skip
         if ask.gang is not None:
-            self._band(ask).waiting[ask.uid] = ask
+            self._band(ask).come(ask)
         group = self.groups.get(key)
         if group is None:
             group = self.groups[key] = Group(key, ask.charge)
@@ -463,7 +406,7 @@ class World:
             self._drop_group(group)
         if ask.gang is not None:
             band = self._band(ask)
-            band.waiting.pop(uid, None)
+            band.leave(uid)
             self._drop_if_empty(band)
 
     def _drop_group(self, group: Group) -> None:

@@ -19,10 +19,11 @@ import structlog
 from bursar.core.answer import Glimpse
 from bursar.core.ask import Ask
 from bursar.core.explain import explain, figures, glimpse, simulate
+from bursar.core.group import GroupKey
 from bursar.core.lineup import Lineups, line_up_boosted
 from bursar.core.plan import Policy
 from bursar.core.waits import Waits
-from bursar.core.world import GroupKey, World
+from bursar.core.world import World
 from bursar.ops.inquiry import (
     ANSWER_SECONDS_MAX,
     Answer,
