@@ -197,8 +197,9 @@ class World:
             and {(spot.row, frozenset(spot.devices)) for spot in known.spots}
             == {(spot.row, frozenset(spot.devices)) for spot in spots}
         ):
+            ends_otherwise = (ends_at, ending) != (known.ends_at, known.ending)
             known.since, known.ends_at, known.ending = since, ends_at, ending
-            self._restate(known)
+            self._restate(known, ends_otherwise=ends_otherwise)
             return
         # What has left some of its nodes is counted for all of them until it has left the last.
         counted = known.nodes_bound if known is not None else 0
@@ -247,12 +248,13 @@ class World:
         # Replaced and not changed: copies of the world share what is placed.
         known = self.placed[uid]
         one = self.placed[uid] = replace(known, ending=True, ends_at=min(known.ends_at, at))
-        self._restate(one)
+        self._restate(one, ends_otherwise=True)
 
-    def _restate(self, one: Placed) -> None:
-        """It ends at another time: its nodes look as they did, but not to those who wait for it to end."""
+    def _restate(self, one: Placed, *, ends_otherwise: bool) -> None:
+        """What ends at another time leaves its nodes as they are, but not for those who wait until it has ended."""
         self.running.restate(one)
-        self.fleet.now.touched.extend([spot.row for spot in one.spots])
+        if ends_otherwise:
+            self.fleet.now.touched.extend([spot.row for spot in one.spots])
 
     def forget(self, uid: str) -> None:
         """An allocation is gone, from wherever it was."""
