@@ -25,6 +25,7 @@ class Code(StrEnum):
     IMMUTABLE = "immutable"
     UNPROCESSABLE = "unprocessable"
     UNSATISFIABLE = "unsatisfiable"
+    UNPRICED = "unpriced"
     # What depends on the state of things, and may succeed later.
     ALREADY_EXISTS = "already_exists"
     CONFLICT = "conflict"
@@ -35,6 +36,12 @@ class Code(StrEnum):
     QUOTA_EXCEEDED = "quota_exceeded"
     NO_CAPACITY = "no_capacity"
     STALE = "stale"
+    FENCED = "fenced"
+    ACCOUNT_INACTIVE = "account_inactive"
+    INSUFFICIENT_CREDIT = "insufficient_credit"
+    CONCURRENCY_EXCEEDED = "concurrency_exceeded"
+    DAILY_CAP_EXCEEDED = "daily_cap_exceeded"
+    SPEND_RATE_EXCEEDED = "spend_rate_exceeded"
     # What passes by itself: try again.
     TIMEOUT = "timeout"
     RATE_LIMITED = "rate_limited"
@@ -52,6 +59,7 @@ FORGETTABLE = frozenset(
         Code.STALE,
         Code.TIMEOUT,
         Code.RATE_LIMITED,
+        Code.SPEND_RATE_EXCEEDED,
         Code.OVERLOADED,
         Code.UNAVAILABLE,
     }

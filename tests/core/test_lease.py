@@ -1,0 +1,164 @@
+"""Leases and the book: what is held, posted and given back, to the last digit."""
+
+from itertools import count
+
+import pytest
+
+from bursar.core.account import Account
+from bursar.core.book import Book, Type
+from bursar.core.lease import Grant, Lease, LeaseState
+from bursar.core.money import MICROS, NANO, credits_of, nanocredits
+from bursar.core.price import Price, PriceList
+from bursar.core.refusal import Code, Refusal
+
+START = 1_700_000_000 * MICROS
+GPU = "nvidia.com/gpu"
+
+
+def book_of(balance: str = "50", *prices: Price, **account: object) -> Book:
+    listed = prices or (Price(GPU, "h100", nanocredits("0.01"), 0),)
+    rows = {100: Account(100, "physics", posted=nanocredits(balance), **account)}  # type: ignore[arg-type]
+    return Book(START, PriceList.of(listed), rows, numbers=count(1))
+
+
+def lease_of(gpus: int = 4, window: int = 15) -> Lease:
+    return Lease(0, 100, "train", window=window * MICROS, amounts={GPU: gpus * 1000}, klass="h100", gpus=gpus * 1000)
+
+
+def opened(book: Book, lease: Lease | None = None) -> Lease:
+    lease = lease or lease_of()
+    assert book.open(lease, started=True) is None
+    return lease
+
+
+def after(book: Book, seconds: float) -> None:
+    book.now += round(seconds * MICROS)
+
+
+def available(book: Book) -> str:
+    return credits_of(book.accounts[100].available)
+
+
+def test_eight_minutes_of_four_gpus_cost_what_the_walkthrough_says() -> None:
+    book = book_of()
+    lease = opened(book)
+    assert available(book) == "49.4"
+    after(book, 5)
+    assert isinstance(book.beat(lease, 1), Grant)
+    assert available(book) == "49.2"
+    for seq in range(2, 96):
+        after(book, 5)
+        book.beat(lease, seq)
+    after(book, 5)
+    book.close(lease)
+    assert credits_of(lease.posted) == "19.2"
+    assert available(book) == "30.8"
+    assert book.accounts[100].held == 0
+    debits = [entry.amount for entry in book.entries if entry.type is Type.DEBIT]
+    assert debits == [nanocredits("0.2")] * 96
+
+
+@pytest.mark.parametrize("gpus", [1, 3, 7])
+def test_fractions_are_neither_lost_nor_gained_however_often_it_is_extended(gpus: int) -> None:
+    odd = Price(GPU, "h100", 333_333_337, 0)
+    book = book_of("1000000", odd)
+    lease = opened(book, lease_of(gpus))
+    for seq in range(1, 200):
+        after(book, 0.123457)
+        book.beat(lease, seq)
+    book.close(lease)
+    assert lease.posted == gpus * 333_333_337 * (book.now - START) // MICROS
+
+
+def test_a_measured_end_is_settled_exactly() -> None:
+    book = book_of()
+    lease = opened(book)
+    after(book, 9)
+    book.beat(lease, 1)
+    after(book, 3)
+    book.close(lease, measured=10_500_000)
+    assert credits_of(lease.posted) == "0.42"
+    assert available(book) == "49.58"
+    after(book, 5)
+    shorter = opened(book)
+    after(book, 9)
+    book.beat(shorter, 1)
+    book.close(shorter, measured=4 * MICROS)
+    assert credits_of(shorter.posted) == "0.16"
+    assert book.entries[-1].type is Type.REFUND
+
+
+def test_a_price_change_counts_from_the_next_beat_on() -> None:
+    later = Price(GPU, "h100", nanocredits("0.02"), START + 7 * MICROS)
+    book = book_of("50", Price(GPU, "h100", nanocredits("0.01"), 0), later)
+    lease = opened(book)
+    after(book, 5)
+    book.beat(lease, 1)
+    after(book, 5)
+    book.beat(lease, 2)
+    assert credits_of(lease.posted) == "0.4", "the old price up to the beat"
+    assert credits_of(lease.held) == "1.2", "the new one from then on"
+    after(book, 5)
+    book.close(lease)
+    assert credits_of(lease.posted) == "0.8"
+    assert lease.cost_of(15 * MICROS) == lease.posted
+
+
+def test_who_cannot_pay_the_next_window_uses_what_is_paid_and_goes_on_when_topped_up() -> None:
+    book = book_of("0.7")
+    lease = opened(book)
+    after(book, 5)
+    grant = book.beat(lease, 1)
+    assert grant == Grant(lease.id, START + 15 * MICROS, 10 * MICROS, final=True, reason="insufficient_credit")
+    assert book.top_up(book.accounts[100], NANO) is None
+    grant = book.beat(lease, 2)
+    assert isinstance(grant, Grant)
+    assert not grant.final
+
+
+def test_a_beat_that_is_repeated_changes_nothing_and_an_old_one_is_stale() -> None:
+    book = book_of()
+    lease = opened(book)
+    after(book, 5)
+    first = book.beat(lease, 7)
+    entries = len(book.entries)
+    assert book.beat(lease, 7) == first
+    stale = book.beat(lease, 6)
+    assert isinstance(stale, Refusal)
+    assert stale.code is Code.STALE
+    assert len(book.entries) == entries
+
+
+def test_what_lapses_is_posted_whole_and_what_was_not_used_comes_back() -> None:
+    book = book_of()
+    lease = opened(book)
+    after(book, 60)
+    book.lapse(lease)
+    assert lease.state is LeaseState.LAPSED
+    assert available(book) == "49.4"
+    assert book.reconcile(lease, 5 * MICROS, drift=0) == -nanocredits("0.4")
+    assert available(book) == "49.8"
+
+
+def test_what_was_measured_beyond_what_is_there_is_written_off_and_told() -> None:
+    book = book_of("0.6")
+    lease = opened(book)
+    after(book, 20)
+    book.lapse(lease)
+    book.reconcile(lease, 20 * MICROS, drift=0)
+    assert available(book) == "0"
+    assert credits_of(book.entries[-1].amount) == "0.2"
+    assert [event.reason for event in book.events] == ["written off", ""]
+
+
+def test_time_that_nobody_paid_for_is_not_posted_when_a_late_beat_comes() -> None:
+    book = book_of()
+    lease = opened(book)
+    after(book, 25)
+    book.beat(lease, 1)
+    assert credits_of(lease.posted) == "0.6"
+    assert lease.paid_until == book.now + 15 * MICROS
+    after(book, 5)
+    book.close(lease)
+    assert credits_of(lease.posted) == "0.8"
+    assert lease.posted_micros == 20 * MICROS
