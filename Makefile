@@ -43,12 +43,13 @@ contracts: venv
 	@$(BIN)/lint-imports --no-cache | tail -n 12
 
 soak: venv  ## The long races and fault tests
-	@BURSAR_SOAK=1 $(BIN)/pytest -n 2 --dist worksteal --timeout 1800 tests/ops/test_machine.py tests/ops/test_races.py tests/api/test_schema.py tests/loops/test_keeper.py tests/loops/test_scheduler_races.py tests/process/test_scheduling.py tests/process/test_agent_outages.py
+	@BURSAR_SOAK=1 $(BIN)/pytest -n 2 --dist worksteal --timeout 1800 tests/ops/test_machine.py tests/ops/test_races.py tests/ops/test_ledger_machine.py tests/ops/test_ledger_faults.py tests/api/test_schema.py tests/loops/test_keeper.py tests/loops/test_scheduler_races.py tests/process/test_scheduling.py tests/process/test_agent_outages.py tests/process/test_credit_faults.py
 
 bench: venv  ## All benchmarks, briefly
 	@$(BIN)/bursar bench api --seconds 5 --json
 	@$(BIN)/bursar bench schedule --nodes 1000 --allocations 4000 --singles 50 --json
 	@$(BIN)/bursar bench agents --agents 500 --beat 1 --seconds 5 --secure 50 --binds 50 --json
+	@$(BIN)/bursar bench leases --jobs 2000 --seconds 3 --json
 
 proto: venv  ## Make the Python of proto/ anew
 	@sh scripts/proto.sh

@@ -1,23 +1,30 @@
 """What can go wrong between nodes and their control plane, at a test's word; and work that tells when it ran."""
 
 import asyncio
+import os
+import random
+import signal
 import socket
 import struct
 import sys
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx2
+import psutil
 from anyio.from_thread import start_blocking_portal
 
-from agents import Agent, joined_agent, status_of, until, users_of
+from agents import Agent, joined_agent, part, status_of, until, users_of
 from bursar.client import Client
+from bursar.ops.office import Office
+from offices import opened
 from server import Server
 
 # As short as a busy machine allows: a beat that comes two seconds late must not be a fault.
@@ -203,6 +210,34 @@ def opened_fleet(server: Server, client: Client, net: Net, home: Path, count: in
         fleet = Fleet(client, net, agents, pool)
         fleet.mend()
         yield fleet
+
+
+# Kills.
+
+
+def kill(server: Server, fleet: Fleet, victim: str, dice: random.Random) -> None:
+    if victim == "agent":
+        agent: Agent = dice.choice(list(fleet.agents.values()))
+        agent.kill()
+        agent.start()
+    else:
+        os.kill(until(lambda: found(server, victim), f"{victim} being there"), signal.SIGKILL)
+
+
+def found(server: Server, victim: str) -> int:
+    try:
+        return part(server, victim)
+    except (ValueError, psutil.Error):
+        return 0
+
+
+@asynccontextmanager
+async def office_of(server: Server) -> AsyncIterator[Office]:
+    """An office of our own on the server's database."""
+    elsewhere = server.data / "socket-dir"
+    socket = Path(elsewhere.read_text().strip()) if elsewhere.exists() else server.data / "run"
+    async with opened(f"postgresql:///bursar?user=bursar&host={quote(str(socket), safe='')}") as one:
+        yield one
 
 
 # Work that tells when it runs.

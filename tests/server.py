@@ -63,13 +63,16 @@ def admin(server: Server) -> Iterator[Client]:
 
 
 @contextmanager
-def started(data: Path, port: int = 0, *, grpc_port: int = 0, tls: bool = False) -> Iterator[Server]:
-    """`bursar serve` on this directory, from when it is ready until the end of the block."""
+def started(
+    data: Path, port: int = 0, *, grpc_port: int = 0, tls: bool = False, database_url: str = ""
+) -> Iterator[Server]:
+    """`bursar serve` on this directory, or on another database, from when it is ready until the end of the block."""
     address = f"127.0.0.1:{port or free_port()}"
     token_file = data / "admin-token"
     log = data.with_name(f"{data.name}.log").open("a")
     addresses = ["--http", address, "--grpc", f"127.0.0.1:{grpc_port or free_port()}"]
-    files = ["--data", str(data), "--admin-token-file", str(token_file)]
+    database = ["--database-url", database_url] if database_url else ["--data", str(data)]
+    files = [*database, "--admin-token-file", str(token_file)]
     command = [str(BURSAR), "serve", *addresses, *files, *(["--tls", "auto"] if tls else [])]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True)
     try:

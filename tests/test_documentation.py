@@ -16,11 +16,13 @@ from prometheus_client import REGISTRY
 import bursar.api.serve
 import bursar.loops.upkeep
 import bursar.rpc.serve
+from bursar.core.billing import CreditPolicy
 from bursar.core.liveness import Patience
+from bursar.core.money import credits_of
 from bursar.core.reason import Why
 from bursar.main import api, controller, serve
 from bursar.wire.kinds import KINDS
-from bursar.wire.settings import NodeSettings, SchedulingSettings
+from bursar.wire.settings import CreditSettings, NodeSettings, SchedulingSettings
 from server import data_directory
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -121,6 +123,15 @@ def test_every_setting_of_nodes_is_in_the_table_of_settings() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (\d+) \|", section, re.MULTILINE)
     defaults = {name: str(getattr(Patience(), name)) for name in NodeSettings.__struct_fields__}
     told = {field.encode_name: defaults[field.name] for field in msgspec.structs.fields(NodeSettings)}
+    assert dict(rows) == told
+
+
+def test_every_setting_of_credit_is_in_the_table_of_settings() -> None:
+    section = page("docs/credits.md").partition("## Settings")[2]
+    rows = re.findall(r"^\| `(\w+)` \| ([\d.]+) \|", section, re.MULTILINE)
+    defaults = {name: getattr(CreditPolicy(), name) for name in CreditSettings.__struct_fields__}
+    defaults["drift_credits"] = credits_of(defaults["drift_credits"])
+    told = {field.encode_name: str(defaults[field.name]) for field in msgspec.structs.fields(CreditSettings)}
     assert dict(rows) == told
 
 

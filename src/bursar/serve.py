@@ -23,12 +23,16 @@ import uvloop
 
 from bursar.api.serve import opened_house, serve_http
 from bursar.api.tls import ensure_server_certificate
+from bursar.bridges.webhook import run_webhooks
 from bursar.config import Settings, with_password_hidden
 from bursar.logs import set_up_logs
 from bursar.loops.drain import run_drains
 from bursar.loops.jobs import run_jobs
 from bursar.loops.lead import run_lead
+from bursar.loops.leases import run_leases
+from bursar.loops.ledger import run_ledger
 from bursar.loops.nodes import run_nodes
+from bursar.loops.reconcile import run_reconcile
 from bursar.loops.schedule import run_schedule
 from bursar.loops.upkeep import run_upkeep
 from bursar.openfiles import allow_open_files
@@ -153,6 +157,10 @@ async def _controller(settings: Settings) -> int:
         run_drains(office),
         run_jobs(office),
         run_nodes(office),
+        run_ledger(office),
+        run_leases(office),
+        run_reconcile(office),
+        run_webhooks(office),
         run_lead(database, f"{socket.gethostname()}/{os.getpid()}", lambda fence: run_schedule(office, fence)),
     )
     print(READY, flush=True)

@@ -16,7 +16,7 @@ def leased(uid: str, *command: str, grace_seconds: int = 600) -> Run:
 
 
 def grant(bench: Bench, seconds: float, grace_seconds: float) -> None:
-    bench.shell.execute(bench.machine.granted(seconds, boot_seconds(), None, grace_seconds))
+    bench.shell.execute(bench.machine.granted(seconds, boot_seconds(), grace_seconds))
 
 
 async def test_the_grace_is_that_of_the_lease_which_was_granted_last(tmp_path: Path, uid: str) -> None:
@@ -68,13 +68,13 @@ async def test_what_comes_too_late_to_its_start_is_not_started(tmp_path: Path, u
 
 def test_what_ended_with_its_lease_is_not_let_live_by_a_later_one() -> None:
     machine = Machine()
-    machine.granted(10, 0, None, 3)
+    machine.granted(10, 0, 3)
     machine.tell([leased("a", "true"), leased("b", "true")], 1)
     for one in ("a", "b"):
         machine.started((one, 1), 1)
     (stop, _) = machine.due(10)
     assert getattr(stop, "grace_seconds", None) == 3
-    assert machine.granted(10, 11, None, 4) == []
+    assert machine.granted(10, 11, 4) == []
     assert machine.tell([leased("c", "true")], 12) == [Start(leased("c", "true"), 21, 4)]
     machine.started(("c", 1), 12)
-    assert machine.granted(10, 13, None, 5) == [MoveDeadline(("c", 1), 23, 5)]
+    assert machine.granted(10, 13, 5) == [MoveDeadline(("c", 1), 23, 5)]

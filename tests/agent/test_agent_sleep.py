@@ -16,12 +16,12 @@ import pytest
 from bursar.agent import shim
 from bursar.agent.clock import boot_seconds
 from bursar.agent.daemon import Daemon
+from bursar.agent.deadline import CREDIT_EXHAUSTED, LEASE_EXPIRED, format_deadline, parse_deadline
 from bursar.agent.environment import user
 from bursar.agent.folder import BOOTSTRAP, Folder
 from bursar.agent.papers import NoPapers
 from bursar.agent.probe import Probe
 from bursar.agent.speech import Answer
-from bursar.agent.state import LEASE_EXPIRED
 from bursar.agent.stream import Stream
 from bursar.agent.work import Run, State
 from shells import Bench, run, until
@@ -67,7 +67,7 @@ def test_a_shim_with_a_deadline_looks_at_the_clock_often(deadline: float) -> Non
     """The kernel's timers stand still while the machine sleeps."""
     one = shim.Shim.__new__(shim.Shim)
     one.kill_at = one.expires_at = float("inf")
-    one.deadline = boot_seconds() + deadline
+    one.deadline, one.frozen_at = boot_seconds() + deadline, 0.0
     assert one._wait_milliseconds() <= 1000 * shim.LOOK_SECONDS + 1 <= 5000
 
 
@@ -132,11 +132,16 @@ async def test_a_deadline_moves_on_a_full_disk(small_disk: Path, uid: str) -> No
 
 
 def test_a_deadline_that_is_half_written_is_none() -> None:
-    old, new = shim.format_deadline(1.5, None), shim.format_deadline(22.25, 3)
-    assert shim.parse_deadline(old) == (1.5, None)
-    assert shim.parse_deadline(new) == (22.25, 3.0)
-    whole = {shim.parse_deadline(new[:n] + old[n:]) for n in range(len(new) + 1)}
-    assert whole == {None, (1.5, None), (22.25, 3.0)}
+    lease, credit = (1.5, None, 0.0, LEASE_EXPIRED), (22.25, 3.0, 322.25, CREDIT_EXHAUSTED)
+    old, new = format_deadline(*lease), format_deadline(*credit)
+    assert (parse_deadline(old), parse_deadline(new)) == (lease, credit)
+    whole = {parse_deadline(new[:n] + old[n:]) for n in range(len(new) + 1)}
+    assert whole == {None, lease, credit}
+
+
+def test_a_deadline_has_room_for_a_machine_that_runs_for_a_century() -> None:
+    terms = (3_200_000_000.123456, 604_800.0, 3_200_604_800.123456, CREDIT_EXHAUSTED)
+    assert parse_deadline(format_deadline(*terms)) == terms
 
 
 def test_a_deadline_that_cannot_be_read_starts_nothing(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from bursar.agent.speech import (
     read_status,
     status_message,
 )
-from bursar.agent.work import Directive, Run, State, Status, Stop, Usage
+from bursar.agent.work import Directive, Grant, Run, State, Status, Stop, Usage
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 
 words = st.text(st.characters(codec="utf-8"), max_size=12)
@@ -101,14 +101,19 @@ def test_an_answer_is_read_whole() -> None:
             beat_seconds=5,
             directives=[directive_message(Stop("a", 1, 5))],
             acknowledgements=[pb.Acknowledgement(allocation_id="b", epoch=2)],
-            leases=[pb.LeaseGrant(allocation_id="c", epoch=3, seconds=9)],
+            leases=[
+                pb.LeaseGrant(allocation_id="c", epoch=3, seconds=9, reason="ignored", freeze_seconds=4),
+                pb.LeaseGrant(allocation_id="d", epoch=1, seconds=2, final=True, reason="slow", freeze_seconds=5),
+                pb.LeaseGrant(allocation_id="e", epoch=1, final=True),
+            ],
             certificate=b"pem",
         )
     )
     assert (answer.seq, answer.complete, answer.lease_seconds, answer.beat_seconds) == (3, True, 120.0, 5.0)
     assert answer.directives == (Stop("a", 1, 5),)
     assert answer.acknowledged == (("b", 2),)
-    assert answer.leases == {("c", 3): 9.0}
+    last = {("d", 1): Grant(2.0, "slow", 5.0), ("e", 1): Grant(0.0, "no reason was given")}
+    assert answer.leases == {("c", 3): Grant(9.0), **last}
     assert answer.certificate == b"pem"
 
 
@@ -140,5 +145,5 @@ def test_nonsense_grants_nothing() -> None:
             directives=[pb.SchedulingDirective(type=pb.DIRECTIVE_TYPE_STOP, allocation_id="a", grace_seconds=-1)],
         )
     )
-    assert (answer.lease_seconds, answer.beat_seconds, answer.leases) == (0.0, 0.0, {("a", 1): 0.0})
+    assert (answer.lease_seconds, answer.beat_seconds, answer.leases) == (0.0, 0.0, {("a", 1): Grant(0.0)})
     assert answer.directives == (Stop("a", 0, 0),)

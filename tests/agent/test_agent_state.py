@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from bursar.agent.state import (
     EXPIRED,
+    FENCED,
     GRACE_SECONDS,
     LEASE_EXPIRED,
     NOT_WANTED,
@@ -18,17 +19,26 @@ from bursar.agent.state import (
     SUPERSEDED,
     Forget,
     Instruction,
+    Limit,
     Machine,
     MoveDeadline,
     SignalStop,
     Start,
 )
-from bursar.agent.work import ENDED, Place, Run, State, Stop, Usage
+from bursar.agent.work import ENDED, Grant, Place, Run, State, Stop, Usage
 
 GPU = "nvidia.com/gpu"
 
 
-def run(uid: str = "a", epoch: int = 1, *, leased: bool = False, ttl: int = 0, gpus: tuple[int, ...] = ()) -> Run:
+def run(
+    uid: str = "a",
+    epoch: int = 1,
+    *,
+    leased: bool = False,
+    paid: bool = False,
+    ttl: int = 0,
+    gpus: tuple[int, ...] = (),
+) -> Run:
     return Run(
         uid,
         epoch,
@@ -36,6 +46,7 @@ def run(uid: str = "a", epoch: int = 1, *, leased: bool = False, ttl: int = 0, g
         uid,
         command=("sleep", "9"),
         leased=leased,
+        paid=paid,
         ttl_seconds=ttl,
         devices={GPU: gpus} if gpus else {},
     )
@@ -191,15 +202,6 @@ def test_an_old_lease_starts_nothing() -> None:
     assert machine.granted(10, 11) == [Start(run(leased=True), 21)]
 
 
-def test_a_lease_of_its_own_is_the_only_one_it_lives_by() -> None:
-    machine = Machine()
-    machine.granted(10, 0)
-    machine.tell([run(leased=True)], 1)
-    machine.started(("a", 1), 1)
-    assert machine.granted(0, 5, {("a", 1): 10}) == [MoveDeadline(("a", 1), 15)]
-    assert machine.granted(100, 6) == []
-
-
 def test_a_ttl_ends_what_has_run_for_so_long() -> None:
     machine = Machine()
     running(machine, run(ttl=60), 10)
@@ -241,6 +243,7 @@ def test_use_is_told_with_what_is_said_next() -> None:
 UIDS = st.sampled_from("abc")
 EPOCHS = st.integers(1, 4)
 GPUS = st.sampled_from([(), (0,), (1,), (0, 1)])
+LEASES = st.tuples(st.booleans(), st.booleans())  # of its node, and of its own
 
 
 class Histories(RuleBasedStateMachine):
@@ -254,7 +257,9 @@ class Histories(RuleBasedStateMachine):
         self.starts: Counter[Place] = Counter()
         self.alive: dict[Place, Run] = {}  # started, and not ended
         self.stopping: set[Place] = set()
-        self.deadlines: dict[Place, float] = {}
+        self.limits: dict[Place, Limit] = {}
+        self.paid: dict[Place, float] = {}  # until when, as far as was granted
+        self.frozen: dict[Place, float] = {}  # until when it may be, as was said last
         self.unacknowledged: set[Place] = set()
         self.past: set[Place] = set()
         self.journal: dict[Place, Run] = {}
@@ -265,18 +270,20 @@ class Histories(RuleBasedStateMachine):
             if isinstance(one, Start):
                 assert one.run.epoch == max(self.highest[one.run.uid], one.run.epoch), "an older epoch was started"
                 assert not any(place[0] == one.run.uid for place in self.alive), "two epochs at a time"
-                if one.run.leased:
+                if one.run.leased or one.run.paid:
                     assert one.deadline is not None
                     assert one.deadline > self.now
-                    self.deadlines[one.place] = one.deadline
+                    self.limits[one.place] = Limit(one.deadline, one.freeze_until, one.reason)
                 self.starts[one.place] += 1
                 self.alive[one.place] = self.journal[one.place] = one.run
             elif isinstance(one, SignalStop):
                 assert one.place in self.alive
                 self.stopping.add(one.place)
             elif isinstance(one, MoveDeadline):
-                assert one.at > self.deadlines.get(one.place, -math.inf), "a deadline went back"
-                self.deadlines[one.place] = one.at
+                before, after = self.limits[one.place], Limit(one.at, one.freeze_until, one.reason)
+                assert after.at >= before.at, "a deadline went back"
+                assert after != before, "nothing new was said"
+                self.limits[one.place] = after
             else:
                 assert one.place not in self.alive
                 self.journal.pop(one.place, None)
@@ -286,9 +293,12 @@ class Histories(RuleBasedStateMachine):
         for one in runs:
             self.highest[one.uid] = max(one.epoch, self.highest.get(one.uid, 0))
 
-    @rule(uid=UIDS, epoch=EPOCHS, leased=st.booleans(), gpus=GPUS, ttl=st.sampled_from([0, 5]), twice=st.booleans())
-    def want(self, uid: str, epoch: int, leased: bool, gpus: tuple[int, ...], ttl: int, twice: bool) -> None:
-        one = run(uid, epoch, leased=leased, gpus=gpus, ttl=ttl)
+    @rule(uid=UIDS, epoch=EPOCHS, leases=LEASES, gpus=GPUS, ttl=st.sampled_from([0, 5]), twice=st.booleans())
+    def want(
+        self, uid: str, epoch: int, leases: tuple[bool, bool], gpus: tuple[int, ...], ttl: int, twice: bool
+    ) -> None:
+        leased, paid = leases
+        one = run(uid, epoch, leased=leased, paid=paid, gpus=gpus, ttl=ttl)
         self.told.append(one)
         self.hear_runs([one])
         self.do(self.machine.tell([one], self.now))
@@ -323,6 +333,25 @@ class Histories(RuleBasedStateMachine):
     def grant(self, seconds: int, ago: int) -> None:
         self.do(self.machine.granted(seconds, self.now - ago))
 
+    @rule(data=st.data(), seconds=st.integers(0, 20), ago=st.integers(0, 5), freeze=st.sampled_from([-1, 0, 4]))
+    def pay(self, data: st.DataObject, seconds: int, ago: int, freeze: int) -> None:
+        """Beats of work that is wanted, or not any more, or not known yet."""
+        place = data.draw(st.tuples(UIDS, EPOCHS))
+        grant = Grant(seconds, "no credit", freeze) if freeze >= 0 else Grant(seconds)
+        known = {one.place for one in self.machine.inventory() if one.state not in ENDED}
+        if place in known:
+            until = self.now - ago + seconds if seconds else -math.inf
+            self.paid[place] = max(self.paid.get(place, -math.inf), until)
+            self.frozen[place] = self.paid[place] + max(0, freeze)
+        self.do(self.machine.paid({place: grant}, self.now - ago))
+
+    @rule(data=st.data())
+    def fence(self, data: st.DataObject) -> None:
+        if paid := sorted(place for place, one in self.alive.items() if one.paid):
+            place = data.draw(st.sampled_from(paid))
+            self.do(self.machine.paid({place: Grant(0, FENCED)}, self.now))
+            assert place in self.stopping
+
     @rule(data=st.data())
     def start(self, data: st.DataObject) -> None:
         if self.alive:
@@ -350,8 +379,10 @@ class Histories(RuleBasedStateMachine):
         self.do(self.machine.due(self.now))
         assert self.machine.next_at > self.now
         for place, one in self.alive.items():
-            if one.leased and self.deadlines[place] <= self.now:
+            if (one.leased or one.paid) and self.limits[place].end_at <= self.now:
                 assert place in self.stopping, "it ran past its deadline"
+            if one.paid and max(self.paid[place], self.frozen[place]) <= self.now:
+                assert place in self.stopping, "it ran past what was paid for"
 
     @rule()
     def crash(self) -> None:
@@ -359,7 +390,7 @@ class Histories(RuleBasedStateMachine):
         self.machine = Machine()
         self.machine.remember(self.past)
         for place, one in self.journal.items():
-            self.machine.adopt(one, self.now, started=True, deadline=self.deadlines.get(place))
+            self.machine.adopt(one, self.now, started=True, limit=self.limits.get(place))
             if place not in self.alive:
                 self.machine.ended(place, self.now, exit_code=0)
         self.stopping.clear()  # nobody but the shims knows

@@ -116,6 +116,12 @@ async def test_what_does_not_wait_says_where_it_is(site: Site) -> None:
     body = (await site.get(f"namespaces/{team}/allocations/a/explain")).body
     assert (body["phase"], body["nodes"][0]["name"]) == ("Scheduled", where)
     assert body["message"].startswith(f"it is not waiting: it is Scheduled on {where} since ")
+    for status in ({"phase": "Running"}, {"phase": "Failed", "reason": "Broken", "message": "its disk is full"}):
+        told = await site.patch(f"namespaces/{team}/allocations/a/status", {"status": {"epoch": 1, **status}})
+        assert told.status == 200, told
+    ended = (await site.get(f"namespaces/{team}/allocations/a")).body["status"]["endTime"]
+    body = (await site.get(f"namespaces/{team}/allocations/a/explain")).body
+    assert body["message"] == f"it is not waiting: it is Failed on {where} since {ended} (Broken: its disk is full)"
 
 
 async def test_what_the_scheduler_does_not_know_yet_is_told_as_it_was_stored(site: Site) -> None:

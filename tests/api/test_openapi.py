@@ -14,6 +14,7 @@ import pytest
 from bursar.api.openapi import V2_BODY, document, documents, kubectl_document, operation_ids, refusals
 from bursar.api.openapi_words import EXAMPLES, FIELD_WORDS
 from bursar.api.route import Route
+from bursar.api.routes import build_routes
 from bursar.wire.kinds import BY_NAME, KINDS
 from sample_routes import ROUTES, nobody
 
@@ -83,6 +84,14 @@ def test_operation_ids_are_unique_and_read_like_functions() -> None:
         "getMetricsClusterUtilization",
         "getHealthz",
     } <= set(names)
+
+
+def test_no_two_operations_of_the_real_table_have_the_same_name() -> None:
+    whole = document(build_routes("1.2.3"), release="1.2.3")
+    names = Counter(operation["operationId"] for _, _, operation in _operations(whole))
+    assert max(names.values()) == 1
+    assert {"createTopups", "getBalance", "createLeases", "extendLeases", "closeLeases", "listPrices"} <= set(names)
+    assert {"fenceNode", "deleteNodeFence"} <= set(names)
 
 
 def test_two_paths_of_the_same_name_are_told_apart() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bursar.cli.simulate import lines
 from bursar.client import Client
 from places import until
 from server import BURSAR, Server
@@ -43,6 +44,16 @@ def bursar(server: Server, *words: str, code: int = 0) -> subprocess.CompletedPr
 def wanted(name: str, node: str, gpus: int, **spec: Any) -> dict[str, Any]:
     requests = {"resources": {"requests": {GPU: str(gpus)}}, "nodeSelector": {"only": node}}
     return {"kind": "Allocation", "metadata": {"name": name}, "spec": {**requests, **spec}}
+
+
+def test_a_simulation_says_how_long_the_credit_lasts() -> None:
+    cost = {"account": "physics", "perSecond": "0.04", "perHour": "144", "firstWindow": "0.4", "windowSeconds": 10}
+    one = {"name": "s", "message": "it would run now, on n1", "wouldRun": True}
+    told = list(lines({**one, "cost": {**cost, "available": "1.42"}}))
+    assert told[-1] == "  lasts    35s with what is available, if nothing else runs"
+    assert not [line for line in lines({**one, "cost": {**cost, "available": "0.1"}}) if "lasts" in line]
+    free = {**cost, "perSecond": "0", "firstWindow": "0", "available": "1"}
+    assert not [line for line in lines({**one, "cost": free}) if "lasts" in line]
 
 
 def test_explain_tells_why_and_simulate_what_if(

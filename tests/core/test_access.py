@@ -59,6 +59,9 @@ tenant-admin   may not create tenants
 tenant-admin   may not patch tiers
 tenant-admin   may not topup accounts
 tenant-admin   may not create topups
+tenant-admin   may not update limits
+tenant-admin   may not create accounts
+tenant-admin   may not get ledger
 tenant-admin   may not boost jobs
 tenant-admin   may not drain nodes
 tenant-admin   may not preempt allocations
@@ -101,6 +104,13 @@ user           may not patch nodes/status
 user           may not create topups
 user           may not create prices
 user           may not create usage
+user           may     create leases
+user           may     get statements
+user           may     get forecast
+user           may     list prices
+user           may not get ledger
+user           may not create refunds
+user           may not patch accounts
 user           may not create preemptions
 
 viewer         may     list allocations
@@ -159,6 +169,12 @@ billing-admin  may     create topups
 billing-admin  may     topup accounts
 billing-admin  may     create prices
 billing-admin  may     list entries
+billing-admin  may     create refunds
+billing-admin  may     create adjustments
+billing-admin  may     patch accounts
+billing-admin  may     get ledger/verify
+billing-admin  may not create leases
+billing-admin  may not create usage
 billing-admin  may     update limits
 billing-admin  may     get tenants
 billing-admin  may not patch tenants
@@ -178,6 +194,11 @@ service        may not delete tenants
 service        may not create allocations
 service        may not create tokens
 service        may not create prices
+service        may not create refunds
+service        may not create adjustments
+service        may not patch accounts
+service        may     create usage
+service        may     create leases
 service        may not patch resourceclaims/approval
 service        may not drain nodes
 """
@@ -314,3 +335,26 @@ def test_the_documentation_s_table_names_every_role_once_for_each_rule() -> None
     assert {row[0] for row in rows} == {"everybody", "node (bootstrap token)", *map(str, Role)}
     assert ("system-admin", "*", "*") in rows
     assert len(set(rows)) == len(rows)
+
+
+@pytest.mark.parametrize(
+    ("who", "lineage", "owner", "seen"),
+    [
+        ("user", ("ml",), "alice", True),
+        ("user", ("ml",), "", True),
+        ("user", ("ml",), "bob", False),
+        ("user", ("physics",), "alice", False),
+        ("user", ("ml-child", "ml"), "", False),
+        ("viewer", ("ml",), "alice", False),
+        ("tenant-admin", ("ml",), "bob", True),
+        ("tenant-admin", ("ml-child", "ml"), "bob", True),
+        ("tenant-admin", ("physics",), "", False),
+        ("tenant-admin", (), "", False),
+        ("billing-admin", ("physics",), "bob", True),
+        ("node", ("ml",), "", False),
+    ],
+)
+def test_users_see_their_own_account_and_their_tenants(
+    who: str, lineage: tuple[str, ...], owner: str, seen: bool
+) -> None:
+    assert reach(WHO[who]).sees_account(lineage, owner, WHO[who].user) is seen

@@ -495,6 +495,7 @@ def test_a_copy_has_all_that_its_world_has() -> None:
     world = limited(world_of(4, 2), hard=100, bound=1)
     world.tenants, world.profiles = {"physics": ShareOf("physics")}, {"default": "ml"}
     world.boosts["team", "train"] = Boost(5, NOW + 60)
+    world.probes.refused(ask("broke"))
     placed(world, ask("r", 3, priority=50), "n0", (0, 1, 2), ends_in=600)
     placed(world, ask("low", 2), "n1", (0, 1))
     waiting(world, ask("large", 4, preempts=False), ask("g", gang=Gang("g", 2)), ask("high", 2, priority=9))

@@ -4,8 +4,8 @@ from itertools import count
 
 import pytest
 
-from bursar.core.account import Account
-from bursar.core.book import Book, Type
+from bursar.core.account import WRITE_OFF, Account
+from bursar.core.book import Book, News, Type
 from bursar.core.lease import Grant, Lease, LeaseState
 from bursar.core.money import MICROS, NANO, credits_of, nanocredits
 from bursar.core.price import Price, PriceList
@@ -70,6 +70,50 @@ def test_fractions_are_neither_lost_nor_gained_however_often_it_is_extended(gpus
     assert lease.posted == gpus * 333_333_337 * (book.now - START) // MICROS
 
 
+def test_rates_that_are_kept_take_little_room_whatever_is_asked_for() -> None:
+    prices = PriceList.of([Price(GPU, "", nanocredits("0.01"), 0)])
+    for number in range(20):
+        made_up = {f"{'a' * 60}-{number}-{index}": 1000 for index in range(63)}
+        assert prices.rate({GPU: 1000, **made_up}, "", START) == nanocredits("0.01")
+    assert not prices._rates
+    assert prices.rate({GPU: 1000}, "", START) == nanocredits("0.01")
+    assert len(prices._rates) == 1
+
+
+@pytest.mark.parametrize("wrong", [10**9, 3600])
+def test_a_clock_that_was_wrong_for_a_while_gives_nothing_away(wrong: int) -> None:
+    """It is far ahead for one beat; from the next one on, all that runs is paid again, and little at a time."""
+    book = book_of()
+    lease = opened(book)
+    after(book, 5)
+    book.beat(lease, 1)
+    after(book, 5 + wrong)
+    book.beat(lease, 2)
+    after(book, 5 - wrong)
+    for seq in range(3, 13):
+        granted = book.beat(lease, seq)
+        assert isinstance(granted, Grant)
+        assert 0 < granted.micros <= 15 * MICROS
+        assert lease.held == lease.between(lease.posted_until, lease.paid_until) == nanocredits("0.6")
+        after(book, 5)
+    book.close(lease)
+    # 5 s, then what was paid when the clock jumped, and ten times 5 s since it is right again.
+    assert credits_of(lease.posted) == "2.8"
+    assert book.accounts[100].held == 0
+    assert sum(entry.amount for entry in book.entries) == lease.posted == lease.cost_of(lease.posted_micros)
+
+
+def test_a_clock_that_was_wrong_leaves_extensions_that_are_asked_for_at_their_horizon() -> None:
+    book = book_of()
+    lease = opened(book)
+    after(book, 10**9)
+    assert isinstance(book.extend(lease, 5 * MICROS, book.now + 60 * MICROS), Grant)
+    after(book, -(10**9))
+    granted = book.extend(lease, 5 * MICROS, book.now + 60 * MICROS)
+    assert isinstance(granted, Grant)
+    assert granted.micros == 10 * MICROS
+
+
 def test_a_measured_end_is_settled_exactly() -> None:
     book = book_of()
     lease = opened(book)
@@ -114,6 +158,17 @@ def test_who_cannot_pay_the_next_window_uses_what_is_paid_and_goes_on_when_toppe
     grant = book.beat(lease, 2)
     assert isinstance(grant, Grant)
     assert not grant.final
+
+
+def test_who_is_brought_low_is_told_once_by_whatever_it_was() -> None:
+    book = book_of("50", low_balance=nanocredits("20"))
+    account = book.accounts[100]
+    assert book.adjust(account, nanocredits("-30")) is None
+    assert book.events == [], "20 are not below 20"
+    assert book.adjust(account, nanocredits("-1")) is None
+    assert book.adjust(account, nanocredits("-1")) is None
+    opened(book)
+    assert [(event.news, credits_of(event.amount)) for event in book.events] == [(News.LOW, "19")]
 
 
 def test_a_beat_that_is_repeated_changes_nothing_and_an_old_one_is_stale() -> None:
@@ -162,3 +217,66 @@ def test_time_that_nobody_paid_for_is_not_posted_when_a_late_beat_comes() -> Non
     book.close(lease)
     assert credits_of(lease.posted) == "0.8"
     assert lease.posted_micros == 20 * MICROS
+
+
+def test_who_is_often_late_has_no_long_past_and_pays_no_fraction_more_or_less() -> None:
+    odd = Price(GPU, "h100", 333_333_337, 0)
+    book = book_of("1000000", odd)
+    lease = opened(book, lease_of(1, window=1))
+    for _ in range(50):
+        after(book, 1.123457)
+        assert isinstance(book.extend(lease, MICROS, book.now + 60 * MICROS), Grant)
+        assert lease.held == lease.between(lease.posted_until, lease.paid_until)
+    after(book, 0.5)
+    book.close(lease)
+    assert lease.past == ()
+    assert lease.posted_micros == 50_500_000
+    assert lease.posted == lease.cost_of(50_500_000) == 333_333_337 * 50_500_000 // MICROS
+
+
+def test_what_is_settled_says_for_how_long() -> None:
+    book = book_of()
+    lease = opened(book)
+    after(book, 9)
+    book.beat(lease, 1)
+    after(book, 8)
+    book.close(lease, measured=10_500_000)
+    settled = book.entries[-1]
+    assert (settled.reason, settled.end - settled.begin) == ("measured", 1_500_000)
+
+
+def test_what_was_written_off_never_comes_to_the_account() -> None:
+    book = book_of("0.6")
+    lease = opened(book)
+    after(book, 20)
+    book.lapse(lease)
+    book.reconcile(lease, 20 * MICROS, drift=0)
+    book.reconcile(lease, 10 * MICROS, drift=0)
+    assert available(book) == "0.2", "0.6 were paid, and 0.4 is what it cost"
+    written_off = [entry.amount for entry in book.entries if WRITE_OFF in (entry.debit, entry.credit)]
+    assert written_off == [nanocredits("0.2"), nanocredits("0.2")]
+    assert lease.written_off == 0
+
+
+def test_the_grace_after_the_last_paid_second_is_written_off_without_alarm() -> None:
+    book = book_of("0.6")
+    lease = opened(book)
+    after(book, 5)
+    book.beat(lease, 1)
+    after(book, 12)
+    book.close(lease, measured=17 * MICROS)
+    assert credits_of(lease.written_off) == "0.08"
+    assert [event.news for event in book.events] == [News.EXHAUSTED]
+
+
+def test_who_asks_for_more_than_there_is_keeps_what_is_paid_and_nobody_is_alarmed() -> None:
+    book = book_of("0.7")
+    lease = opened(book)
+    after(book, 5)
+    refused = book.extend(lease, 60 * MICROS, book.now + 3600 * MICROS)
+    assert isinstance(refused, Refusal)
+    assert refused.code is Code.INSUFFICIENT_CREDIT
+    assert (lease.paid_until, lease.final, book.events) == (START + 15 * MICROS, "", [])
+    granted = book.extend(lease, 2 * MICROS, book.now + 3600 * MICROS)
+    assert isinstance(granted, Grant)
+    assert granted.paid_until == START + 17 * MICROS

@@ -6,17 +6,20 @@ from typing import Any
 import msgspec
 
 from bursar.core.allocation import Phase
+from bursar.core.money import nanocredits
 from bursar.core.object import Key, Stored
 from bursar.core.placing import Target
 from bursar.core.quantity import UNLIMITED
 from bursar.core.quota import Counter
-from bursar.core.refusal import Refusal
+from bursar.core.refusal import Code, Refusal
 from bursar.ops import bind as bind_ops
+from bursar.ops import credit
 from bursar.ops import object as object_ops
 from bursar.ops.allocation import Report, request_in
 from bursar.ops.bind import Bind
 from bursar.ops.command import Reply, Written
 from bursar.ops.dispatch import change_command
+from bursar.ops.ledger import Owner, Receipt
 from bursar.ops.office import Office
 from bursar.store import node as node_store
 from bursar.wire.kinds import BY_NAME
@@ -379,6 +382,22 @@ async def test_the_tenant_of_a_namespace_stands_while_it_is_in_use(office: Offic
     assert await gpus(office, "tenant:top") == (2, 0)
     assert (await get(office, "Allocation", "low", "b")).tenant == "top"
     await assert_counters_equal_charges(office)
+
+
+async def test_a_tenant_with_credit_is_not_deleted(office: Office) -> None:
+    """Whoever gets its name next would have it."""
+    await tenant(office, "physics")
+    owner = Owner("physics")
+    topped = await credit.top_up(office, owner, nanocredits("50"), actor="test")
+    assert isinstance(topped, Receipt)
+    refused = refusal(await delete(office, "Tenant", "", "physics"))
+    assert (code(refused), refused.message) == ("in_use", 'tenants "physics" still has credit: physics (50, 0 held)')
+    taken = await credit.adjust(office, owner, -nanocredits("50"), actor="test", reason="paid out")
+    assert isinstance(taken, Receipt)
+    assert code(await delete(office, "Tenant", "", "physics")) == "ok"
+    late = await credit.top_up(office, owner, nanocredits("1"), actor="test")
+    assert isinstance(late, Refusal)
+    assert late.code is Code.NOT_FOUND, "nothing comes to an account that was left behind"
 
 
 async def test_what_is_in_use_is_not_deleted(office: Office) -> None:

@@ -7,28 +7,23 @@ import asyncio
 import itertools
 import os
 import random
-import signal
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
-import psutil
 import pytest
 
-from agents import Agent, part, until
+from agents import until
 from bursar.client import AsyncClient, Client
 from bursar.client.errors import BursarError, Conflict
-from bursar.ops.office import Office
 from bursar.sim.pretend import Manner
 from bursar.sim.shape import Shape
 from bursar.sim.stream import AgentNodes
 from evictions import assert_books_balance
-from faults import SHORT, Fleet, Ledger, assert_nothing_left, opened_fleet, opened_net, set_patience
-from offices import opened
+from faults import SHORT, Fleet, Ledger, assert_nothing_left, kill, office_of, opened_fleet, opened_net, set_patience
 from server import Server, data_directory, free_port, started
 
 SOAK = bool(os.environ.get("BURSAR_SOAK"))
@@ -39,15 +34,6 @@ AWAY_SECONDS = 120.0 if SOAK else 1.5 * SHORT["lostSeconds"]
 SECONDS_MAX = 300.0 if SOAK else 90.0
 
 pytestmark = pytest.mark.timeout(1800 if SOAK else 240)
-
-
-@asynccontextmanager
-async def office_of(server: Server) -> AsyncIterator[Office]:
-    """An office of our own on the server's database."""
-    elsewhere = server.data / "socket-dir"
-    socket = Path(elsewhere.read_text().strip()) if elsewhere.exists() else server.data / "run"
-    async with opened(f"postgresql:///bursar?user=bursar&host={quote(str(socket), safe='')}") as one:
-        yield one
 
 
 # Kills under load.
@@ -99,22 +85,6 @@ def submit_surely(fleet: Fleet, name: str, script: str) -> None:
         return True
 
     until(submitted, f"{name} being submitted")
-
-
-def kill(server: Server, fleet: Fleet, victim: str, dice: random.Random) -> None:
-    if victim == "agent":
-        agent: Agent = dice.choice(list(fleet.agents.values()))
-        agent.kill()
-        agent.start()
-    else:
-        os.kill(until(lambda: found(server, victim), f"{victim} being there"), signal.SIGKILL)
-
-
-def found(server: Server, victim: str) -> int:
-    try:
-        return part(server, victim)
-    except (ValueError, psutil.Error):
-        return 0
 
 
 def all_ended(client: Client, codes: dict[str, int]) -> bool:

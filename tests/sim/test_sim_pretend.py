@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
-from bursar.agent.work import Run, State, Status, Stop
+from bursar.agent.work import Grant, Run, State, Status, Stop
 from bursar.sim.pretend import ENV_EXIT, ENV_SECONDS, Manner, Pretender, Tally, exit_code_of, run_seconds
 from bursar.sim.work import EXIT, SECONDS
+
+PLACE = ("alloc-1", 1)
 
 
 def wanted(uid: str = "alloc-1", epoch: int = 1, **more: Any) -> Run:
@@ -97,6 +99,34 @@ def test_leased_work_ends_when_no_lease_is_granted_any_more() -> None:
     hands.due(16.0)
     (ended,) = hands.inventory()
     assert (ended.state, ended.reason) == (State.STOPPED, "LeaseExpired")
+
+
+def test_paid_work_ends_when_it_is_paid_for_no_more_and_says_how_long_it_ran() -> None:
+    hands = Pretender(Manner(), Tally())
+    hands.tell([wanted(paid=True)], 0.0)
+    assert said(hands.inventory()) == [("alloc-1", State.STARTING, None)]
+    hands.paid({PLACE: Grant(10)}, 1.0, 2.0)
+    assert said(hands.inventory()) == [("alloc-1", State.RUNNING, None)]
+    hands.paid({PLACE: Grant(5, "insufficient_credit")}, 6.0, 7.0)
+    assert hands.next_at == 11.0
+    hands.due(11.0)
+    (ended,) = hands.inventory()
+    assert (ended.state, ended.reason, ended.usage.seconds) == (State.STOPPED, "CreditExhausted", 9.0)
+
+
+def test_frozen_work_has_still_to_do_what_was_left() -> None:
+    hands = Pretender(Manner(20.0), Tally())
+    hands.tell([wanted(paid=True)], 0.0)
+    hands.paid({PLACE: Grant(10)}, 0.0, 0.0)
+    hands.paid({PLACE: Grant(5, "spend_rate_exceeded", 300)}, 5.0, 5.0)
+    hands.due(10.0)
+    hands.due(50.0)
+    assert said(hands.inventory()) == [("alloc-1", State.RUNNING, None)]
+    hands.paid({PLACE: Grant(15)}, 60.0, 60.0)
+    assert hands.next_at == 70.0
+    hands.due(70.0)
+    (ended,) = hands.inventory()
+    assert (ended.state, ended.exit_code, ended.usage.seconds) == (State.SUCCEEDED, 0, 20.0)
 
 
 def test_an_allocation_on_several_nodes_is_counted_once() -> None:

@@ -5,9 +5,18 @@ from typing import Any
 import msgspec
 import pytest
 
+from bursar.core.billing import CreditPolicy
 from bursar.core.liveness import Patience
 from bursar.core.plan import Policy
-from bursar.wire.settings import SETTINGS, NodeSettings, Settings, patience_of, policy_of
+from bursar.wire.settings import (
+    SETTINGS,
+    CreditSettings,
+    NodeSettings,
+    Settings,
+    credit_policy_of,
+    patience_of,
+    policy_of,
+)
 
 
 def settings(**scheduling: Any) -> Settings:
@@ -79,3 +88,46 @@ def test_times_of_nodes_must_fit_together(nodes: dict[str, int], field: str) -> 
 def test_everything_may_be_made_shorter_together() -> None:
     short = of_nodes(heartbeatSeconds=1, notReadySeconds=2, lostSeconds=3, runLeaseSeconds=2, killGraceSeconds=0)
     assert SETTINGS.check(short) == []
+
+
+# How credit is dealt with.
+
+
+def of_credits(**credits: Any) -> Settings:  # noqa: A002
+    return msgspec.convert({"metadata": {"name": "system"}, "spec": {"credits": credits}}, Settings)
+
+
+def test_only_what_is_said_replaces_the_policy_of_credit() -> None:
+    said = of_credits(leaseSeconds=15, driftCredits="0.5", creditValue="2.50")
+    wanted = CreditPolicy(lease_seconds=15, drift_credits=500_000_000, credit_value="2.50")
+    assert SETTINGS.check(said) == []
+    assert credit_policy_of(msgspec.json.encode(said)) == wanted
+    assert credit_policy_of(b'{"metadata": {"name": "system"}}') == CreditPolicy()
+    assert credit_policy_of(msgspec.json.encode(settings(backfill=False))) == CreditPolicy()
+
+
+def test_all_that_can_be_said_of_credit_is_part_of_the_policy() -> None:
+    assert set(CreditSettings.__struct_fields__) <= set(CreditPolicy.__struct_fields__)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("leaseSeconds", 0),
+        ("leaseSeconds", 86_401),
+        ("reserveSeconds", -1),
+        ("extendSecondsMax", 10**12),
+        ("throttleSecondsMax", -1),
+        ("reconcileSeconds", -1),
+        ("sealSeconds", 0),
+        ("entryDays", 0),
+        ("driftCredits", -1),
+        ("driftCredits", "1.0000000001"),
+        ("driftCredits", "much"),
+        ("creditValue", "-1.00"),
+        ("creditValue", "$1"),
+    ],
+)
+def test_settings_of_credit_are_bounded(field: str, value: object) -> None:
+    (fault,) = SETTINGS.check(of_credits(**{field: value}))
+    assert fault.field == f"spec.credits.{field}"

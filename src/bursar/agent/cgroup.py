@@ -59,6 +59,11 @@ class Group:
         path = self.unified / "cgroup.kill" if self.unified else None
         return path if path is not None and path.exists() else None
 
+    @property
+    def freeze_file(self) -> Path | None:
+        path = self.unified / "cgroup.freeze" if self.unified else None
+        return path if path is not None and path.exists() else None
+
     def cpu_seconds(self) -> float | None:
         if self.cpu_usage is None:
             return None

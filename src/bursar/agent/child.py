@@ -17,6 +17,7 @@ import structlog
 from bursar.agent import cgroup, meter
 from bursar.agent.cgroup import Cgroups, Group
 from bursar.agent.clock import boot_seconds
+from bursar.agent.deadline import Deadline
 from bursar.agent.environment import User, mark
 from bursar.agent.events import Ended
 from bursar.agent.folder import Claim, Exit, Folder, boot_id, sweep
@@ -36,9 +37,8 @@ class Child:
     folder: Folder
     group: Group | None = None
     started_at: float = field(default_factory=boot_seconds)
-    deadline: float | None = None
-    grace_seconds: float | None = None  # after the deadline; None: that of the run
-    deadline_written: float | None = None
+    deadline: Deadline | None = None
+    deadline_written: Deadline | None = None
     shim: int = 0
     ours: bool = False  # the shim is our child, to be buried by us
     process: int = -1  # its pidfd
@@ -48,6 +48,7 @@ class Child:
     forced: bool = False  # its processes are being killed without its shim
     lost: bool = False  # its shim is gone, and what it leaves behind may not be dead yet
     usage: Usage = field(default_factory=Usage)
+    ran_seconds: float | None = None  # where it is over, and only an earlier life of the agent has seen how long it ran
     _writing: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -69,9 +70,13 @@ class Child:
         """Moved meanwhile, it is written again. One at a time: it may be moved while the shim is being started."""
         with self._writing:
             while self.deadline is not None and self.deadline != self.deadline_written and self.folder.path.exists():
-                deadline = self.deadline
-                self.folder.write_deadline(deadline, self.grace_seconds)
+                deadline, before = self.deadline, self.deadline_written
+                self.folder.write_deadline(*deadline)
                 self.deadline_written = deadline
+                # What it does not wait for is not read by itself: that it freezes, or goes on, or must end for another
+                # reason. It looks in any case when the one that it knows has come.
+                if before is not None and before[2:] != deadline[2:]:
+                    self.folder.ask_to_look()
 
     def abandon(self) -> None:
         """As if it had never been started; nothing of it runs when this returns."""
@@ -89,7 +94,7 @@ class Child:
             sweep(self.mark, self.group)
         now = boot_seconds()
         out_of_memory = self.group is not None and self.group.oom_kills() > 0
-        usage = meter.final_usage(self.run, end or Exit(0, seconds=now - self.started_at), self.group, self.usage)
+        usage = meter.final_usage(self.run, end or Exit(0, seconds=self._ran_seconds(now)), self.group, self.usage)
         self.remove_group()
         if end is None:
             return self._lost(claim, now, usage)
@@ -113,7 +118,17 @@ class Child:
             log.warning("a control group could not be removed", uid=self.run.uid)
 
     def used(self, now: float, below: tuple[float, int] = (0.0, 0)) -> Usage:
-        return meter.usage(self.run, now - self.started_at, self.group, below, self.usage)
+        return meter.usage(self.run, self._ran_seconds(now), self.group, below, self.usage)
+
+    def _ran_seconds(self, now: float) -> float:
+        """What is paid for may have been frozen: nobody pays for that time. Nor for what comes after the end of paid
+        time, where nothing runs that would have to be ended."""
+        if self.ran_seconds is not None:
+            return self.ran_seconds
+        if self.run.paid and not self.run.command and self.deadline is not None:
+            now = min(now, self.deadline[0])
+        frozen_seconds = self.folder.frozen_seconds(now) if self.run.paid and self.run.command else 0.0
+        return max(0.0, now - self.started_at - frozen_seconds)
 
 
 def measure(children: Iterable[Child], now: float) -> dict[Place, Usage]:

@@ -16,11 +16,14 @@ import structlog
 
 from bursar.agent.clock import boot_seconds
 from bursar.agent.door import Snapshot
+from bursar.agent.escrow import window
+from bursar.agent.folder import boot_id
 from bursar.agent.probe import Probe
 from bursar.agent.shell import Event, Settings, Shell, hear
 from bursar.agent.speech import NO_LOAD, Answer, Beat
 from bursar.agent.state import Instruction, Machine
-from bursar.agent.work import ENDED, Directive, Place, State, Status, Stop
+from bursar.agent.token import Trust
+from bursar.agent.work import ENDED, Directive, Grant, Place, State, Status, Stop
 
 log = structlog.get_logger()
 
@@ -31,6 +34,7 @@ USAGE_SECONDS = 60.0  # how often it is told what everything has used so far
 DRAIN_GRACE_SECONDS = 30
 DRAIN_SECONDS_MAX = 60.0
 STOPPING = "NodeStopping"
+NOT_BELIEVED = "what runs here is stopped when its paid time is over; the next beat may bring a token that is right"
 
 
 class Daemon:
@@ -49,6 +53,8 @@ class Daemon:
         self._probe = probe
         self._clock = clock
         self._machine = Machine()
+        self._trust = Trust(name)
+        self._distrusted_at = -math.inf  # when it was last told that something was not believed
         self._shell = Shell(folder, name, self._happened, settings=Settings(run_as=run_as))
         self._load = NO_LOAD
         self._capacity: Mapping[str, str] = probe.inventory().capacity
@@ -153,6 +159,7 @@ class Daemon:
             load=self._load,
             capacity={} if is_told else capacity,
             address=self.address if first else "",
+            nonce=self._trust.begin() if first else "",
         )
 
     def _used(self, news: Sequence[Status]) -> list[Status]:
@@ -164,16 +171,35 @@ class Daemon:
         return [one for one in self._machine.inventory() if one.state is State.RUNNING and one.place not in named]
 
     def hear(self, answer: Answer, sent_at: float | None) -> None:
-        """Leases first: what is wanted may need one to start. But a new one is not for what has outlived its own, as
-        when all of us stood still: that may run elsewhere by now."""
+        """The node's lease first: what is wanted may need it to start. But a new one is not for what has outlived its
+        own, as when all of us stood still: that may run elsewhere by now. What is paid for must be known by then."""
         if sent_at is not None:
             self._do(self._machine.due(self._clock()))
-            grace_seconds = answer.kill_grace_seconds
-            self._do(self._machine.granted(answer.lease_seconds, sent_at, answer.leases, grace_seconds))
+            self._do(self._machine.granted(answer.lease_seconds, sent_at, answer.kill_grace_seconds))
         if answer.directives or answer.complete:
             self._tell(answer.directives, complete=answer.complete)
+        if sent_at is not None and answer.leases:
+            self._do(self._machine.paid(self._believed(answer, sent_at), sent_at))
+            self._poke_for_news()
         if answer.acknowledged:
             self._do(self._machine.acknowledged(answer.acknowledged))
+
+    def _believed(self, answer: Answer, sent_at: float) -> Mapping[Place, Grant]:
+        """What is signed of what was granted. It is in the journal before anything runs on it."""
+        self._trust.learn(answer.signing_keys)
+        believed = self._trust.believe(answer.leases, answer.lease_token, answer.seq)
+        if believed.why and self._clock() - self._distrusted_at > LOOK_SECONDS:
+            self._distrusted_at = self._clock()
+            log.warning("paid time was granted that is not believed", why=believed.why, next=NOT_BELIEVED)
+        if believed.signed:
+            used = {one.place: one.usage.seconds for one in self._machine.inventory()}
+            token, grants, signed = answer.lease_token, believed.grants, believed.signed
+            self._shell.keep(window(boot_id(), token, sent_at, grants, signed, used))
+        return believed.grants
+
+    def _poke_for_news(self) -> None:
+        if self._machine.has_news:
+            self._poke()
 
     def _tell(self, directives: Sequence[Directive], *, complete: bool = False) -> None:
         done = self._machine.tell(directives, self._clock(), complete=complete)

@@ -15,6 +15,7 @@ import msgspec
 
 from bursar.agent import shim
 from bursar.agent.cgroup import Group
+from bursar.agent.deadline import LEASE_EXPIRED, Deadline, format_deadline, parse_deadline
 from bursar.agent.environment import MARK, User
 
 VOID = b"void\n"  # a claim that keeps a shim from coming late: nobody wants it any more
@@ -93,15 +94,18 @@ class Folder:
         if group is not None:
             fields += [("procs", str(path)) for path in group.procs]
             fields += [("members", str(group.members)), ("kill", str(group.kill_file or ""))]
+            fields += [("freeze", str(group.freeze_file or ""))]
         if any("\0" in value for _, value in fields):
             raise ValueError("the command, its environment or its working directory contains a NUL")
         data = b"".join(f"{key}={value}\0".encode("utf-8", "surrogateescape") for key, value in fields)
         self._replace("spec", data)
         self._replace("group", msgspec.json.encode(None if group is None else _group_paths(group)))
 
-    def write_deadline(self, at: float, grace_seconds: float | None = None) -> None:
+    def write_deadline(
+        self, at: float, grace_seconds: float | None = None, freeze_until: float = 0.0, reason: str = LEASE_EXPIRED
+    ) -> None:
         """In place, in room that was set aside when there was some: on a disk that is full it moves all the same."""
-        data = shim.format_deadline(at, grace_seconds)
+        data = format_deadline(at, grace_seconds, freeze_until, reason)
         try:
             fd = os.open(self.path / "deadline", os.O_WRONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -140,13 +144,20 @@ class Folder:
 
     def ask_to_stop(self, grace_seconds: float, reason: str) -> bool:
         """Whether there was somebody to ask."""
+        plain = reason.replace("\n", " ").encode()[:256]
+        return self._say(b"stop %.3f %b\n" % (max(0.0, grace_seconds), plain))
+
+    def ask_to_look(self) -> bool:
+        """At the deadline, before it has come."""
+        return self._say(b"look\n")
+
+    def _say(self, line: bytes) -> bool:
         try:
             fd = os.open(self.path / "control", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             return False
         try:
-            plain = reason.replace("\n", " ").encode()[:256]
-            os.write(fd, b"stop %.3f %b\n" % (max(0.0, grace_seconds), plain))
+            os.write(fd, line)
         except OSError:
             return False
         finally:
@@ -180,9 +191,17 @@ class Folder:
         return None if data is None else float(data.split()[2])
 
     def deadline(self) -> float | None:
+        terms = self.terms()
+        return None if terms is None else terms[0]
+
+    def terms(self) -> Deadline | None:
         data = self._read("deadline")
-        said = None if data is None else shim.parse_deadline(data)
-        return None if said is None else said[0]
+        return None if data is None else parse_deadline(data)
+
+    def frozen_seconds(self, now: float) -> float:
+        """How long it was frozen until now."""
+        total, since = (float(word) for word in (self._read("frozen") or b"0 0").split())
+        return total + (now - since if since else 0.0)
 
     def errors(self) -> str:
         """What the shim had to complain about, when it broke."""

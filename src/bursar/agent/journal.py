@@ -1,4 +1,5 @@
-"""What an agent must not forget: what it was told to start, how that ended, and what it was acknowledged for.
+"""What an agent must not forget: what it was told to start, until when that is paid, how it ended, and what it was
+acknowledged for.
 
 One file of lines, each with its checksum; a line counts once it is synced. What a crash left half written is passed
 over. The file is written anew when most of it is of the past.
@@ -17,10 +18,14 @@ from zlib import crc32
 
 import msgspec
 
+from bursar.agent.clock import boot_seconds
+from bursar.agent.escrow import Escrow, Window, windows
+from bursar.agent.folder import boot_id
 from bursar.agent.state import REMEMBERED_MAX
 from bursar.agent.work import Place, Run
 
 SPARE_LINES = 2_000  # so many of the past are kept before the file is written anew
+SPARE_BYTES = 4 << 20  # or so much of them
 
 
 class Began(msgspec.Struct, frozen=True, tag="began"):
@@ -28,10 +33,16 @@ class Began(msgspec.Struct, frozen=True, tag="began"):
 
     run: Run
     at: float  # seconds since 1970: a reservation outlives the machine's start
+    boot: str = ""  # until then, the node's own clock counts: it never jumps
+    clock: float = 0.0
 
     @property
     def place(self) -> Place:
         return self.run.place
+
+    def begun_at(self, boot: str, now: float) -> float:
+        """When that was, on the node's clock."""
+        return self.clock if self.boot == boot else now - max(0.0, time.time() - self.at)
 
 
 class Over(msgspec.Struct, frozen=True, tag="over"):
@@ -41,6 +52,7 @@ class Over(msgspec.Struct, frozen=True, tag="over"):
     reason: str = ""
     message: str = ""
     stopped: bool = False
+    seconds: float | None = None  # how long it ran
 
     @property
     def place(self) -> Place:
@@ -58,7 +70,7 @@ class Gone(msgspec.Struct, frozen=True, tag="gone"):
         return self.uid, self.epoch
 
 
-Line: TypeAlias = Began | Over | Gone
+Line: TypeAlias = Began | Over | Gone | Window
 
 
 @dataclass(slots=True)
@@ -68,6 +80,7 @@ class Known:
     began: dict[Place, Began] = field(default_factory=dict)
     over: dict[Place, Over] = field(default_factory=dict)
     gone: dict[Place, None] = field(default_factory=dict)
+    escrows: dict[Place, Escrow] = field(default_factory=dict)
 
     def take(self, line: Line) -> None:
         if isinstance(line, Began):
@@ -76,18 +89,24 @@ class Known:
         elif isinstance(line, Over):
             if line.place in self.began:
                 self.over[line.place] = line
+        elif isinstance(line, Window):
+            for paid in line.paid:
+                if paid.place not in self.gone:
+                    self.escrows[paid.place] = Escrow(line.boot, line.token, paid)
         else:
             self.began.pop(line.place, None)
             self.over.pop(line.place, None)
+            self.escrows.pop(line.place, None)
             self.gone[line.place] = None
             while len(self.gone) > REMEMBERED_MAX:
                 del self.gone[next(iter(self.gone))]
 
     def __len__(self) -> int:
-        return len(self.gone) + len(self.began) + len(self.over)
+        return len(self.gone) + len(self.began) + len(self.over) + len(self.escrows)
 
     def lines(self) -> list[Line]:
-        return [*(Gone(*place) for place in self.gone), *self.began.values(), *self.over.values()]
+        paid = windows(self.escrows.values())
+        return [*(Gone(*place) for place in self.gone), *self.began.values(), *self.over.values(), *paid]
 
 
 class Journal:
@@ -100,7 +119,7 @@ class Journal:
                 self.bad_lines += 1
             else:
                 self.known.take(line)
-        self._lines = 0
+        self._lines = self._bytes = self._bytes_kept = 0
         self._fd = -1
         self._torn = False  # the last line may not be whole, so the next begins on a line of its own
         try:
@@ -115,12 +134,14 @@ class Journal:
         if not written:
             return
         torn, self._torn = self._torn, True
-        _put(self._fd, b"\n" * torn + b"".join(_encode(line) for line in written))
+        data = b"\n" * torn + b"".join(_encode(line) for line in written)
+        _put(self._fd, data)
         self._torn = False
         for line in written:
             self.known.take(line)
         self._lines += len(written)
-        if self._lines > 2 * len(self.known) + SPARE_LINES:
+        self._bytes += len(data)
+        if self._lines > 2 * len(self.known) + SPARE_LINES or self._bytes > 2 * self._bytes_kept + SPARE_BYTES:
             with suppress(OSError):
                 self._compact()
 
@@ -131,21 +152,22 @@ class Journal:
 
     def _compact(self) -> None:
         lines = self.known.lines()
+        data = b"".join(_encode(line) for line in lines)
         new = self._path.with_suffix(".new")
         fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
-            _put(fd, b"".join(_encode(line) for line in lines))
+            _put(fd, data)
             new.replace(self._path)
             sync_folder(self._path.parent)
         except OSError:
             os.close(fd)
             raise
         self.close()
-        self._fd, self._lines = fd, len(lines)
+        self._fd, self._lines, self._bytes, self._bytes_kept = fd, len(lines), len(data), len(data)
 
 
 def began(run: Run) -> Began:
-    return Began(run, time.time())
+    return Began(run, time.time(), boot_id(), boot_seconds())
 
 
 def sync_folder(folder: Path) -> None:
@@ -168,7 +190,7 @@ def _encode(line: Line) -> bytes:
     return b"%08x %b\n" % (crc32(body), body)
 
 
-_DECODER: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Began | Over | Gone)
+_DECODER: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Began | Over | Gone | Window)
 
 
 def _read(path: Path) -> list[Line | None]:

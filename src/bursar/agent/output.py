@@ -34,6 +34,10 @@ class Output:
                 return
             data = data[kept:]
 
+    def note(self, text: str) -> None:
+        """A line of our own, for whoever reads."""
+        self.write(f"\n[bursar: {text}]\n".encode())
+
     def _put(self, data: bytes) -> int:
         try:
             kept = os.write(self.fd, data)

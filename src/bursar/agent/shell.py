@@ -31,11 +31,14 @@ from bursar.agent.apart import apart
 from bursar.agent.cgroup import Cgroups
 from bursar.agent.child import START_FAILED, Child, measure
 from bursar.agent.clock import boot_seconds
+from bursar.agent.deadline import Deadline
 from bursar.agent.environment import User, environment, mark, user
+from bursar.agent.escrow import Window, terms_of
 from bursar.agent.events import Ended, Event, Started, hear
-from bursar.agent.folder import Claim, Folder, sweep
+from bursar.agent.folder import Claim, Folder, boot_id, sweep
 from bursar.agent.journal import Began, Gone, Journal, Line, Over, began
-from bursar.agent.state import Forget, Instruction, Machine, MoveDeadline, SignalStop, Start
+from bursar.agent.meter import gpus
+from bursar.agent.state import Forget, Instruction, Limit, Machine, MoveDeadline, SignalStop, Start
 from bursar.agent.work import Place, Run, Usage
 from bursar.openfiles import allow_open_files
 
@@ -84,7 +87,7 @@ class Shell:
         self.cgroups = cgroups if cgroups is not None else cgroup.find(group_name(folder))
         self._journal = Journal(folder / "journal")
         self._children: dict[Place, Child] = {}
-        self._queue: list[Instruction | Ended] = []
+        self._queue: list[Instruction | Ended | Window] = []
         self._woken = asyncio.Event()
         self._launches = asyncio.Semaphore(LAUNCHES_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -111,7 +114,7 @@ class Shell:
                 now,
                 started=child is not None or end is not None,
                 started_at=None if child is None else child.started_at,
-                deadline=None if child is None else child.deadline,
+                limit=None if child is None or child.deadline is None else _limit(child.deadline),
             )
             if end is not None:
                 done += hear(machine, end)
@@ -124,11 +127,17 @@ class Shell:
                     self._watch(child)
             elif line.place not in {status.place for status in machine.inventory()}:
                 lines.append(Gone(*line.place))
+        machine.measured(await self.usages())
         await self._append(lines)
         await asyncio.to_thread(self._tidy)
         await asyncio.to_thread(self.cgroups.tidy, {child.mark for child in self._children.values()})
         self._task(self._work())
         return done
+
+    def keep(self, window: Window) -> None:
+        """What was paid, into the journal: before any instruction that is given after this."""
+        self._queue.append(window)
+        self._woken.set()
 
     def execute(self, instructions: Iterable[Instruction]) -> None:
         """Carries out, in order for each placement; returns at once."""
@@ -174,10 +183,17 @@ class Shell:
         """It runs, or it has ended, or it was never started."""
         now = boot_seconds()
         if over is not None:
-            return None, Ended(over.place, now, over.exit_code, over.reason, over.message, over.stopped)
+            usage = (
+                None if over.seconds is None else Usage(seconds=over.seconds, gpu_seconds=over.seconds * gpus(line.run))
+            )
+            return None, Ended(over.place, now, over.exit_code, over.reason, over.message, over.stopped, usage)
         child = Child(line.run, Folder(self._path(line.place)))
+        escrow = self._journal.known.escrows.get(line.place)
         if not line.run.command:
-            child.started_at = now - max(0.0, time.time() - line.at)
+            child.started_at = line.begun_at(boot_id(), now)
+            if line.run.paid:
+                # Nobody but us keeps its time.
+                child.deadline, child.ran_seconds = terms_of(escrow, boot_id(), now)
             return child, None
         claim = child.folder.claim()
         if claim is None:
@@ -191,10 +207,11 @@ class Shell:
             if child.folder.exit() is not None:
                 return None, child.conclude(claim)
             child.lost = True
+            child.ran_seconds = None if escrow is None else escrow.paid.used_seconds
             return child, None
         child.shim, child.process = claim.pid, process
         child.started_at = child.folder.started_at() or now
-        child.deadline = child.deadline_written = child.folder.deadline()
+        child.deadline = child.deadline_written = child.folder.terms()
         return child, None
 
     # Carrying out.
@@ -206,6 +223,8 @@ class Shell:
             batch, self._queue = self._queue, []
             failed = await self._write(batch)
             for one in batch:
+                if isinstance(one, Window):
+                    continue
                 try:
                     await self._carry_out(one, failed)
                 except Exception:
@@ -216,7 +235,7 @@ class Shell:
             if boot_seconds() >= self._tidied_at + TIDY_SECONDS:
                 await asyncio.to_thread(self._tidy)
 
-    async def _write(self, batch: list[Instruction | Ended]) -> str:
+    async def _write(self, batch: list[Instruction | Ended | Window]) -> str:
         """Into the journal, at once; why that failed, if it did."""
         lines = [line for one in batch if (line := _line(one)) is not None]
         try:
@@ -236,7 +255,7 @@ class Shell:
             self._stop(one)
         elif isinstance(one, MoveDeadline):
             if (child := self._children.get(one.place)) is not None:
-                child.deadline, child.grace_seconds = one.at, one.grace_seconds
+                child.deadline = (one.at, one.grace_seconds, one.freeze_until, one.reason)
                 await asyncio.get_running_loop().run_in_executor(self._writer, child.write_deadline)
         elif isinstance(one, Ended):
             self._heard(one)
@@ -250,7 +269,9 @@ class Shell:
             self._heard(Ended(start.place, boot_seconds(), None, START_FAILED, failed))
             return
         folder = Folder(self._path(start.place))
-        child = Child(start.run, folder, deadline=start.deadline, grace_seconds=start.grace_seconds)
+        at = start.deadline
+        deadline = None if at is None else (at, start.grace_seconds, start.freeze_until, start.reason)
+        child = Child(start.run, folder, deadline=deadline)
         self._children[start.place] = child
         if start.run.command:
             self._task(self._launch(child))
@@ -416,7 +437,14 @@ def group_name(folder: Path) -> str:
     return f"bursar-{sha256(str(folder.resolve()).encode()).hexdigest()[:8]}"
 
 
-def _line(one: Instruction | Ended) -> Line | None:
+def _limit(deadline: Deadline) -> Limit:
+    at, _, freeze_until, reason = deadline
+    return Limit(at, freeze_until, reason)
+
+
+def _line(one: Instruction | Ended | Window) -> Line | None:
+    if isinstance(one, Window):
+        return one
     if isinstance(one, Start):
         return began(one.run)
     if isinstance(one, Ended):
@@ -425,7 +453,8 @@ def _line(one: Instruction | Ended) -> Line | None:
 
 
 def _over(end: Ended) -> Over:
-    return Over(*end.place, end.exit_code, end.reason, end.message, end.stopped)
+    seconds = None if end.usage is None else end.usage.seconds
+    return Over(*end.place, end.exit_code, end.reason, end.message, end.stopped, seconds)
 
 
 def _folders(folder: Path) -> list[tuple[Path, float, int]]:

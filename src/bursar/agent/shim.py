@@ -4,10 +4,13 @@ It lives in the placement's folder, alone and in a session of its own, and needs
 runtime and the grace are kept on the node's clock (see `clock.py`) whether the agent is there or not. In the folder:
 
     spec      from the agent: fields `key=value`, each ended by a NUL
-    control   a FIFO, through which the agent asks for an end: `stop SECONDS REASON`, one line
-    deadline  from the agent: the moment at which it must end, and within how many seconds. It is said twice, so that
-              one that is half written is noticed, and written in place, so that a full disk cannot keep it from
-              moving. It only ever moves forward, so it is read again only when the one that was read has come
+    control   a FIFO, through which the agent asks for an end, `stop SECONDS REASON`, or says that the deadline is to be
+              read again, `look`; one line each
+    deadline  from the agent: the moment at which it must end, and within how many seconds; and, of what is paid for,
+              until when it may be frozen instead (0: not at all), and why it ends. It is said twice, so that one that
+              is half written is noticed, and written in place, so that a full disk cannot keep it from moving. It only
+              ever moves forward, so it is read again only when the one that was read has come, or when told to look
+    frozen    how many seconds it was frozen in all, and since when it is (0: it is not)
     claim     who has taken the placement: pid, start time, boot. There is one claim ever, so there is one command ever
     started   the command's pid, and when it began
     output.N  what it wrote, from byte N on; only the newest two of them are kept
@@ -18,7 +21,6 @@ Few modules are imported, of C and from behind the public ones: each shim, one p
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import select
@@ -27,18 +29,30 @@ from _json import encode_basestring_ascii
 from _signal import SIG_DFL, SIG_IGN, set_wakeup_fd, signal  # type: ignore[import-not-found]
 
 from bursar.agent.clock import boot_seconds
+from bursar.agent.deadline import CREDIT_EXHAUSTED, LEASE_EXPIRED, parse_deadline
 from bursar.agent.output import Output
+from bursar.agent.proc import (
+    PR_SET_CHILD_SUBREAPER,
+    PR_SET_NO_NEW_PRIVS,
+    PR_SET_PDEATHSIG,
+    descendants,
+    prctl,
+    read,
+    save,
+    start_ticks,
+    sync_folder,
+    write,
+)
 
-HUP, INT, QUIT, KILL, PIPE, TERM, CHLD, CONT, XFSZ = 1, 2, 3, 9, 13, 15, 17, 18, 25
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 36, 38
+HUP, INT, QUIT, KILL, PIPE, TERM, CHLD, CONT, STOP, XFSZ = 1, 2, 3, 9, 13, 15, 17, 18, 19, 25
 CHUNK_BYTES = 65536
 SETTLE_SECONDS_MIN, SETTLE_SECONDS_MAX = 0.005, 1.0
 STATUS_BYTES = 4096  # set aside from the start, so that a full disk cannot keep us from saying how it ended
-DEADLINE_BYTES = 128
 OUTPUT_BYTES_MAX = 16 << 20  # of each of the two files
 GRACE_SECONDS = 30.0
 LOOK_SECONDS = 2.0  # timers stand still while the machine sleeps: so long after it wakes up, what is over is known
 DEADLINE_READS = 100
+FREEZE_WALKS = 20  # until all that is stopped one by one has stopped: each may have started others meanwhile
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 _INFINITE = float("inf")
 
@@ -57,7 +71,7 @@ def main(folder: str) -> int:
     if not _claim():
         return 3
     _set_aside()
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
     shim = Shim(fields)
     try:
         shim.start()
@@ -75,6 +89,7 @@ class Shim:
         self.fields = fields
         self.kill_file = _one(fields, b"kill")
         self.members_file = _one(fields, b"members")
+        self.freeze_file = _one(fields, b"freeze")
         self.grace_seconds = float(_one(fields, b"grace") or GRACE_SECONDS)
         self.output = Output(int(_one(fields, b"output_bytes") or OUTPUT_BYTES_MAX))
         self.wake, wake_in = os.pipe()
@@ -88,6 +103,8 @@ class Shim:
         self.expires_at = _INFINITE
         self.lease_grace_seconds = self.grace_seconds
         self.deadline = 0.0
+        self.freeze_until, self.end_reason = 0.0, LEASE_EXPIRED
+        self.frozen_at, self.frozen_seconds = 0.0, 0.0
         self._read_deadline()
         self.kill_at = _INFINITE
         self.reason, self.stopped = "", False
@@ -122,7 +139,7 @@ class Shim:
     def announce(self) -> None:
         """On disk for an agent to come, and through our output for the one that waits."""
         try:
-            _save("started", f"{self.pid} {_start_ticks(self.pid)} {self.began!r}\n".encode())
+            save("started", f"{self.pid} {start_ticks(self.pid)} {self.began!r}\n".encode())
             os.write(1, b"started\n")
         except OSError:
             pass  # the disk is full, or nobody waits any more; the command runs all the same
@@ -147,10 +164,12 @@ class Shim:
         self._kill_the_rest()
         while self._copy():
             pass
-        self.finish(self.exit_code, self.reason, "")
+        over = "its paid time is over, and no more was granted" if self.reason == CREDIT_EXHAUSTED else ""
+        self.finish(self.exit_code, self.reason, over)
 
     def _wait_milliseconds(self) -> int:
-        at = min(self.kill_at if self.stopping else self.expires_at, self.deadline)
+        over_at = self.freeze_until if self.frozen_at else self.deadline
+        at = min(self.kill_at if self.stopping else self.expires_at, over_at)
         longest = LOOK_SECONDS if at != _INFINITE else 3600.0
         return int(min(longest, max(0.0, at - boot_seconds())) * 1000) + 1
 
@@ -161,25 +180,89 @@ class Shim:
     def _keep_time(self) -> None:
         now = boot_seconds()
         if now >= self.deadline and now >= self._read_deadline():
-            # Also of what is being stopped with a longer grace. Who comes late has no time left to ask.
-            self._stop(self.deadline + self.lease_grace_seconds - now, "LeaseExpired", stopped=True)
-            self.deadline = _INFINITE
+            self._be_over(now)
+        elif self.frozen_at and not self.stopping:
+            self._thaw()
         if now >= self.expires_at and not self.stopping:
             self._stop(self.grace_seconds, "Expired", stopped=False)
         if now >= self.kill_at:
             self._signal_all(KILL)
             self.kill_at = now + SETTLE_SECONDS_MAX
 
+    def _be_over(self, now: float) -> None:
+        """It may not run any longer; what is being stopped with a longer grace may not either. Who comes late has no
+        time left to ask, but for what was frozen meanwhile."""
+        if now < self.freeze_until and not self.stopping:
+            self._freeze(now)
+            return
+        over_at = (self.freeze_until or now) if self.frozen_at else self.deadline
+        self._stop(over_at + self.lease_grace_seconds - now, self.end_reason, stopped=True)
+        self.deadline = _INFINITE
+
+    def _freeze(self, now: float) -> None:
+        self._set_frozen(True)  # Again and again: others of the same user may try to wake it.
+        if self.frozen_at:
+            return
+        self.frozen_at = now
+        self._note_frozen()
+        seconds = round(self.freeze_until - now)
+        self.output.note(f"frozen: its account spends too fast. It goes on when it may, and ends after {seconds} s")
+
+    def _thaw(self) -> None:
+        self.frozen_seconds += boot_seconds() - self.frozen_at
+        self.frozen_at = 0.0
+        self._set_frozen(False)
+        self._note_frozen()
+        self.output.note("it goes on" if not self.stopping else "it is asked to end")
+
+    def _set_frozen(self, frozen: bool) -> None:
+        """By its control group, all at once; else one by one, until nobody has started another."""
+        try:
+            write(self.freeze_file, b"1" if frozen else b"0")
+        except OSError:
+            self._set_frozen_one_by_one(frozen)
+
+    def _set_frozen_one_by_one(self, frozen: bool) -> None:
+        seen: set[int] = set()
+        for _ in range(FREEZE_WALKS):
+            found = {*self._members(), *descendants()}
+            self._signal(found, STOP if frozen else CONT)
+            if found <= seen:
+                return
+            seen |= found
+
+    def _note_frozen(self) -> None:
+        try:
+            save("frozen", f"{self.frozen_seconds!r} {self.frozen_at!r}\n".encode())
+        except OSError:
+            pass  # the disk is full; at the end it is told all the same
+
+    def _look(self) -> None:
+        """The agent has heard something about paid time: who is about to lose it is told while there is some left."""
+        before = self.end_reason, self.freeze_until > 0
+        if self.deadline == _INFINITE:
+            return
+        self._read_deadline()
+        if before == (self.end_reason, self.freeze_until > 0) or self.stopping or self.frozen_at:
+            return
+        seconds = round(max(0.0, self.deadline - boot_seconds()))
+        if self.freeze_until:
+            self.output.note(f"its account spends too fast: it is frozen in {seconds} s, unless that changes")
+        elif self.end_reason == CREDIT_EXHAUSTED:
+            self.output.note(f"no more time is paid for: it is asked to end in {seconds} s, unless there is credit")
+        else:
+            self.output.note("its time is paid for again")
+
     def _read_deadline(self) -> float:
         """The one that was known stays where there is none to read; who never had one needs none."""
         for _ in range(DEADLINE_READS):
             try:
-                said = parse_deadline(_read("deadline"))
+                said = parse_deadline(read("deadline"))
             except OSError:
                 self.deadline = self.deadline or _INFINITE
                 break
             if said is not None:
-                at, grace_seconds = said
+                at, grace_seconds, self.freeze_until, self.end_reason = said
                 self.deadline = max(self.deadline, at)
                 self.lease_grace_seconds = self.grace_seconds if grace_seconds is None else grace_seconds
                 break
@@ -191,6 +274,9 @@ class Shim:
         kill_at = boot_seconds() + max(0.0, grace_seconds)
         if not self.stopping:
             self.reason, self.stopped = reason, stopped
+            self.kill_at = kill_at
+            if self.frozen_at and grace_seconds > 0:
+                self._thaw()
             if grace_seconds > 0:
                 self._signal_all(TERM)
                 self._signal_all(CONT)
@@ -203,6 +289,8 @@ class Shim:
             seconds, _, reason = rest.partition(b" ")
             if verb == b"stop":
                 self._stop(float(seconds), reason.decode("utf-8", "replace"), stopped=True)
+            elif verb == b"look":
+                self._look()
 
     def _wake(self) -> None:
         """Somebody has died, or we are asked to: then we take the command with us."""
@@ -249,10 +337,13 @@ class Shim:
         """To everything in its control group and everything that descends from us."""
         if number == KILL and self.kill_file:
             try:
-                _write(self.kill_file, b"1")
+                write(self.kill_file, b"1")
             except OSError:
                 pass  # the walk below does it
-        for pid in {*self._members(), *_descendants()}:
+        self._signal({*self._members(), *descendants()}, number)
+
+    def _signal(self, pids: set[int], number: int) -> None:
+        for pid in pids:
             try:
                 os.kill(pid, number)
             except OSError:
@@ -262,7 +353,7 @@ class Shim:
         if not self.members_file:
             return []
         try:
-            return [int(line) for line in _read(self.members_file).split()]
+            return [int(line) for line in read(self.members_file).split()]
         except OSError:
             return []  # it was removed, which it can only be when it is empty
 
@@ -272,19 +363,24 @@ class Shim:
             "reason": reason[:256],
             "message": message[:1024],
             "stopped": self.stopped,
-            "seconds": round(boot_seconds() - self.began, 6),
+            "seconds": round(self._ran_seconds(), 6),
             "cpuSeconds": round(self.cpu_seconds, 6),
             "memoryBytesMax": self.memory_kilobytes_max * 1024,
         }
         text = "{" + ", ".join(f'"{name}": {_json(value)}' for name, value in said.items()) + "}"
         while True:
             try:
-                _save("status", text.encode().ljust(STATUS_BYTES - 1) + b"\n")
-                return _sync_folder()
+                save("status", text.encode().ljust(STATUS_BYTES - 1) + b"\n")
+                return sync_folder()
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
                 time.sleep(SETTLE_SECONDS_MAX)
+
+    def _ran_seconds(self) -> float:
+        """Without the time that it was frozen, which nobody pays for."""
+        now = boot_seconds()
+        return now - self.began - self.frozen_seconds - (now - self.frozen_at if self.frozen_at else 0.0)
 
 
 def _become(fields: Fields, output: int, report: int) -> None:
@@ -294,7 +390,7 @@ def _become(fields: Fields, output: int, report: int) -> None:
         os.setsid()
         stage = "cgroup"
         for path in fields.get(b"procs", []):
-            _write(path, b"0")
+            write(path, b"0")
         stage = "start"
         set_wakeup_fd(-1)
         for number in (HUP, INT, QUIT, PIPE, TERM, CHLD, XFSZ):
@@ -304,7 +400,7 @@ def _become(fields: Fields, output: int, report: int) -> None:
         os.umask(0o022)
         stage = "user"
         _change_user(fields)
-        _prctl(PR_SET_PDEATHSIG, KILL)
+        prctl(PR_SET_PDEATHSIG, KILL)
         stage = "cwd"
         os.chdir(_one(fields, b"cwd") or b"/")
         stage = "exec"
@@ -333,14 +429,14 @@ def _change_user(fields: Fields) -> None:
         os.setgid(int(_one(fields, b"gid")))
         os.setuid(int(uid))
         # Not even by a program of root's that says who may: the agent's key is root's as well.
-        _prctl(PR_SET_NO_NEW_PRIVS, 1)
+        prctl(PR_SET_NO_NEW_PRIVS, 1)
 
 
 def _explain(stage: str, number: int, fields: Fields) -> tuple[int, str, str]:
     command = fields[b"arg"][0].decode("utf-8", "replace")
     why = os.strerror(number)
     if stage == "lease":
-        return NOT_EXECUTABLE, "LeaseExpired", "its lease was over before it could be started"
+        return NOT_EXECUTABLE, LEASE_EXPIRED, "its lease was over before it could be started"
     if stage == "cwd":
         cwd = (_one(fields, b"cwd") or b"/").decode("utf-8", "replace")
         return NOT_EXECUTABLE, "WorkingDirUnusable", f"the working directory {cwd!r} cannot be entered: {why}"
@@ -354,22 +450,9 @@ def _explain(stage: str, number: int, fields: Fields) -> tuple[int, str, str]:
 # Files.
 
 
-def format_deadline(at: float, grace_seconds: float | None) -> bytes:
-    said = f"{at!r} {'-' if grace_seconds is None else repr(float(grace_seconds))}"
-    return f"{said} {said}".encode().ljust(DEADLINE_BYTES - 1) + b"\n"
-
-
-def parse_deadline(data: bytes) -> tuple[float, float | None] | None:
-    """None where it is not whole."""
-    words = data.split()
-    if len(data) != DEADLINE_BYTES or len(words) != 4 or words[:2] != words[2:]:
-        return None
-    return float(words[0]), None if words[1] == b"-" else float(words[1])
-
-
 def _read_spec() -> Fields:
     fields: Fields = {}
-    for field in _read("spec").split(b"\0")[:-1]:
+    for field in read("spec").split(b"\0")[:-1]:
         key, _, value = field.partition(b"=")
         fields.setdefault(key, []).append(value)
     return fields
@@ -377,88 +460,27 @@ def _read_spec() -> Fields:
 
 def _claim() -> bool:
     """A link is made or it is not; whoever comes second finds it made."""
-    boot = _read("/proc/sys/kernel/random/boot_id").decode().strip()
+    boot = read("/proc/sys/kernel/random/boot_id").decode().strip()
     pid = os.getpid()
     mine = f"claim.{pid}"
-    _save(mine, f"{pid} {_start_ticks(pid)} {boot}\n".encode())
+    save(mine, f"{pid} {start_ticks(pid)} {boot}\n".encode())
     try:
         os.link(mine, "claim")
     except FileExistsError:
         return False
     finally:
         os.unlink(mine)
-    _sync_folder()
+    sync_folder()
     return True
 
 
 def _set_aside() -> None:
     """Room for the status, while there is room."""
     try:
-        _save("status.new", b" " * STATUS_BYTES)
+        save("status.new", b" " * STATUS_BYTES)
     except OSError:
         os.unlink("claim")  # nothing was started
         raise
-
-
-def _save(name: str, data: bytes) -> None:
-    """Whole or not at all. What was set aside for it is written over."""
-    fd = os.open(f"{name}.new", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(fd, data)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    os.rename(f"{name}.new", name)
-
-
-def _sync_folder() -> None:
-    fd = os.open(".", os.O_RDONLY)
-    os.fsync(fd)
-    os.close(fd)
-
-
-def _read(path: str | bytes) -> bytes:
-    with open(path, "rb", buffering=0) as file:
-        return file.read()
-
-
-def _write(path: bytes, data: bytes) -> None:
-    with open(path, "wb", buffering=0) as file:
-        file.write(data)
-
-
-# Processes.
-
-
-def _start_ticks(pid: int) -> int:
-    """When it started, in ticks since the machine did: with it, a pid means one process and no other."""
-    return int(_stat(pid)[19])
-
-
-def _stat(pid: int) -> list[bytes]:
-    """From its state on; the name before it may contain anything."""
-    return _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
-
-
-def _descendants() -> list[int]:
-    children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                children.setdefault(int(_stat(int(name))[1]), []).append(int(name))
-            except (OSError, IndexError):
-                continue  # it is gone
-    found = []
-    next_ones = [os.getpid()]
-    while next_ones:
-        below = children.get(next_ones.pop(), [])
-        found += below
-        next_ones += below
-    return found
-
-
-def _prctl(option: int, value: int) -> None:
-    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def _one(fields: Fields, key: bytes) -> bytes:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from bursar import __version__
 from bursar.agent.probe import Load
-from bursar.agent.work import Directive, Place, Run, State, Status, Stop, Usage
+from bursar.agent.work import Directive, Grant, Place, Run, State, Status, Stop, Usage
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 
 PROTOCOL_VERSION = 1
@@ -40,6 +40,7 @@ class Beat:
     capacity: Mapping[str, str] = field(default_factory=dict)
     address: str = ""
     certificate_request: bytes = b""
+    nonce: str = ""  # in the first beat: our own word for the stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +53,11 @@ class Answer:
     acknowledged: tuple[Place, ...] = ()
     lease_seconds: float = 0.0
     kill_grace_seconds: float | None = None  # how long what has no lease any more may take to die
-    leases: Mapping[Place, float] = field(default_factory=dict)
+    leases: Mapping[Place, Grant] = field(default_factory=dict)
     certificate: bytes = b""
     beat_seconds: float = 0.0
+    lease_token: str = ""  # what proves `leases`
+    signing_keys: Mapping[str, bytes] = field(default_factory=dict)  # that are believed from now on, where they changed
 
 
 # What is said.
@@ -73,6 +76,7 @@ def beat_message(beat: Beat, *, node: str, seq: int, timestamp_ms: int) -> pb.He
         capacity=beat.capacity,
         address=beat.address,
         certificate_request=beat.certificate_request,
+        nonce=beat.nonce,
     )
 
 
@@ -116,10 +120,19 @@ def read_answer(message: pb.HeartbeatResponse) -> Answer:
         acknowledged=tuple((one.allocation_id, one.epoch) for one in message.acknowledgements),
         lease_seconds=float(max(0, message.lease_duration_seconds)),
         kill_grace_seconds=max(0, message.kill_grace_seconds) if message.HasField("kill_grace_seconds") else None,
-        leases={(one.allocation_id, one.epoch): float(max(0, one.seconds)) for one in message.leases},
+        leases={(one.allocation_id, one.epoch): read_grant(one) for one in message.leases},
         certificate=message.certificate,
         beat_seconds=float(max(0, message.beat_seconds)),
+        lease_token=message.lease_token,
+        signing_keys={one.id: one.public_key for one in message.signing_keys},
     )
+
+
+def read_grant(message: pb.LeaseGrant) -> Grant:
+    seconds = float(max(0, message.seconds))
+    if not message.final:
+        return Grant(seconds)
+    return Grant(seconds, message.reason or "no reason was given", float(max(0, message.freeze_seconds)))
 
 
 def read_directive(message: pb.SchedulingDirective) -> Directive | None:
@@ -154,6 +167,7 @@ def _read_run(message: pb.SchedulingDirective) -> Run:
         working_dir=message.working_dir,
         ttl_seconds=max(0, message.ttl_seconds),
         leased=message.leased,
+        paid=message.paid,
         grace_seconds=max(0, message.grace_seconds),
         nodes=tuple(message.nodes),
         exclusive=message.exclusive,
@@ -188,6 +202,7 @@ def directive_message(directive: Directive) -> pb.SchedulingDirective:
         working_dir=directive.working_dir,
         ttl_seconds=directive.ttl_seconds,
         leased=directive.leased,
+        paid=directive.paid,
         grace_seconds=directive.grace_seconds,
         nodes=directive.nodes,
         exclusive=directive.exclusive,

@@ -4,6 +4,9 @@ A placement is one epoch of one allocation on this node. It is started at most o
 that has ended is remembered after everything else about it is forgotten, and an epoch that was seen makes all older
 ones of its allocation a thing of the past. How it ended is told until the control plane has acknowledged it.
 
+Work may need leases: that of its node, without which nobody would know when it is over, and one of its own, which pays
+for it. When one of them is over, so is the work; unless it may be frozen, because its account only spends too fast.
+
 An executor carries the instructions out, and answers each `Start` with `started` or `ended`, and each `SignalStop`
 sooner or later with `ended`. Work without a command is no exception: the executor says at once that it runs.
 """
@@ -13,9 +16,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from bursar.agent.work import ENDED, Directive, Place, Run, State, Status, Stop, Usage
+from bursar.agent.work import ENDED, Directive, Grant, Place, Run, State, Status, Stop, Usage
 
 GRACE_SECONDS = 30  # where nobody said how long stopping may take
 RETRY_SECONDS = 10.0  # until it is asked again to kill what should be dead
@@ -23,6 +26,8 @@ REMEMBERED_MAX = 20_000  # allocations of the past
 
 EXPIRED = "Expired"  # it has run for as long as it may
 LEASE_EXPIRED = "LeaseExpired"
+CREDIT_EXHAUSTED = "CreditExhausted"  # paid time is over, and no more of it was granted
+FENCED = "fenced"  # why there is no more paid time, where its lease is closed
 NOT_WANTED = "NotWanted"
 SUPERSEDED = "Superseded"  # a newer epoch of the same allocation is placed here
 OF_THE_PAST = "OfThePast"  # it was here before, and was acknowledged
@@ -35,6 +40,8 @@ class Start:
     run: Run
     deadline: float | None = None
     grace_seconds: float | None = None  # None: that of the run
+    freeze_until: float = 0.0  # from the deadline on, instead of ending; 0: it may not be frozen
+    reason: str = LEASE_EXPIRED
 
     @property
     def place(self) -> Place:
@@ -52,9 +59,13 @@ class SignalStop:
 
 @dataclass(frozen=True, slots=True)
 class MoveDeadline:
+    """Until when it may run from now on, and what then. A deadline never moves back."""
+
     place: Place
     at: float
     grace_seconds: float | None = None
+    freeze_until: float = 0.0
+    reason: str = LEASE_EXPIRED
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +78,21 @@ class Forget:
 Instruction: TypeAlias = Start | SignalStop | MoveDeadline | Forget
 
 
+class Limit(NamedTuple):
+    """When it has to end, or to be frozen; and why it ends then."""
+
+    at: float
+    freeze_until: float = 0.0
+    reason: str = LEASE_EXPIRED
+
+    @property
+    def end_at(self) -> float:
+        return max(self.at, self.freeze_until)
+
+
+NO_LIMIT = Limit(math.inf)
+
+
 @dataclass(slots=True)
 class _Held:
     """One placement from when it is heard of until its end is acknowledged."""
@@ -75,8 +101,11 @@ class _Held:
     state: State = State.STARTING
     wanted: bool = True  # by the control plane, since this agent runs
     handed: bool = False  # to the executor: from then on only the executor can say that it has ended
-    own_lease: bool = False
-    deadline: float | None = None
+    leased_until: float = -math.inf
+    paid_until: float = -math.inf
+    final: str = ""  # why there is no more paid time than that, for now
+    freeze_seconds: float = 0.0
+    limit: Limit = NO_LIMIT
     expires_at: float = math.inf
     stop: Stop | None = None
     kill_at: float = math.inf
@@ -95,7 +124,19 @@ class _Held:
             return math.inf
         if self.state is State.STOPPING:
             return self.kill_at + RETRY_SECONDS
-        return min(self.expires_at, math.inf if self.deadline is None else self.deadline)
+        return min(self.expires_at, self.limit.end_at)
+
+    def new_limit(self) -> Limit:
+        """From the leases that it needs. What is frozen needs that of its node all the same."""
+        leased_until = self.leased_until if self.run.leased else math.inf
+        if not self.run.paid or leased_until <= self.paid_until:
+            return Limit(leased_until)
+        if not self.final:
+            return Limit(self.paid_until)
+        freeze_until = self.paid_until + self.freeze_seconds
+        if not self.freeze_seconds or freeze_until < leased_until:
+            return Limit(self.paid_until, freeze_until if self.freeze_seconds else 0.0, CREDIT_EXHAUSTED)
+        return Limit(self.paid_until, leased_until)
 
 
 class Machine:
@@ -106,7 +147,7 @@ class Machine:
         self._newest: dict[str, int] = {}  # by uid, the highest epoch that was ever held; in order of arrival
         self._waiting: dict[Place, None] = {}  # to be handed to the executor
         self._news: dict[Place, None] = {}
-        self._granted: float | None = None  # how far the node's lease reaches
+        self._granted = -math.inf  # how far the node's lease reaches
         self._grace_seconds: float | None = None  # in which what has no lease any more must die
         self._now = -math.inf
 
@@ -119,7 +160,7 @@ class Machine:
         *,
         started: bool,
         started_at: float | None = None,
-        deadline: float | None = None,
+        limit: Limit | None = None,
     ) -> list[Instruction]:
         """What an earlier life of this agent was told to run. What it had not started waits to be wanted again: it may
         run elsewhere by now."""
@@ -130,7 +171,11 @@ class Machine:
         held.wanted = False
         if started:
             self._hand(held)
-            held.deadline = deadline
+            if limit is not None:
+                held.leased_until = held.paid_until = limit.at
+                held.limit = limit
+                if limit.freeze_until or limit.reason != LEASE_EXPIRED:
+                    held.final, held.freeze_seconds = limit.reason, max(0.0, limit.freeze_until - limit.at)
             self._run_from(held, now if started_at is None else started_at)
         return []
 
@@ -188,28 +233,33 @@ class Machine:
             if (held := self._held.get(place)) is not None:
                 held.usage = usage
 
-    def granted(
-        self,
-        seconds: float,
-        sent_at: float,
-        leases: Mapping[Place, float] | None = None,
-        grace_seconds: float | None = None,
-    ) -> list[Instruction]:
-        """All leased work of the node may run for so long after the beat was sent, and take the grace to die. Work that
-        was given a lease of its own lives by that alone."""
-        done: list[Instruction] = []
+    def granted(self, seconds: float, sent_at: float, grace_seconds: float | None = None) -> list[Instruction]:
+        """All leased work of the node may run for so long after the beat was sent, and take the grace to die."""
         if grace_seconds is not None:
             self._grace_seconds = grace_seconds
+        done: list[Instruction] = []
         if seconds > 0:
-            self._granted = max(sent_at + seconds, -math.inf if self._granted is None else self._granted)
-        for place, own_seconds in (leases or {}).items():
-            if (held := self._held.get(place)) is not None and held.run.leased:
-                held.own_lease = True
-                done += self._move(held, sent_at + own_seconds)
-        if seconds > 0:
+            self._granted = max(sent_at + seconds, self._granted)
             for held in self._held.values():
-                if held.run.leased and not held.own_lease and self._granted is not None:
-                    done += self._move(held, self._granted)
+                if held.run.leased and held.live:
+                    held.leased_until = max(held.leased_until, self._granted)
+                    done += self._move(held)
+        return done + self._start_ready()
+
+    def paid(self, grants: Mapping[Place, Grant], sent_at: float) -> list[Instruction]:
+        """These may run for so long after the beat was sent. What is the last of it is so until there is more."""
+        done: list[Instruction] = []
+        for place, grant in grants.items():
+            held = self._held.get(place)
+            if held is None or not held.live or not held.run.paid:
+                continue
+            if grant.final == FENCED:
+                done += self._stop(held, Stop(*place, 0, LEASE_EXPIRED, "its lease is closed"))
+                continue
+            if grant.seconds > 0:
+                held.paid_until = max(held.paid_until, sent_at + grant.seconds)
+            held.final, held.freeze_seconds = grant.final, grant.freeze_seconds
+            done += self._move(held)
         return done + self._start_ready()
 
     def acknowledged(self, places: Iterable[Place]) -> list[Instruction]:
@@ -235,9 +285,8 @@ class Machine:
                 message = f"ran for its ttl of {held.run.ttl_seconds} seconds"
                 done += self._stop(held, Stop(*held.run.place, held.run.grace_seconds, EXPIRED, message))
             else:
-                message = "no lease was granted in time"
                 grace = held.run.grace_seconds if self._grace_seconds is None else int(self._grace_seconds)
-                done += self._stop(held, Stop(*held.run.place, grace, LEASE_EXPIRED, message))
+                done += self._stop(held, Stop(*held.run.place, grace, held.limit.reason, _why_over(held)))
         return done
 
     # What there is.
@@ -324,7 +373,11 @@ class Machine:
         ready = [held for place in self._waiting if self._ready(held := self._held[place])]
         for held in ready:
             self._hand(held)
-        return [Start(held.run, held.deadline, self._grace_seconds) for held in ready]
+        return [self._start(held) for held in ready]
+
+    def _start(self, held: _Held) -> Start:
+        at, freeze_until, reason = held.limit = held.new_limit()
+        return Start(held.run, None if at == math.inf else at, self._grace_seconds, freeze_until, reason)
 
     def _hand(self, held: _Held) -> None:
         held.handed = True
@@ -334,20 +387,21 @@ class Machine:
         """Nothing starts unwanted or without a lease that it needs, nor beside what must make way for it."""
         if not held.wanted:
             return False
-        if held.run.leased and (held.deadline is None or held.deadline <= self._now):
+        if held.new_limit().at <= self._now:
             return False
         return not any(_in_the_way(other, held) for other in self._held.values())
 
-    def _move(self, held: _Held, deadline: float) -> list[Instruction]:
-        """Deadlines only move forward. What is being stopped has one, too: it may be allowed a long grace."""
-        over = held.stop is not None and held.stop.reason == LEASE_EXPIRED
-        if not held.live or over or (held.deadline is not None and deadline <= held.deadline):
+    def _move(self, held: _Held) -> list[Instruction]:
+        """What is being stopped has a deadline, too: it may be allowed a long grace. But what was told to end because
+        it was over is not let live."""
+        over = held.stop is not None and held.stop.reason in (LEASE_EXPIRED, CREDIT_EXHAUSTED)
+        if over or not held.handed or (limit := held.new_limit()) == held.limit:
             return []
-        held.deadline = deadline
-        return [MoveDeadline(held.run.place, deadline, self._grace_seconds)] if held.handed else []
+        held.limit = limit
+        return [MoveDeadline(held.run.place, limit.at, self._grace_seconds, limit.freeze_until, limit.reason)]
 
     def _hold(self, run: Run) -> _Held:
-        held = self._held[run.place] = _Held(run, deadline=self._granted if run.leased else None)
+        held = self._held[run.place] = _Held(run, leased_until=self._granted)
         self._note(run.uid, run.epoch)
         self._waiting[run.place] = None
         self._news[run.place] = None
@@ -390,11 +444,20 @@ def _in_the_way(other: _Held, held: _Held) -> bool:
     )
 
 
+def _why_over(held: _Held) -> str:
+    if held.limit.reason == LEASE_EXPIRED:
+        return "no lease was granted in time"
+    if held.limit.freeze_until:
+        seconds = round(held.limit.freeze_until - held.limit.at)
+        return f"its account spends too fast: it was frozen for {seconds} seconds, and no more time was granted"
+    return f"its paid time is over, and no more was granted: {held.final}"
+
+
 def _how(exit_code: int | None, reason: str, stopped: bool) -> State:
     """Being stopped because its own time is over counts as a failure: nobody asked."""
     if reason == EXPIRED:
         return State.FAILED
-    if stopped or reason == LEASE_EXPIRED:
+    if stopped or reason in (LEASE_EXPIRED, CREDIT_EXHAUSTED):
         return State.STOPPED
     return State.SUCCEEDED if exit_code == 0 and not reason else State.FAILED
 

@@ -26,7 +26,8 @@ class Run:
     env: Mapping[str, str] = field(default_factory=dict)
     working_dir: str = ""
     ttl_seconds: int = 0  # 0 is for ever
-    leased: bool = False  # it may run only for as long as leases are granted
+    leased: bool = False  # it may run only for as long as its node's lease is granted
+    paid: bool = False  # it may run only for as long as it is paid for
     grace_seconds: int = 30  # between asking and killing, when its ttl or its lease is over
     nodes: tuple[str, ...] = ()
     exclusive: bool = False
@@ -53,6 +54,15 @@ class Stop:
 
 
 Directive: TypeAlias = Run | Stop
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Paid time of a placement, from when the beat was sent on."""
+
+    seconds: float
+    final: str = ""  # why there is no more of it, for now
+    freeze_seconds: float = 0.0  # for how long it may be frozen when paid time is over, before it is ended
 
 
 class State(StrEnum):

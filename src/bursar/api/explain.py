@@ -14,10 +14,11 @@ from bursar.api.object import find, key_of, kind_of, namespace_tenant, never_run
 from bursar.api.route import JSON, Answer, Call, Outcome
 from bursar.core import answer as told
 from bursar.core.job import all_turns, turn_name
+from bursar.core.money import credits_of
 from bursar.core.object import Key, Stored
 from bursar.core.quantity import format_amount
 from bursar.core.reason import MEMBERS, NODES, Reason
-from bursar.core.refusal import Refusal, invalid
+from bursar.core.refusal import Code, Refusal, invalid
 from bursar.core.telling import constraint, help, sentence  # noqa: A004
 from bursar.core.wording import dimension_label
 from bursar.ops import object as object_ops
@@ -28,6 +29,7 @@ from bursar.ops.member import progress_in
 from bursar.ops.object import Create
 from bursar.ops.office import timestamp
 from bursar.ops.priority import load_classes
+from bursar.ops.quote import Quote, quote, refused_time
 from bursar.ops.rehearsal import rehearse
 from bursar.store import job as job_store
 from bursar.wire.allocation import ALLOCATION
@@ -154,6 +156,17 @@ class WouldEvict(msgspec.Struct, rename="camel"):
     rule: str
 
 
+class Cost(msgspec.Struct, rename="camel"):
+    """What it would cost where it is paid for beforehand, in credits, and what there is to pay it with."""
+
+    account: str
+    per_second: str
+    per_hour: str
+    first_window: str  # held when it is placed
+    window_seconds: int
+    available: str
+
+
 class Outlook(msgspec.Struct, rename="camel", omit_defaults=True):
     """What would become of one allocation."""
 
@@ -168,6 +181,7 @@ class Outlook(msgspec.Struct, rename="camel", omit_defaults=True):
     other_reasons: list[WaitingReason] = []
     queue_position: int | None = None
     ahead: AheadInLine | None = None
+    cost: Cost | None = None
 
 
 class Simulation(msgspec.Struct, rename="camel", kw_only=True):
@@ -208,21 +222,25 @@ async def explain_job(call: Call) -> Outcome:
 async def _explained(call: Call, one: Stored) -> Outcome:
     status: dict[str, Any] = msgspec.json.decode(one.status)
     if status.get("phase") != "Pending":
-        return Answer(200, encode(_settled(one, status)))
+        unpaid = await refused_time(call.house.office, (each.get("lease", "") for each in status.get("nodes") or []))
+        return Answer(200, encode(_settled(one, status, unpaid)))
     found = await call.house.inquiries.explain(one.uid)
     if isinstance(found, Refusal):
         return found
     return Answer(200, encode(_waiting(one, found) if found is not None else _stored(one, status)))
 
 
-def _settled(one: Stored, status: dict[str, Any]) -> Explanation:
+def _settled(one: Stored, status: dict[str, Any], unpaid: str) -> Explanation:
     """Of what does not wait there is only to say where it is, or was."""
     phase, nodes = str(status.get("phase", "")), status.get("nodes") or []
     where = ", ".join(node["name"] for node in nodes)
-    since = status.get("startTime") or status.get("scheduledTime") or ""
+    since = status.get("endTime") or status.get("startTime") or status.get("scheduledTime") or ""
     message = f"it is not waiting: it is {phase}"
     if where:
         message += f" on {where}" + (f" since {since}" if since else "")
+    # Why it failed, or is about to.
+    if said := unpaid or ": ".join(each for each in (status.get("reason"), status.get("message")) if each):
+        message += f" ({said})"
     return Explanation(
         one.key.name, one.key.namespace, one.uid, phase, message, KIND,
         nodes=[RoomOn(node["name"], node.get("devices") or {}) for node in nodes],
@@ -344,7 +362,9 @@ async def simulate(call: Call) -> Outcome:
     found = await call.house.inquiries.simulate(question)
     if isinstance(found, Refusal):
         return found
-    shown = [await _outlook(call, one) for one in found]
+    places = [[place.node for place in one.places] for one in found]
+    quotes = await quote(call.house.office, [(one.draft, on) for one, on in zip(creations, places, strict=True)])
+    shown = [_costed(await _outlook(call, one), own) for one, own in zip(found, quotes, strict=True)]
     return Answer(200, encode(Simulation(would_run=all(one.would_run for one in shown), allocations=shown)))
 
 
@@ -429,6 +449,27 @@ async def _outlook(call: Call, found: told.Outlook) -> Outlook:
         shown.other_reasons = [why(one) for one in found.waits.others]
         shown.queue_position = found.waits.position
         shown.ahead = _ahead(found.waits.ahead) if found.waits.position is not None else None
+    shown.message = _said(shown)
+    return shown
+
+
+def _costed(shown: Outlook, quote: Quote | None) -> Outlook:
+    """With what it would cost. What could not be paid for would wait, whatever room there is."""
+    if quote is None:
+        return shown
+    # What has no price does not cost nothing.
+    if quote.account and (quote.lacking is None or quote.lacking.code is not Code.UNPRICED):
+        shown.cost = Cost(
+            quote.account, credits_of(quote.rate), credits_of(3600 * quote.rate), credits_of(quote.first),
+            quote.window_seconds, credits_of(quote.available),
+        )  # fmt: skip
+    unpaid = Reason.unpaid(quote.lacking) if quote.lacking is not None else None
+    if unpaid is None:
+        return shown
+    if shown.reason is not None:
+        shown.other_reasons = [shown.reason, *shown.other_reasons]
+    shown.reason, shown.would_run, shown.estimated_start_time = why(unpaid), False, ""
+    shown.nodes, shown.evictions, shown.evictions_of_other_tenants = [], [], 0
     shown.message = _said(shown)
     return shown
 

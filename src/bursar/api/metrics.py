@@ -43,6 +43,20 @@ NODES_ALARM = Gauge(
     "bursar_nodes_alarm", "1 while so many nodes are silent at once that the work of none of them is given up."
 )
 
+RECONCILED = Gauge(
+    "bursar_reconciled_leases", "Leases reconciled so far, by outcome; and events that never came.", ["outcome"]
+)
+RECONCILED_CREDITS = Gauge(
+    "bursar_reconciled_credits", "Credits by which leases had cost other than was posted, by outcome.", ["outcome"]
+)
+UNRECONCILED = Gauge("bursar_unreconciled_leases", "Leases that ended long enough ago and wait to be reconciled.")
+NOTICES_WAITING = Gauge("bursar_notices_waiting", "Notices that wait to be sent, by webhook.", ["webhook"])
+
+LEDGER_ENTRIES = Gauge("bursar_ledger_entries", "Entries of the ledger.")
+LEDGER_UNSEALED = Gauge("bursar_ledger_unsealed_entries", "Entries that are in no sealed block yet.")
+LEDGER_FINDINGS = Gauge("bursar_ledger_findings", "What is wrong with the ledger, by what was verified.", ["check"])
+LEDGER_VERIFIED_AGE = Gauge("bursar_ledger_verified_age_seconds", "How long ago the ledger was last verified.")
+
 # Children are kept: looking a label up costs more than counting.
 _children: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
 

@@ -16,6 +16,7 @@ from bursar.core.refusal import Code, Refusal
 from bursar.ops import token as token_ops
 from bursar.ops.liveness import node_alive
 from bursar.ops.office import now
+from bursar.ops.pay import pay_on
 from bursar.store import node as node_store
 from bursar.store.database import Connection
 from bursar.wire.document import encode
@@ -98,6 +99,7 @@ async def patch_status(call: Call) -> Outcome:
     if isinstance(outcome, Answer) and call.identity.role is Role.NODE and dry_run(call) is False:
         async with call.house.database.reader() as db:
             await node_store.save_seen(db, [call.parameters["name"]])
+        await pay_on(call.house.office, [call.parameters["name"]])
         if b'"silentSince"' in outcome.body and await node_alive(call.house.office, [call.parameters["name"]]):
             return await get(call)
     return outcome

@@ -16,9 +16,9 @@ from typing import Any, Final
 import msgspec
 
 from bursar.api.discovery import Noun, nouns
-from bursar.api.openapi_words import EXAMPLES, FIELD_WORDS
+from bursar.api.openapi_words import EXAMPLES, FIELD_WORDS, REFUSAL_HEADERS, REFUSAL_WORDS
 from bursar.api.route import JSON, Route
-from bursar.core.access import OURS
+from bursar.core.access import MONEY, OURS
 from bursar.wire.faults import schema_components
 from bursar.wire.kind import Kind
 from bursar.wire.kinds import KINDS
@@ -35,6 +35,7 @@ JSON_PATCH: Final = "application/json-patch+json"
 
 _SCHEMAS: Final = "#/components/schemas/"
 _OTHER_TAG: Final = "System"
+_CREDIT_TAG: Final = "Credit"
 _GVK: Final = "x-kubernetes-group-version-kind"
 
 
@@ -200,32 +201,6 @@ def refusals(route: Route) -> list[int]:
     return sorted(implied | {code for code in route.refusals if code >= 400})
 
 
-_REFUSAL_WORDS: Final = {
-    400: "Malformed: every fault is listed, unknown fields by name.",
-    401: "The token is missing, expired or revoked.",
-    403: "The role may not do this, or a quota has no room for it.",
-    404: "There is no such object, or it belongs to another tenant.",
-    405: "The path exists, but not with this method.",
-    406: "None of the accepted media types can be served.",
-    409: "It exists already, or it changed since it was read: read it again and retry.",
-    410: "The revision is no longer kept: list again.",
-    413: "The body is too large.",
-    415: "The body's media type is not understood here.",
-    422: "Well-formed, but it can never be satisfied.",
-    429: "The rate limit is used up: wait as long as Retry-After says.",
-    500: "A fault of the server; the message carries the request's id.",
-    503: "Overloaded, or the database is away: wait as long as Retry-After says.",
-}
-
-_RETRY_AFTER: Final = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer"}}}
-_RATE_HEADERS: Final = {
-    "X-RateLimit-Limit": {"description": "Requests a minute.", "schema": {"type": "integer"}},
-    "X-RateLimit-Remaining": {"description": "Requests left now.", "schema": {"type": "integer"}},
-    "X-RateLimit-Reset": {"description": "When it is full again, in epoch seconds.", "schema": {"type": "integer"}},
-}
-_REFUSAL_HEADERS: Final = {429: {**_RETRY_AFTER, **_RATE_HEADERS}, 503: _RETRY_AFTER}
-
-
 def _refusal_responses(routes: Iterable[Route]) -> Document:
     used = {code for route in routes for code in refusals(route)}
     return {_refusal_name(code): _refusal_response(code) for code in sorted(used)}
@@ -237,11 +212,11 @@ def _refusal_name(status: int) -> str:
 
 def _refusal_response(status: int) -> Document:
     response: Document = {
-        "description": _REFUSAL_WORDS.get(status, HTTPStatus(status).phrase),
+        "description": REFUSAL_WORDS.get(status, HTTPStatus(status).phrase),
         "content": {JSON: {"schema": {"$ref": f"{_SCHEMAS}Status"}}},
     }
-    if status in _REFUSAL_HEADERS:
-        response["headers"] = _REFUSAL_HEADERS[status]
+    if status in REFUSAL_HEADERS:
+        response["headers"] = REFUSAL_HEADERS[status]
     return response
 
 
@@ -250,6 +225,8 @@ def _refusal_response(status: int) -> Document:
 
 def _tag(route: Route) -> str:
     plural, noun = _noun(route)
+    if plural in (*MONEY, "ledger"):
+        return _CREDIT_TAG
     return noun.kind if noun else plural.capitalize() or _OTHER_TAG
 
 
@@ -284,7 +261,7 @@ def _operation_name(route: Route) -> str:
         return f"{_COLLECTION_WORDS.get(route.method, route.method.lower())}{name}{everywhere}"
     if not tail[0].startswith("{"):
         return f"{_camel('-'.join(tail))}{_plural_name(plural, noun)}"
-    if route.verb in OURS:
+    if route.verb in OURS and route.method != "DELETE":
         return f"{route.verb}{noun.kind}"
     return f"{_word(route)}{noun.kind}{_pascal(step for step in tail if not step.startswith('{'))}"
 
@@ -304,7 +281,8 @@ def _steps(path: str) -> list[str]:
 
 
 def _word(route: Route) -> str:
-    return route.verb if route.verb in OURS else _ITEM_WORDS.get(route.method, route.method.lower())
+    ours = route.verb in (*OURS, "list") and route.method != "DELETE"
+    return route.verb if ours else _ITEM_WORDS.get(route.method, route.method.lower())
 
 
 def _plural_name(plural: str, noun: Noun) -> str:

@@ -1,4 +1,4 @@
-"""What the API's documentation says in words: descriptions of fields, and examples."""
+"""What the API's documentation says in words: descriptions of fields and of refusals, and examples."""
 
 from __future__ import annotations
 
@@ -68,6 +68,32 @@ FIELD_WORDS: Final = {
     "TenantSpec.parent": "The tenant above it, whose limits hold for it too.",
     "TenantSpec.tier": "Where its limits come from when it has none of its own.",
 }
+
+
+REFUSAL_WORDS: Final = {
+    400: "Malformed: every fault is listed, unknown fields by name.",
+    401: "The token is missing, expired or revoked.",
+    403: "The role may not do this, a quota has no room for it, or an account cannot pay.",
+    404: "There is no such object, or it belongs to another tenant.",
+    405: "The path exists, but not with this method.",
+    406: "None of the accepted media types can be served.",
+    409: "It exists already, has ended, or changed since it was read: read it again and retry.",
+    410: "The revision is no longer kept: list again.",
+    413: "The body is too large.",
+    415: "The body's media type is not understood here.",
+    422: "Well-formed, but it can never be satisfied.",
+    429: "The rate limit, or an account's spend rate, is used up: wait as long as Retry-After says.",
+    500: "A fault of the server; the message carries the request's id.",
+    503: "Overloaded, or the database is away: wait as long as Retry-After says.",
+}
+
+_RETRY_AFTER: Final = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer"}}}
+_RATE_HEADERS: Final = {
+    "X-RateLimit-Limit": {"description": "Requests a minute.", "schema": {"type": "integer"}},
+    "X-RateLimit-Remaining": {"description": "Requests left now.", "schema": {"type": "integer"}},
+    "X-RateLimit-Reset": {"description": "When it is full again, in epoch seconds.", "schema": {"type": "integer"}},
+}
+REFUSAL_HEADERS: Final = {429: {**_RETRY_AFTER, **_RATE_HEADERS}, 503: _RETRY_AFTER}
 
 
 EXAMPLES: Final[dict[str, Document]] = {

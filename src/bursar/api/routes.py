@@ -19,6 +19,7 @@ from bursar.api import (
     explain,
     fence,
     job,
+    jwks,
     log,
     node,
     openapi,
@@ -31,8 +32,10 @@ from bursar.api import (
 )
 from bursar.api import object as objects
 from bursar.api.body import PROTOBUF, YAML
+from bursar.api.credit_routes import credit_routes
 from bursar.api.route import JSON, Handler, Param, Route
 from bursar.api.watch import SSE
+from bursar.api.webhook import webhook_routes
 from bursar.wire.kind import Kind
 from bursar.wire.kinds import KINDS
 
@@ -75,7 +78,7 @@ WITH_STATUS = frozenset({"Allocation", "Node", "ResourceQuota", "Namespace", "Te
 
 def build_routes(release: str) -> list[Route]:
     """Everything that is served, with the documents that describe it."""
-    routes = [*_kind_routes(), *_other_routes(), *_system_routes()]
+    routes = [*_kind_routes(), *_other_routes(), *credit_routes(ROOT), *webhook_routes(ROOT), *_system_routes()]
     described = [*routes]
     for path, body in discovery.documents(described, release=release).items():
         if not any(route.path == path.rstrip("/") and route.method == "GET" for route in routes):
@@ -326,4 +329,12 @@ def _system_routes() -> Iterator[Route]:
     yield Route("GET", "/readyz", system.readyz, "Requests can be served.", public=True, free=True, answer_media=text,
                 refusals=(503,))  # fmt: skip
     yield Route("GET", "/metrics", system.show_metrics, "For Prometheus.", public=True, free=True, answer_media=text)
+    yield Route(
+        "GET", "/.well-known/jwks.json", jwks.show, "The keys that sign what is granted to nodes.", public=True,
+        free=True, answer=jwks.KeySet, refusals=(503,),
+    )  # fmt: skip
+    yield Route(
+        "POST", f"{ROOT}/ledger/keys", jwks.rotate, "Make the key that signs what is granted to nodes from now on.",
+        "create", "ledger", "keys", body=jwks.RotateKey, answer=jwks.RotatedKey, status=201, refusals=(422,),
+    )  # fmt: skip
     yield Route("GET", "/hello", system.hello, "A bare answer, for comparison.", public=True, free=True)

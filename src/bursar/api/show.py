@@ -19,6 +19,7 @@ from bursar.core.quota import Counter
 from bursar.core.tree import quota_scope
 from bursar.ops.command import Written
 from bursar.ops.office import now, timestamp
+from bursar.store import beat as beat_store
 from bursar.store import node as node_store
 from bursar.store import quota as quota_store
 from bursar.store.database import Connection, Database
@@ -116,6 +117,7 @@ async def _join_nodes(db: Connection, nodes: Sequence[dict[str, Any]]) -> None:
     names = [one["metadata"]["name"] for one in nodes]
     rooms = await node_store.load(db, names)
     seen = await node_store.load_last_seen(db, names)
+    loads = await beat_store.load_loads(db, names)
     for name, one in zip(names, nodes, strict=True):
         status = one.setdefault("status", {})
         if name in rooms:
@@ -123,3 +125,5 @@ async def _join_nodes(db: Connection, nodes: Sequence[dict[str, Any]]) -> None:
             status["allocated"] = {key: format_amount(key, value) for key, value in given.items()}
         if name in seen:
             status["lastHeartbeatTime"] = timestamp(seen[name])
+        if name in loads:
+            status["used"] = msgspec.json.decode(loads[name])

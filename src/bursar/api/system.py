@@ -8,7 +8,9 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from bursar.api import metrics
 from bursar.api.cluster import show_nodes, show_scheduling
+from bursar.api.drift import show_drift
 from bursar.api.route import JSON, Answer, Call, Handler, Outcome
+from bursar.api.sealing import show_sealing
 from bursar.core.access import reach
 from bursar.core.quantity import UNLIMITED, is_bytes
 from bursar.core.quota import Counter
@@ -49,6 +51,8 @@ async def show_metrics(call: Call) -> Outcome:
             return Refusal(Code.FORBIDDEN, f"role {identity.role} may not read the metrics of all tenants")
     await show_scheduling(call.house)
     await show_nodes(call.house)
+    await show_drift(call.house.office)
+    await show_sealing(call.house.office)
     office = call.house.office
     for lane in (office.creating, office.changing, office.binding, office.shaping):
         metrics.LANE_DEPTH.labels(lane.name).set(lane.size)

@@ -64,6 +64,19 @@ def agents(as_json: bool, **options: Any) -> None:
 
 
 @bench.command()
+@click.option("--jobs", default=10_000, show_default=True, type=click.IntRange(2), help="How many run and are paid.")
+@click.option("--delta", default=5.0, show_default=True, type=click.FloatRange(0.01), help="Seconds between beats.")
+@click.option("--seconds", default=15.0, show_default=True, type=click.FloatRange(1), help="How long each part lasts.")
+@click.option("--accounts", default=100, show_default=True, type=click.IntRange(1), help="How many pay for them.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, last.")
+def leases(as_json: bool, **options: Any) -> None:
+    """Leases extended at the pace of beats and flat out, against one transaction per extension."""
+    from bursar.bench.leases import run
+
+    _report(run(log=_say, **options), as_json)
+
+
+@bench.command()
 @click.option("--format", "layout", default="openb", show_default=True, type=click.Choice(["openb"]))
 @click.option("--nodes", required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path), help="CSV file.")
 @click.option("--pods", required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path), help="CSV file.")

@@ -12,6 +12,8 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from bursar.client import Client
+
 # A shell that waits for long is worse than one that does not help.
 SECONDS_MAX = float(os.environ.get("BURSAR_COMPLETION_SECONDS", "1"))
 NAMES_MAX = 500
@@ -50,6 +52,16 @@ def explainable(ctx: click.Context, param: click.Parameter, incomplete: str) -> 
     return named("allocations")(ctx, param, incomplete)
 
 
+def account(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    del param
+    return _starting(incomplete, within_time(lambda: listed(ctx, "accounts", "account")))
+
+
+def lease(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    del param
+    return _starting(incomplete, within_time(lambda: listed(ctx, "leases", "lease_id")))
+
+
 def context_name(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     del ctx, param
     from bursar.client.contexts import config_path, load
@@ -65,13 +77,26 @@ def kinds() -> list[str]:
     return [noun.plural for noun in known()]
 
 
+def listed(ctx: click.Context, path: str, field: str) -> list[str]:
+    """What the first page of a list that is of no kind calls its items."""
+    with _client(ctx) as client:
+        found = client.request("GET", f"/api/v1/{path}", query={"limit": str(NAMES_MAX)})
+        return [item[field] for item in found["items"]]
+
+
+def _client(ctx: click.Context) -> Client:
+    from bursar.cli.connection import make_client
+
+    options = {name: ctx.params.get(name) for name in ("context", "url", "token", "ca_file")}
+    return make_client(**options, timeout_seconds=SECONDS_MAX, seconds_max=0.0)
+
+
 def names(ctx: click.Context, word: str) -> list[str]:
-    from bursar.cli.connection import Connection, make_client
+    from bursar.cli.connection import Connection
     from bursar.cli.noun import find
 
     given: dict[str, Any] = ctx.params
-    options = {name: given.get(name) for name in ("context", "url", "token", "ca_file")}
-    with make_client(**options, timeout_seconds=SECONDS_MAX, seconds_max=0.0) as client:
+    with _client(ctx) as client:
         connection = Connection(client, given.get("namespace") or "", bool(given.get("all_namespaces")))
         found = connection.resource(find(word, client)).page(limit=NAMES_MAX)
         return [item["metadata"]["name"] for item in found.get("items") or []]

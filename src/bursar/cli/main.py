@@ -12,6 +12,7 @@ import click
 from bursar.cli.lazy import Entry, LazyGroup
 
 _OBJECTS = "Objects"
+_CREDIT = "Credit"
 _PEOPLE = "Access and tenants"
 _SETUP = "This machine"
 
@@ -44,6 +45,11 @@ ENTRIES = {
     "drain": _entry("drain", "Empty a node: keep new work away, and evict what is placed there.", _OBJECTS),
     "preempt": _entry("preempt", "Stop an allocation so that it waits again.", _OBJECTS),
     "node": _entry("node", "Let nodes join, and give up those that are gone.", _OBJECTS),
+    "balance": _entry("credit", "Show what an account has, and how long that lasts.", _CREDIT, "balance"),
+    "credit": _entry("credit", "Top up accounts, limit them, and see what was spent.", _CREDIT),
+    "lease": _entry("lease", "Pay for running time, also of work that is placed elsewhere.", _CREDIT),
+    "price": _entry("price", "Show and set what running costs.", _CREDIT),
+    "ledger": _entry("ledger", "Prove that the ledger is whole.", _CREDIT),
     "tenant": _entry("tenant", "Show what tenants may use, and do use.", _PEOPLE),
     "admin": _entry("admin", "Change what tenants may use.", _PEOPLE),
     "token": _entry("token", "Create, list and revoke tokens.", _PEOPLE),

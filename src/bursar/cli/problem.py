@@ -55,6 +55,7 @@ def exit_code(error: Exception) -> int:
     table = (
         (errors.NotFound, NOT_FOUND),
         (errors.Unauthorized, DENIED),
+        (errors.CreditRefused, QUOTA_EXCEEDED),
         (errors.Forbidden, DENIED),
         (errors.Conflict, CONFLICT),
         (errors.QuotaExceeded, QUOTA_EXCEEDED),
@@ -71,7 +72,9 @@ def rendered(message: str, hint: str = "", causes: Iterable[Cause] = ()) -> str:
     # Some messages, as the specification writes them, end in their own hint.
     if hint and hint not in message:
         lines.append(f"  hint: {hint}")
-    whys = (f"{one.field}: {one.message}" if one.field not in one.message else one.message for one in causes)
+    # Which limit of an account it is, the message says.
+    told = [one for one in causes if not one.scope.startswith("account:")]
+    whys = (f"{one.field}: {one.message}" if one.field not in one.message else one.message for one in told)
     lines += [f"  - {why}" for why in dict.fromkeys(whys) if why and not _said(why, message)]
     # Which of a namespace's quotas has no room is only in the cause's scope.
     named = dict.fromkeys(one.scope.removeprefix("quota:") for one in causes if one.scope.startswith("quota:"))

@@ -12,6 +12,7 @@ from bursar.cli.connection import Connection, connected, namespace_option
 from bursar.cli.noun import find
 from bursar.cli.output import to_json
 from bursar.cli.problem import Problem
+from bursar.core.duration import format_age
 
 Document = Mapping[str, Any]
 
@@ -58,7 +59,21 @@ def lines(one: Document) -> Iterator[str]:
         yield f"  evicts   {victim['namespace']}/{victim['name']} ({victim['rule']})"
     if others := one.get("evictionsOfOtherTenants"):
         yield f"  evicts   {others} of other tenants"
+    if cost := one.get("cost"):
+        yield f"  cost     {cost['perHour']} credits an hour ({cost['perSecond']} a second), paid by {cost['account']}"
+        first = f"{cost['firstWindow']} for the first {cost['windowSeconds']} s"
+        yield f"  held     {first}, of {cost['available']} available"
+        if lasts := _lasts(cost):
+            yield f"  lasts    {lasts} with what is available, if nothing else runs"
     if one.get("queuePosition") and not one["wouldRun"]:
         yield f"  line     {one['queuePosition']} in its queue; {one['ahead']['allocations']} ahead"
     if one.get("estimatedStartTime") and not one["wouldRun"]:
         yield f"  start    about {one['estimatedStartTime']} (an estimate)"
+
+
+def _lasts(cost: Document) -> str:
+    """How long what is available pays for it alone."""
+    from decimal import Decimal
+
+    rate, available = Decimal(cost["perSecond"]), Decimal(cost["available"])
+    return format_age(int(available / rate)) if rate and available >= Decimal(cost["firstWindow"]) else ""

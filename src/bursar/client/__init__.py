@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         ConfigError,
         Conflict,
         ConnectionFailed,
+        CreditRefused,
         Forbidden,
         Gone,
         Invalid,
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "aio": ("AsyncClient", "AsyncResource"),
     "errors": (
-        "ApiError", "BursarError", "ConfigError", "Conflict", "ConnectionFailed", "Forbidden", "Gone", "Invalid",
+        "ApiError", "BursarError", "ConfigError", "Conflict", "ConnectionFailed", "CreditRefused", "Forbidden", "Gone",
+        "Invalid",
         "NotFound", "QuotaExceeded", "RateLimited", "Unauthorized", "Unavailable",
     ),
     "apply": ("Applied",),
@@ -57,6 +59,7 @@ __all__ = [
     "ConfigError",
     "Conflict",
     "ConnectionFailed",
+    "CreditRefused",
     "Document",
     "Event",
     "Forbidden",

@@ -9,7 +9,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import httpx2
 
-from bursar.client import apply, calls, http, log, watch
+from bursar.client import apply, calls, credit, http, log, watch
 from bursar.client.calls import Place
 from bursar.client.contexts import Context, resolve
 from bursar.client.flow import (
@@ -192,6 +192,29 @@ class AsyncClient(_Driven[Retries], Kinds[AsyncResource]):
     queue_metrics = _call(calls.queue_metrics)
     cluster_utilization = _call(calls.cluster_utilization)
     whoami = _call(calls.whoami)
+
+    balance = _call(credit.balance)
+    forecast = _call(credit.forecast)
+    statement = _call(credit.statement)
+    statement_csv = _call(credit.statement_csv)
+    top_up = _call(credit.top_up)
+    refund = _call(credit.refund)
+    adjust = _call(credit.adjust)
+    open_lease = _call(credit.open_lease)
+    extend_lease = _call(credit.extend_lease)
+    close_lease = _call(credit.close_lease)
+    lease = _call(credit.lease)
+    leases = _each(credit.leases)
+    report_usage = _call(credit.report_usage)
+    accounts = _each(credit.accounts)
+    open_account = _call(credit.open_account)
+    change_account = _call(credit.change_account)
+    limits = _call(credit.limits)
+    set_limits = _call(credit.set_limits)
+    prices = _call(credit.prices)
+    set_price = _call(credit.set_price)
+    verify_ledger = _call(credit.verify_ledger)
+    ledger = _call(credit.ledger)
 
     async def aclose(self) -> None:
         await self._http.aclose()

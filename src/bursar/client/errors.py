@@ -7,6 +7,7 @@ BursarError
     ├── Invalid          400, 413, 415, 422: the request has to change; `causes` names every field at fault
     ├── Unauthorized     401: no token, or one that is no longer good
     ├── Forbidden        403: not allowed for this token
+    │   └── CreditRefused    an account cannot pay, or a limit of it has no room; `causes` gives the numbers
     ├── QuotaExceeded    403 or 409: a limit has no room; `causes` gives the numbers of each
     ├── NotFound         404
     ├── Conflict         409: it exists already, or has changed since it was read
@@ -90,6 +91,9 @@ class Unauthorized(ApiError): ...
 class Forbidden(ApiError): ...
 
 
+class CreditRefused(Forbidden): ...
+
+
 class QuotaExceeded(ApiError): ...
 
 
@@ -123,6 +127,13 @@ _BY_STATUS: dict[int, type[ApiError]] = {
     503: Unavailable,
     504: Unavailable,
 }
+_BY_CODE: dict[str, type[ApiError]] = {
+    Code.QUOTA_EXCEEDED: QuotaExceeded,
+    Code.ACCOUNT_INACTIVE: CreditRefused,
+    Code.INSUFFICIENT_CREDIT: CreditRefused,
+    Code.CONCURRENCY_EXCEEDED: CreditRefused,
+    Code.DAILY_CAP_EXCEEDED: CreditRefused,
+}
 _CAUSE_FIELDS = tuple(field.name for field in fields(Cause))
 
 
@@ -132,7 +143,7 @@ def api_error(status: int, document: object, headers: Mapping[str, str], text: s
     details = body.get("details") if isinstance(body.get("details"), Mapping) else {}
     assert isinstance(details, Mapping)
     code = str(details.get("code") or "")
-    kind = QuotaExceeded if code == Code.QUOTA_EXCEEDED else _BY_STATUS.get(status, ApiError)
+    kind = _BY_CODE.get(code) or _BY_STATUS.get(status, ApiError)
     return kind(
         str(body.get("message") or text or f"the server answered {status}"),
         status=status,

@@ -93,6 +93,11 @@ class Reach:
         path = tuple(lineage)
         return self.tenant in (path if self.subtree else path[:1])
 
+    def sees_account(self, lineage: Iterable[str], owner: str, user: str) -> bool:
+        """Whether it sees an account of `owner` within a tenant, as `user` of that tenant: users see their own, and the
+        tenant's, which pays for those who have none."""
+        return self.sees(lineage) and (self.everything or self.subtree or owner in ("", user))
+
     def sees_bound(self, nodes: Collection[str]) -> bool:
         """Whether it sees an object because of the nodes it is bound to."""
         return self.everything or (bool(self.node) and self.node in nodes)
@@ -121,8 +126,14 @@ WORK = (
 BOUNDS = ("namespaces", "resourcequotas")
 # What is told about it.
 REPORTS = ("events", "gangs", "metrics", "pods", "usage")
-MONEY = ("accounts", "adjustments", "balance", "entries", "leases", "limits", "prices", "statements", "topups")
-SYSTEM = ("approvalpolicies", "certificates", "changes", "preemptions", "settings", "tenants", "tokens", "webhooks")
+MONEY = (
+    "accounts", "adjustments", "balance", "entries", "forecast", "leases", "limits", "prices", "refunds", "statements",
+    "topups",
+)  # fmt: skip
+# The ledger as a whole is nobody's: what is proven of it is proven of everybody's accounts.
+SYSTEM = (
+    "approvalpolicies", "certificates", "changes", "ledger", "preemptions", "settings", "tenants", "tokens", "webhooks",
+)  # fmt: skip
 REVIEWS = ("selfsubjectaccessreviews", "selfsubjectrulesreviews", "selfsubjectreviews")
 RESOURCES = frozenset((*CATALOGUE, *WORK, *BOUNDS, *REPORTS, *MONEY, *SYSTEM, *REVIEWS))
 
@@ -177,8 +188,8 @@ GRANTS: dict[Role, tuple[Rule, ...]] = {
     ),
     Role.BILLING_ADMIN: (
         *_EVERYBODY,
-        Rule(READ, _with_parts(*MONEY, *REPORTS, "tenants")),
-        Rule(("create", "update", "patch"), ("accounts", "adjustments", "limits", "prices", "topups")),
+        Rule(READ, _with_parts(*MONEY, *REPORTS, "tenants", "ledger")),
+        Rule(("create", "update", "patch"), ("accounts", "adjustments", "limits", "prices", "refunds", "topups")),
         Rule(("topup", "refund"), ("accounts",)),
     ),
     Role.SERVICE: (

@@ -5,7 +5,7 @@ All of it is one row: one lock, one decision. Times are microseconds since 1970 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import lru_cache
@@ -65,6 +65,19 @@ class Account(Struct):
 
 def account_name(tenant: str, user: str = "") -> str:
     return f"{tenant}/{user}" if user else tenant
+
+
+def left_behind(tenant: str, accounts: Iterable[Account]) -> Refusal | None:
+    """Why a tenant cannot go: its credit would be nobody's, and then whoever's who gets its name next."""
+    left = [one for one in accounts if one.posted or one.held or one.gpus]
+    if not left:
+        return None
+    told = ", ".join(f"{one.name} ({credits_of(one.posted)}, {credits_of(one.held)} held)" for one in left[:5])
+    return Refusal(
+        Code.IN_USE,
+        f'tenants "{tenant}" still has credit: {told}',
+        "Close its leases, and take out what is left by adjustments.",
+    )
 
 
 # Limits. Each is asked before anything is changed.

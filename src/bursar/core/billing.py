@@ -24,6 +24,30 @@ class Terms(Struct, frozen=True):
     discount: int = 0  # hundredths of a percent
 
 
+class Said(Struct, frozen=True):
+    """What one of them says itself; None where it says nothing."""
+
+    billing: Billing | None = None
+    mode: Mode | None = None
+    window_seconds: int | None = None
+    discount: int | None = None
+
+
+NOTHING_SAID = Said()
+
+
+def terms_of(own: Said, tier: Said) -> Terms:
+    """Each answer by itself: the tenant's, else its tier's, else the default."""
+    given = {}
+    for name in Said.__struct_fields__:
+        value = getattr(own, name)
+        if value is None:
+            value = getattr(tier, name)
+        if value is not None:
+            given[name] = value
+    return Terms(**given)
+
+
 class CreditPolicy(Struct, frozen=True):
     """The system's settings, `spec.credits`."""
 
@@ -36,6 +60,7 @@ class CreditPolicy(Struct, frozen=True):
     seal_seconds: int = 60
     entry_days: int = 30  # how long entries are kept line by line
     credit_value: str = "1.00"
+    key_days: int = 90  # how old the key gets that signs what is granted to nodes
 
     def window(self, terms: Terms) -> int:
         """In microseconds."""

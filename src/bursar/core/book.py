@@ -7,7 +7,7 @@ everything first and only then writes: what is refused leaves no trace.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -132,6 +132,7 @@ class Book:
             self._give(account, ADJUSTMENTS, entry)
         else:
             self._take(account, ADJUSTMENTS, entry)
+            self._tell_if_low(account, -amount)
         return None
 
     # Leases.
@@ -153,6 +154,21 @@ class Book:
         self._hold(account, need)
         self.leases[lease.id] = lease
         self.opened.add(lease.id)
+        return None
+
+    def lacking(self, leases: Iterable[Lease]) -> Refusal | None:
+        """Why these cannot be opened all together. Nothing is changed: afterwards each of them can be, or none is."""
+        needs: dict[int, int] = {}
+        gpus: dict[int, int] = {}
+        for lease in leases:
+            rate = self.prices.rate(lease.amounts, lease.klass, self.now, lease.discount)
+            if isinstance(rate, Unpriced):
+                return unpriced(rate)
+            needs[lease.account] = needs.get(lease.account, 0) + cost(rate, lease.window)
+            gpus[lease.account] = gpus.get(lease.account, 0) + lease.gpus
+        for account, need in needs.items():
+            if refusal := self._admission(self.accounts[account], gpus[account], need):
+                return refusal
         return None
 
     def _admission(self, account: Account, gpus: int, need: int) -> Refusal | None:
@@ -178,6 +194,7 @@ class Book:
             return fenced(lease.name)
         if seq < lease.seq:
             return Refusal(Code.STALE, f"{lease.name}: beat {seq} came after beat {lease.seq}")
+        self._set_back(lease)
         if seq == lease.seq:
             return self._grant(lease)
         if not running and not lease.started_at:
@@ -190,12 +207,32 @@ class Book:
         return self._grant(lease)
 
     def extend(self, lease: Lease, delta: int, latest: int) -> Grant | Refusal:
-        """Pay so much more time, up to `latest`; what is refused leaves the lease as it is paid."""
+        """Pay so much more time, up to `latest`. What is refused leaves the lease as it is paid: somebody asked for too
+        much, and may ask for less."""
         if lease.state is not LeaseState.OPEN:
             return fenced(lease.name)
+        self._set_back(lease)
         until = min(max(self.now, lease.paid_until) + delta, max(latest, lease.paid_until))
+        final, told = lease.final, len(self.events)
         refusal = self._extend(lease, until)
-        return refusal if refusal is not None else self._grant(lease)
+        if refusal is not None:
+            lease.final = final
+            del self.events[told:]
+            return refusal
+        return self._grant(lease)
+
+    def _set_back(self, lease: Lease) -> None:
+        """Our clock has gone back by more than a window, as when it was wrong before: what is paid and not posted
+        counts from now on. Else it would run for nothing until the clock is there again."""
+        if not lease.started_at or lease.posted_until - self.now <= lease.window:
+            return
+        ahead = lease.paid_until - lease.posted_until
+        if paid := lease.posted_until - lease.since:
+            lease.past = (*lease.past, (lease.rate, paid))
+        held = cost(lease.rate, ahead)  # never more than before: a fraction may have been carried
+        self._hold(self.accounts[lease.account], held - lease.held)
+        lease.held, lease.since, lease.posted_until, lease.paid_until = held, self.now, self.now, self.now + ahead
+        self.moved.add(lease.id)
 
     def _extend(self, lease: Lease, until: int) -> Refusal | None:
         account = self.accounts[lease.account]
@@ -204,9 +241,10 @@ class Book:
         rate = self.prices.rate(lease.amounts, lease.klass, self.now, lease.discount)
         if isinstance(rate, Unpriced):
             return self._refuse(lease, unpriced(rate))
-        same = rate == lease.rate and lease.posted_until >= self.now
-        begin = lease.posted_until if same else self.now
-        held = lease.between(begin, until) if same else cost(rate, until - begin)
+        begin = max(self.now, lease.posted_until)  # what was posted is not paid again, should the clock go back
+        # Time that nobody paid for is passed over. The same rate goes on after it: who is often late has no long past.
+        since = lease.since + begin - lease.posted_until if rate == lease.rate else begin
+        held = cost(rate, until - since) - cost(rate, begin - since)
         more = held - lease.held
         # The bucket pays for time that was not paid before, and not for a dearer price of what was.
         new_time = cost(rate, max(0, until - max(lease.paid_until, self.now)))
@@ -218,10 +256,9 @@ class Book:
         )
         if refusal is not None:
             return self._refuse(lease, refusal)
-        if not same:
-            if paid := lease.posted_until - lease.since:
-                lease.past = (*lease.past, (lease.rate, paid))
-            lease.rate, lease.since, lease.posted_until = rate, begin, begin
+        if rate != lease.rate and (paid := lease.posted_until - lease.since):
+            lease.past = (*lease.past, (lease.rate, paid))
+        lease.rate, lease.since, lease.posted_until = rate, since, begin
         lease.paid_until, lease.held, lease.final = until, held, ""
         self._hold(account, more, new_time)
         return None
@@ -246,10 +283,10 @@ class Book:
             if measured is None:
                 self._post(lease, account, self.now)
             else:
-                missing = self._settle(lease, account, lease.cost_of(max(0, measured)))
+                missing = self._settle(lease, account, max(0, measured))
         self._hold(account, -lease.held)
         account.gpus -= lease.gpus
-        lease.held, lease.state, lease.closed_at = 0, state, self.now
+        lease.held, lease.state, lease.closed_at, lease.measured = 0, state, self.now, measured
         self.ended.add(lease.id)
         return missing
 
@@ -264,20 +301,20 @@ class Book:
         """Put right what was posted for a lease that has ended, by what was measured; by how much. What cannot be
         taken is written off, and more than `drift` is told."""
         account = self.accounts[lease.account]
-        actual = lease.cost_of(max(0, measured))
-        difference = actual - lease.posted
+        used = max(0, measured)
+        difference = lease.cost_of(used) - lease.posted
         if difference:
-            self._settle(lease, account, actual, Type.ADJUSTMENT if difference > 0 else Type.REFUND)
+            self._settle(lease, account, used, Type.ADJUSTMENT)
             self.moved.add(lease.id)
         if abs(difference) > drift:
             self.events.append(Event(News.DRIFT, account.id, difference, lease.id))
         return difference
 
-    def _settle(self, lease: Lease, account: Account, actual: int, type_: Type = Type.DEBIT) -> int:
-        """Bring what was posted to what it really cost; what nobody can pay is written off."""
+    def _settle(self, lease: Lease, account: Account, used: int, type_: Type = Type.DEBIT) -> int:
+        """Bring what was posted to what so long a run really cost; what nobody can pay is written off."""
+        actual = lease.cost_of(used)
         if actual < lease.posted:
-            entry = Entry(Type.REFUND, 0, 0, lease.posted - actual, lease.id, rate=lease.rate, reason="measured")
-            self._give(account, REVENUE, entry)
+            self._give_back(lease, account, lease.posted - actual)
             lease.posted = actual
             return 0
         due = actual - lease.posted
@@ -286,16 +323,30 @@ class Book:
         if payable:
             self._hold(account, -from_hold)
             lease.held -= from_hold
+            end = lease.posted_until + max(0, used - lease.posted_micros)
             entry = Entry(
-                type_, 0, 0, payable, lease.id, lease.seq, lease.rate, lease.posted_until, self.now, reason="measured"
+                type_, 0, 0, payable, lease.id, lease.seq, lease.rate, lease.posted_until, end, reason="measured"
             )
             self._take(account, REVENUE, entry)
         if missing := due - payable:
             entry = Entry(Type.ADJUSTMENT, WRITE_OFF, REVENUE, missing, lease.id, rate=lease.rate, reason="not payable")
             self.entries.append(entry)
-            self.events.append(Event(News.DRIFT, account.id, missing, lease.id, "written off"))
+            lease.written_off += missing
+            # Whoever ran out of credit has a grace to end in, which nobody pays for: that is no surprise.
+            if not lease.final:
+                self.events.append(Event(News.DRIFT, account.id, missing, lease.id, "written off"))
         lease.posted = actual
         return due - payable
+
+    def _give_back(self, lease: Lease, account: Account, amount: int) -> None:
+        """What was written off is not written off any more; only what the account paid itself comes back to it."""
+        if never_paid := min(amount, lease.written_off):
+            entry = Entry(Type.ADJUSTMENT, REVENUE, WRITE_OFF, never_paid, lease.id, rate=lease.rate, reason="measured")
+            self.entries.append(entry)
+            lease.written_off -= never_paid
+        if paid := amount - never_paid:
+            entry = Entry(Type.REFUND, 0, 0, paid, lease.id, rate=lease.rate, reason="measured")
+            self._give(account, REVENUE, entry)
 
     # How money moves.
 
@@ -316,20 +367,24 @@ class Book:
 
     def _hold(self, account: Account, more: int, spent: int | None = None) -> None:
         """Speak for so much more of the balance; `spent` of the spend rate goes with it."""
-        before = account.available
         account.held += more
         if account.spend_rate_max is not None and (cost_now := more if spent is None else spent) > 0:
-            account.tokens, account.tokens_at = tokens_at(account, self.now) - cost_now, self.now
+            account.tokens = tokens_at(account, self.now) - cost_now
+            account.tokens_at = max(account.tokens_at, self.now)
         self.changed.add(account.id)
+        self._tell_if_low(account, more)
+
+    def _tell_if_low(self, account: Account, less: int) -> None:
         low = account.low_balance
-        if low is not None and account.available < low <= before:
+        if low is not None and account.available < low <= account.available + less:
             self.events.append(Event(News.LOW, account.id, account.available))
 
     def _take(self, account: Account, to: int, entry: Entry) -> None:
         entry.debit, entry.credit = account.id, to
         account.posted -= entry.amount
-        day = day_of(self.now, account.time_zone)
-        account.day_posted, account.day = posted_on(account, day) + entry.amount, day
+        if entry.type is Type.DEBIT:
+            day = day_of(self.now, account.time_zone)
+            account.day_posted, account.day = min(posted_on(account, day) + entry.amount, 2 * AMOUNT_MAX), day
         self.changed.add(account.id)
         self.entries.append(entry)
 
@@ -343,9 +398,8 @@ class Book:
 def unpriced(what: Unpriced) -> Refusal:
     name = f"{what.resource} of class {what.klass!r}" if what.klass else what.resource
     known = f"There are prices for {', '.join(one or 'any class' for one in what.known)}. " if what.known else ""
-    return Refusal(
-        Code.UNPRICED, f"there is no price for {name}", f"{known}A billing admin sets one: POST /api/v1/prices"
-    )
+    command = f"bursar price set {what.resource} CREDITS" + (f" --class {what.klass}" if what.klass else "")
+    return Refusal(Code.UNPRICED, f"there is no price for {name}", f"{known}A billing admin sets one: {command}")
 
 
 def too_much(account: Account) -> Refusal:

@@ -40,6 +40,7 @@ from bursar.core.order import (
 )
 from bursar.core.plan import Binding, Plan, Policy, Preempting, Unit, UnitKey
 from bursar.core.preemption import Preemption
+from bursar.core.probing import Probing
 from bursar.core.promise import Promise, Promises, open_promises
 from bursar.core.quota import Exceeded
 from bursar.core.reason import Reason, Why
@@ -82,6 +83,7 @@ class Cycle:
         self._reasons: dict[Shape, Reason] = {}
         self._alike = world.alike_nodes()
         self._depths: dict[str, int] = {}
+        self.probing = Probing(world.probes)
         # By the identity of groups, which live as long as anything of theirs is in the line.
         self._together: dict[Shape, int | None] = {}
         self._terms: dict[int, tuple[float, float]] = {}  # all but the wait, and what the wait counts
@@ -335,7 +337,8 @@ class Cycle:
             self._place_many(members, choice[0][1][0].row)
         else:
             self._place(choice)
-        self._push(unit.group)
+        if self.probing.tried(unit.group.key, len(members)):
+            self._push(unit.group)
 
     def _fellows(self, unit: Unit, group: Group, row: int) -> list[Ask]:
         """The unit, and more of the same that the walk and the choice would bring to the same node anyway.
@@ -344,7 +347,7 @@ class Cycle:
         a score that is better by more than a moment's wait.
         """
         ask = unit.asks[0]
-        most = min(len(group.members), self.policy.placements_max - self.placements)
+        most = min(len(group.members), self.policy.placements_max - self.placements, self.probing.left(group.key))
         if most < 2 or ask.shape.nodes > 1 or ask.gang is not None or row in self.holds.starts:
             return [ask]
         if not company.is_free(ask, self.world.tallies):

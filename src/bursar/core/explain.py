@@ -35,7 +35,7 @@ from bursar.core.group import Group, GroupKey
 from bursar.core.lineup import Lineup, Position, line_up
 from bursar.core.order import score
 from bursar.core.plan import Plan, Policy, Unit
-from bursar.core.reason import Reason, Why
+from bursar.core.reason import UNPAID, Reason, Why
 from bursar.core.running import Spot
 from bursar.core.terrain import by_label, meets
 from bursar.core.timeline import earliest
@@ -124,6 +124,8 @@ def _dominant(cycle: Cycle, unit: Unit) -> Reason:
         return found
     if exceeded := cycle.exceeded([(ask, ()) for ask in unit.asks]):
         return quota_reason(exceeded)
+    if unpaid := _unpaid(cycle, unit):
+        return unpaid
     choice = cycle.chooser.choose(unit.asks)
     if choice is not None:
         exceeded = cycle.exceeded(choice)
@@ -138,6 +140,7 @@ def _applying(cycle: Cycle, unit: Unit) -> list[Reason]:
     found = [_nominated(cycle, unit), _incomplete(world, unit)]
     if exceeded := cycle.exceeded([(ask, ()) for ask in unit.asks]):
         found.append(quota_reason(exceeded))
+    found.append(_unpaid(cycle, unit))
     found += _placing(cycle, slot)
     return [one for one in found if one is not None]
 
@@ -182,6 +185,12 @@ def _nominated(cycle: Cycle, unit: Unit) -> Reason | None:
 def _incomplete(world: World, unit: Unit) -> Reason | None:
     band = world.bands.get(unit.key) if not isinstance(unit.key, GroupKey) else None
     return gang_reason(band) if band is not None and not band.complete else None
+
+
+def _unpaid(cycle: Cycle, unit: Unit) -> Reason | None:
+    """What the account said when it was to be paid for, until that is tried again."""
+    known = cycle.world.blocked.get(unit.key)
+    return known.reason if known is not None and known.reason.why in UNPAID and known.until > cycle.now else None
 
 
 def _there(world: World) -> Bools:

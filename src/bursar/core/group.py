@@ -28,6 +28,7 @@ class GroupKey:
     job: str
     gang: GangKey | None = None
     charged: Hashable = None  # what quotas see of it
+    payer: str = ""
 
 
 @dataclass(slots=True)

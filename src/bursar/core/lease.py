@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from bursar.core.money import cost
+from bursar.core.money import MICROS, cost
 from bursar.core.refusal import Code, Refusal
 
 
@@ -46,7 +46,7 @@ class Lease(Struct):
     node: str = ""
     opened_at: int = 0
     started_at: int = 0  # 0 until it runs: then paid time begins
-    since: int = 0  # from when on the present rate counts
+    since: int = 0  # from when on the present rate counts, without time that nobody paid for
     past: tuple[tuple[int, int], ...] = ()  # earlier rates, each with how long it was paid
     posted_until: int = 0
     paid_until: int = 0
@@ -56,6 +56,8 @@ class Lease(Struct):
     final: str = ""  # why it will not be extended
     state: LeaseState = LeaseState.OPEN
     closed_at: int = 0
+    written_off: int = 0  # of what was posted, what nobody could pay
+    measured: int | None = None  # how long it ran, where whoever ended it said so: then it is settled
 
     @property
     def name(self) -> str:
@@ -63,12 +65,16 @@ class Lease(Struct):
 
     def between(self, begin: int, end: int) -> int:
         """What this part of the time of the present rate costs."""
-        return cost(self.rate, end - self.since) - cost(self.rate, begin - self.since)
+        return self.rate * (end - self.since) // MICROS - self.rate * (begin - self.since) // MICROS
 
     @property
     def posted_micros(self) -> int:
         """How long was posted for."""
         return sum(micros for _, micros in self.past) + max(0, self.posted_until - self.since)
+
+    def longest(self, now: int) -> int:
+        """For how long it can have run by now. What was posted has passed, should our clock have gone back since."""
+        return max(0, now - self.opened_at, self.posted_micros if self.started_at else 0)
 
     def cost_of(self, micros: int) -> int:
         """What so long a run costs, at the rates at which it was paid, one after another."""

@@ -7,9 +7,8 @@ from decimal import Decimal
 from typing import Final
 
 NANO: Final = 10**9  # nanocredits in a credit
-AMOUNT_MAX: Final = 9 * 10**18  # of one amount or balance: all sums of two of them that we make fit a bigint's check
+AMOUNT_MAX: Final = 4 * 10**18  # of one amount, balance or limit: a sum of two of them fits a bigint
 MICROS: Final = 10**6  # microseconds in a second
-SECOND: Final = MICROS
 
 _SHAPE: Final = re.compile(r"(-?)([0-9]{1,10})(?:\.([0-9]{1,9}))?")
 

@@ -57,6 +57,7 @@ class Placement(Struct, frozen=True):
     resources: Amounts
     devices: Devices
     wanted: bool = True
+    lease: int = 0  # what pays for it; 0 where nobody does
 
 
 EXCLUSIVE = "exclusive"  # the mark on a node that is given as a whole

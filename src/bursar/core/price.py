@@ -17,6 +17,8 @@ from bursar.core.quantity import is_bytes
 
 GIB = 1 << 30
 FULL = 10_000  # a discount's hundredths of a percent
+RATES_MAX = 10_000  # that are kept
+AMOUNTS_MAX = 8  # of what is kept: what names more is made up, and large
 
 
 class Price(Struct, frozen=True):
@@ -39,14 +41,23 @@ class Unpriced:
 
 @dataclass(slots=True)
 class PriceList:
+    """Never changed once it is made, so what was worked out for it is kept until another price begins."""
+
     _versions: dict[tuple[str, str], list[Price]] = field(default_factory=dict)
+    _begins: list[int] = field(default_factory=list)  # of all prices, in order
+    _rates: dict[tuple[object, ...], tuple[int, int | Unpriced]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, prices: Iterable[Price]) -> PriceList:
         listed = cls()
         for one in sorted(prices, key=lambda price: price.effective_from):
             listed._versions.setdefault((one.resource, one.klass), []).append(one)
+            listed._begins.append(one.effective_from)
         return listed
+
+    def having(self, price: Price) -> PriceList:
+        """With one more; this list stays as it is."""
+        return PriceList.of([*(one for versions in self._versions.values() for one in versions), price])
 
     def at(self, resource: str, klass: str, when: int) -> Price | None:
         """The price in force then: that of the class, else that of the resource."""
@@ -60,6 +71,20 @@ class PriceList:
     def rate(self, amounts: Mapping[str, int], klass: str, when: int, discount: int = 0) -> int | Unpriced:
         """Nanocredits a second for these amounts (thousandths, or bytes), rounded up once; discounted by so many
         hundredths of a percent."""
+        if len(amounts) > AMOUNTS_MAX:
+            return self._rate(amounts, klass, when, discount)
+        asked = (klass, discount, *amounts.items())
+        known = self._rates.get(asked)
+        period = bisect_right(self._begins, when)  # within one, no price changes
+        if known is not None and known[0] == period:
+            return known[1]
+        rate = self._rate(amounts, klass, when, discount)
+        if len(self._rates) >= RATES_MAX:
+            self._rates.clear()
+        self._rates[asked] = (period, rate)
+        return rate
+
+    def _rate(self, amounts: Mapping[str, int], klass: str, when: int, discount: int) -> int | Unpriced:
         numerator = 0
         for resource, amount in amounts.items():
             price = self.at(resource, klass if is_device(resource) else "", when)

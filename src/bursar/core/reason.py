@@ -9,12 +9,20 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from bursar.core.refusal import Refusal
+
 
 class Why(StrEnum):
     """In order of precedence: the first that applies is the dominant one. `no_capacity` names its resource."""
 
     GANG_INCOMPLETE = "gang_incomplete"
     QUOTA_EXCEEDED = "quota_exceeded"
+    UNPRICED = "unpriced"
+    ACCOUNT_INACTIVE = "account_inactive"
+    INSUFFICIENT_CREDIT = "insufficient_credit"
+    CONCURRENCY_EXCEEDED = "concurrency_exceeded"
+    DAILY_CAP_EXCEEDED = "daily_cap_exceeded"
+    SPEND_RATE_EXCEEDED = "spend_rate_exceeded"
     NO_NODES_ACTIVE = "no_nodes_active"
     NO_MATCHING_NODES = "no_matching_nodes"
     AFFINITY = "pod_affinity"
@@ -25,6 +33,18 @@ class Why(StrEnum):
     MAKING_ROOM = "waiting_for_preemption"
     NOT_TRIED = "not_yet_tried"
 
+
+# What only the account can tell: found when it was to be paid for, and true until the account changes.
+UNPAID: Final = frozenset(
+    {
+        Why.UNPRICED,
+        Why.ACCOUNT_INACTIVE,
+        Why.INSUFFICIENT_CREDIT,
+        Why.CONCURRENCY_EXCEEDED,
+        Why.DAILY_CAP_EXCEEDED,
+        Why.SPEND_RATE_EXCEEDED,
+    }
+)
 
 # What is short when the parts of a whole have no room together: how many of them find it. The rest is measured.
 MEMBERS: Final = "members"
@@ -59,6 +79,14 @@ class Reason:
     until: float = 0.0
     absent: str = ""  # the topology in which nobody is that it must be near
     matching: int = 0  # nodes that take work and are right by labels and taints
+    said: str = ""  # by whoever refused it, with its numbers
+    hint: str = ""
+
+    @classmethod
+    def unpaid(cls, refusal: Refusal) -> Reason | None:
+        """Why something could not be paid for; None where it was refused for something else."""
+        code = str(refusal.code)
+        return cls(Why(code), said=refusal.message, hint=refusal.hint) if code in UNPAID else None
 
     @property
     def code(self) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from bursar.core.allocation import GangKey, GangRow
+from bursar.core.book import Book
 from bursar.core.liveness import Beat
 from bursar.core.node import NodeRoom, Placement
 from bursar.core.object import UNASSIGNED, Key, Origin, Stored, Write
@@ -30,6 +31,10 @@ class Sheet:
     beats: dict[str, Beat] = field(default_factory=dict)  # of the nodes that were ever heard
     placements: dict[str, tuple[Placement, ...]] = field(default_factory=dict)  # by the allocation's uid
     gangs: dict[GangKey, GangRow] = field(default_factory=dict)
+    # Only where something is paid for: accounts and leases, whose account is which, the class of nodes' devices.
+    book: Book | None = None
+    payers: dict[tuple[str, str], int] = field(default_factory=dict)  # by (tenant, user)
+    classes: dict[str, str] = field(default_factory=dict)  # by node
     # What is to be saved.
     writes: list[Write] = field(default_factory=list)
     recharged: dict[Key, Stored] = field(default_factory=dict)
@@ -111,6 +116,11 @@ class Sheet:
     def set_gang(self, key: GangKey, row: GangRow) -> None:
         self.gangs[key] = row
         self.touched_gangs.add(key)
+
+    def tenant_of(self, one: Stored) -> str:
+        """Whose it is: its namespace says so."""
+        namespace = self.tree.namespaces.get(one.key.namespace)
+        return namespace.tenant if namespace is not None else one.tenant
 
     def members(self, namespace: str, gang: str) -> Iterable[Stored]:
         return [one for one in self.objects.values() if one.key.namespace == namespace and one.gang == gang]

@@ -1,6 +1,7 @@
 """Why something waits, in plain words: what the reason is, with its numbers, and what would help.
 
-Quota is not capacity, and the words keep them apart: quota is what somebody may have, capacity is what there is.
+Quota is not capacity, and the words keep them apart: quota is what somebody may have, capacity is what there is. What
+cannot be paid for is told as the account said it.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ def sentence(reason: Reason) -> str:
             return "room is being made: less urgent work was told to stop"
         case Why.NOT_TRIED:
             return "waiting for its turn: the scheduler has not come to it yet"
+        case _:  # it cannot be paid for
+            return reason.said or "it cannot be paid for"
 
 
 def help(reason: Reason) -> str:  # noqa: A001 - the word for it
@@ -80,6 +83,8 @@ def help(reason: Reason) -> str:  # noqa: A001 - the word for it
             return "Wait: it starts when they have stopped."
         case Why.NOT_TRIED:
             return "Wait: it is looked at in the next cycle."
+        case _:
+            return reason.hint or "Top up the account, or ask a billing admin."
 
 
 def _no_nodes(reason: Reason) -> str:

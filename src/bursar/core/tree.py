@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from bursar.core.billing import NOTHING_SAID, Billing, CreditPolicy, Said, Terms, terms_of
 from bursar.core.charge import Charge, Facts
 from bursar.core.quantity import UNLIMITED
 
@@ -30,6 +31,7 @@ class Enforcement(StrEnum):
 class Tier:
     name: str
     limits: Mapping[str, int] = field(default_factory=dict)
+    billing: Said = NOTHING_SAID
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class Tenant:
     tier: str = ""
     limits: Mapping[str, int] = field(default_factory=dict)
     enforcement: Enforcement = Enforcement.REJECT
+    billing: Said = NOTHING_SAID
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +93,18 @@ class Tree:
     namespaces: Mapping[str, Namespace] = field(default_factory=dict)
     quotas: Mapping[str, tuple[ResourceQuota, ...]] = field(default_factory=dict)  # by namespace
     system: Mapping[str, int] = field(default_factory=dict)
+    credits: CreditPolicy = field(default_factory=CreditPolicy)
     # Answers already worked out for this tree, which never change: it is immutable.
     known_rows: dict[tuple[str, Facts, frozenset[str]], tuple[Row, ...]] = field(default_factory=dict, compare=False)
     known_limits: dict[str, Mapping[str, int]] = field(default_factory=dict, compare=False)
+    known_prepaid: list[Mapping[str, Terms]] = field(default_factory=list, compare=False)
+
+    @property
+    def prepaid(self) -> Mapping[str, Terms]:
+        """Those who pay beforehand, and how: asked with every batch, and in most systems there are none."""
+        if not self.known_prepaid:
+            self.known_prepaid.append(_prepaid(self.tenants, self.tiers))
+        return self.known_prepaid[0]
 
 
 def tenant_scope(tenant: str) -> str:
@@ -101,6 +113,26 @@ def tenant_scope(tenant: str) -> str:
 
 def quota_scope(namespace: str, name: str) -> str:
     return f"quota:{namespace}/{name}"
+
+
+def billing_terms(tree: Tree, tenant: str) -> Terms:
+    """How a tenant pays; one that is not in the tree does not."""
+    owner = tree.tenants.get(tenant)
+    return _terms(owner, tree.tiers) if owner is not None else Terms()
+
+
+def _terms(tenant: Tenant, tiers: Mapping[str, Tier]) -> Terms:
+    tier = tiers.get(tenant.tier)
+    return terms_of(tenant.billing, tier.billing if tier is not None else NOTHING_SAID)
+
+
+def _prepaid(tenants: Mapping[str, Tenant], tiers: Mapping[str, Tier]) -> dict[str, Terms]:
+    return {
+        name: terms
+        for name, tenant in tenants.items()
+        if (tenant.billing is not NOTHING_SAID or tenant.tier)
+        and (terms := _terms(tenant, tiers)).billing is Billing.PREPAID
+    }
 
 
 def effective_limits(tree: Tree, tenant: Tenant) -> dict[str, Limit]:
@@ -281,9 +313,9 @@ def without_quota(tree: Tree, namespace: str, name: str) -> Tree:
     return _fresh(tree, quotas={**tree.quotas, namespace: left})
 
 
-def with_system(tree: Tree, limits: Mapping[str, int]) -> Tree:
-    return _fresh(tree, system=dict(limits))
+def with_system(tree: Tree, limits: Mapping[str, int], policy: CreditPolicy | None = None) -> Tree:
+    return _fresh(tree, system=dict(limits), credits=policy or CreditPolicy())
 
 
 def _fresh(tree: Tree, **changes: object) -> Tree:
-    return replace(tree, **changes, known_rows={}, known_limits={})  # type: ignore[arg-type]
+    return replace(tree, **changes, known_rows={}, known_limits={}, known_prepaid=[])  # type: ignore[arg-type]

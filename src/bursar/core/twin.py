@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from bursar.core.probing import Probes
 from bursar.core.world import World
 
 
@@ -33,6 +34,7 @@ def twin_of(world: World) -> World:
         used={tenant: dict(amounts) for tenant, amounts in world.used.items()},
         capacity=world.capacity,
         blocked=dict(world.blocked),
+        probes=Probes(dict(world.probes.most)),
         reserved_for=world.reserved_for,
         reservation=world.reservation,
         reserved_at=world.reserved_at,

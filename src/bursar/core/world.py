@@ -20,6 +20,7 @@ from bursar.core.fleet import Fleet
 from bursar.core.group import Band, Group, GroupKey
 from bursar.core.limits import Limits
 from bursar.core.packing import Habits
+from bursar.core.probing import Probes
 from bursar.core.reason import Reason
 from bursar.core.running import NEVER, Placed, Running, Spot
 from bursar.core.share import ShareOf
@@ -85,6 +86,7 @@ class World:
     capacity: dict[str, int] = field(default_factory=dict)
     # What earlier cycles found out, by the key of the group or the gang.
     blocked: dict[GroupKey | GangKey, Blocked] = field(default_factory=dict)
+    probes: Probes = field(default_factory=Probes)
     reserved_for: GroupKey | GangKey | None = None
     reservation: Reservation | None = None
     reserved_at: float = 0.0
@@ -390,6 +392,7 @@ class World:
         key = GroupKey(
             ask.tenant, kin_of(ask), ask.queue, ask.priority, ask.preempts, ask.ttl_seconds, ask.checkpoint_seconds,
             ask.shape, ask.job, (ask.namespace, ask.gang.group_id) if ask.gang else None, _charged(ask.charge),
+            ask.payer,
         )  # fmt: skip
         if ask.gang is not None:
             self._band(ask).come(ask)

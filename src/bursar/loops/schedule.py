@@ -25,13 +25,14 @@ from bursar.core.eviction import Reason as Stopped
 from bursar.core.object import Key, Origin
 from bursar.core.placing import Target
 from bursar.core.plan import Binding, Plan, Policy, Preempting
-from bursar.core.reason import Reason, Why
+from bursar.core.reason import UNPAID, Reason, Why
 from bursar.core.refusal import Code, Refusal
 from bursar.core.running import Spot
 from bursar.core.telling import sentence
 from bursar.core.waits import Waits
 from bursar.core.world import Blocked, World
 from bursar.loops.answers import run_answers
+from bursar.loops.unpaid import Unpaid
 from bursar.loops.world import BINDER, Keeper, Lost
 from bursar.ops.allocation import Report, report
 from bursar.ops.bind import Bind, Member, Note, bind, note
@@ -42,6 +43,7 @@ from bursar.ops.office import Office
 from bursar.store import usage as usage_store
 from bursar.store.change import CHANNEL
 from bursar.store.database import AWAY, Connection
+from bursar.store.ledger import CHANNEL as CREDIT_CHANNEL
 
 log = structlog.get_logger()
 
@@ -68,6 +70,7 @@ class Scheduler:
     policy: Policy = field(default_factory=Policy)
     clock: Callable[[], float] = time
     waits: Waits = field(default_factory=Waits)
+    unpaid: Unpaid = field(default_factory=Unpaid)
     keeper: Keeper = field(init=False)
     loaded: asyncio.Event = field(default_factory=asyncio.Event)
     idle: asyncio.Event = field(default_factory=asyncio.Event)  # nothing waits, and nothing is being committed
@@ -116,16 +119,19 @@ class Scheduler:
         self.loaded.clear()
         self.keeper, self._hours_at = Keeper(self.office), 0.0
         await self.keeper.load()
+        self.unpaid.restore(self.world, self.clock())
         calm_collector()
         self.loaded.set()
         db = await self.office.database.connect()
         try:
             await db.add_listener(CHANNEL, lambda *told: self._told(int(told[3])))
+            await db.add_listener(CREDIT_CHANNEL, lambda *told: self._told_of_credit(told[3]))
             while not self._deposed:
                 self._wake.clear()
                 if self.keeper.distrusts_limits:
                     await self._finish_commits(0)
                 await self.keeper.catch_up(db)
+                await self.unpaid.review(db, self.world)
                 self.policy = replace(self._given, **self.keeper.settings)
                 await self._tick(db)
                 if not await self._cycle():
@@ -137,6 +143,10 @@ class Scheduler:
     def _told(self, revision: int) -> None:
         """The database tells of a change. Of our own we know already."""
         if revision > self.keeper.revision:
+            self._wake.set()
+
+    def _told_of_credit(self, payload: str) -> None:
+        if self.unpaid.tell(payload):
             self._wake.set()
 
     async def _rest(self) -> None:
@@ -216,11 +226,13 @@ class Scheduler:
             self.keeper.lost = True
 
     async def _save_bindings(self, bindings: Sequence[Binding], commands: Sequence[Bind]) -> None:
+        heard = self.unpaid.heard
         for binding, reply in zip(bindings, await bind(self.office, commands), strict=True):
             if isinstance(reply, Refusal):
-                self._take_back(binding, reply)
+                self._take_back(binding, reply, heard)
                 continue
             assert isinstance(reply, tuple), "a unit is answered member by member"
+            self.world.probes.paid(binding.members[0][0])
             now = self.clock()
             for (ask, _), written in zip(binding.members, reply, strict=True):
                 self.keeper.committed(ask.uid, written.revision)
@@ -231,20 +243,32 @@ class Scheduler:
                 else:
                     self.waits.bound(ask.queue, ask.submitted_at, now)
 
-    def _take_back(self, binding: Binding, refusal: Refusal) -> None:
+    def _take_back(self, binding: Binding, refusal: Refusal, heard: int) -> None:
         """It waits again, and whatever proved wrong about the world is read before the next plan."""
         self._deposed |= refusal == DEPOSED
+        unpaid = Reason.unpaid(refusal)
         log.info("a placement came back", code=str(refusal.code), message=refusal.message)
         for ask, spots in binding.members:
             # Its node may be gone, and its place with it; it waits all the same.
             if ask.uid not in self.world.waiting:
                 self.world.unassume(ask)
+            if unpaid is not None:
+                continue  # its nodes are as they seemed
             for spot in spots:
                 self.keeper.distrust_node(self.world.fleet.names[spot.row])
+        if unpaid is not None:
+            self._wait_for_credit([ask for ask, _ in binding.members], unpaid, refusal, heard)
+            return
         if refusal.code is Code.QUOTA_EXCEEDED:
             self.keeper.distrust_limits()
         if refusal.code is not Code.STALE:
             self._pause(binding)
+
+    def _wait_for_credit(
+        self, asks: Sequence[Ask], reason: Reason, refusal: Refusal, heard: int, *, keep: bool = False
+    ) -> None:
+        seconds = refusal.retry_after_seconds or self.policy.quota_backoff_seconds
+        self.unpaid.wait(self.world, asks, reason, self.clock() + seconds, heard, keep=keep)
 
     def _pause(self, binding: Binding) -> None:
         """Read the database's figures before it is tried again: then they say why it waits. Not in a tight loop."""
@@ -254,11 +278,14 @@ class Scheduler:
             self.world.blocked[key] = Blocked(Reason(Why.NOT_TRIED), 0, 0, until, firm=True)
 
     async def _save_preemptions(self, preemptions: Sequence[Preempting], commands: Sequence[Preempt]) -> None:
+        heard = self.unpaid.heard
         for one, reply in zip(preemptions, await preempt(self.office, commands), strict=True):
             if isinstance(reply, Refusal):
                 self._deposed |= reply == DEPOSED
                 log.info("a preemption came back", code=str(reply.code), message=reply.message)
                 self.keeper.lost = True
+                if (unpaid := Reason.unpaid(reply)) is not None:
+                    self._wait_for_credit(one.asks, unpaid, reply, heard, keep=True)
             else:
                 for _ in one.victims:
                     self.waits.preempted(self.clock())
@@ -333,7 +360,9 @@ class Scheduler:
         if uid in self.world.nominated:
             return Reason(Why.MAKING_ROOM, until=self.world.nominated[uid].until)
         blocked = self.world.blocked.get(self.world.unit_key(uid))
-        return blocked.reason if blocked is not None and not blocked.firm else None
+        if blocked is None or (blocked.firm and blocked.reason.why not in UNPAID):
+            return None
+        return blocked.reason
 
 
 # Plans as commands.

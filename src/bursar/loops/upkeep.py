@@ -1,7 +1,7 @@
 """Upkeep: what must be done now and then, and may be done by anybody: all of it is idempotent.
 
 Namespaces that end are emptied, usage is sampled, room is made in the feed; old requests, changes and measures are
-dropped.
+dropped; the key that signs what is granted to nodes is changed.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from bursar.core.object import Key, Origin
 from bursar.core.refusal import Code, Refusal
 from bursar.core.selector import parse_fields
 from bursar.ops import object as object_ops
+from bursar.ops.billing import load_credit_policy
 from bursar.ops.dispatch import delete_command
 from bursar.ops.object import Delete, Preconditions
 from bursar.ops.office import Office, now
+from bursar.ops.signing import rotate_old
 from bursar.store import beat, change, listing, quota, request, tree
 from bursar.store.database import AWAY
 from bursar.store.listing import Query
@@ -54,6 +56,7 @@ async def run_upkeep(office: Office, retention: Retention | None = None) -> None
         _every(3600.0, "counters", lambda: prune_counters(office)),
         _every(3600.0, "samples", lambda: forget_samples(office, retention)),
         _every(3600.0, "measures", lambda: forget_measures(office, retention)),
+        _every(600.0, "keys", lambda: change_keys(office)),
     )
 
 
@@ -126,6 +129,12 @@ async def forget_measures(office: Office, retention: Retention) -> int:
         while count := await beat.forget_usage(db, now() - retention.samples):
             forgotten += count
     return forgotten
+
+
+async def change_keys(office: Office) -> bool:
+    """Whether there is a new key. Those that nobody believes any more are removed."""
+    policy = await load_credit_policy(office)
+    return await rotate_old(office.database, policy.key_days, by="system:upkeep")
 
 
 async def make_room(office: Office) -> None:

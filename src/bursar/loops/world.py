@@ -45,6 +45,7 @@ from bursar.wire.ask import (
     priority_class_of,
     queue_profile_of,
     tenant_share_of,
+    tier_weight_of,
 )
 from bursar.wire.settings import policy_of
 
@@ -53,7 +54,7 @@ log = structlog.get_logger()
 READ_MAX = 2000
 YIELD_EVERY = 500
 BINDER = "system:scheduler"  # who binds, in the audit log
-DESCRIBED = ("Settings", "PriorityClass", "Queue", "Tenant", "Job")
+DESCRIBED = ("Settings", "PriorityClass", "Queue", "Tier", "Tenant", "Job")
 TREE_KINDS = frozenset({"Namespace", "ResourceQuota", "Settings", "Tenant", "Tier"})
 
 _decode_map = msgspec.json.Decoder(dict[str, str]).decode
@@ -84,6 +85,7 @@ class _Status(msgspec.Struct, rename="camel"):
     scheduled_time: str = ""
     start_time: str = ""
     epoch: int = 0  # how often it was placed
+    user: str = ""
     eviction: _Eviction | None = None
 
 
@@ -119,6 +121,7 @@ class Keeper:
         self._known: dict[str, int] = {}  # revisions of our own that have not come back by the feed yet
         self._classes: dict[str, PriorityClassView] = {}
         self._shares: dict[str, TenantShare] = {}
+        self._tiers: dict[str, float | None] = {}  # what their tenants weigh
         self._hours: Mapping[str, tuple[float, float]] = {}
         self._views: dict[str, NodeView] = {}
         self._rooms: dict[str, NodeRoom] = {}
@@ -290,6 +293,8 @@ class Keeper:
                 self._classes[key.name] = priority_class_of(doc)
             case "Queue":
                 self.world.profiles[key.name] = queue_profile_of(doc)
+            case "Tier":
+                self._put_tier(key.name, tier_weight_of(doc))
             case "Tenant":
                 self._shares[key.name] = tenant_share_of(doc)
                 self._put_share(key.name)
@@ -304,18 +309,28 @@ class Keeper:
         match key.kind:
             case "Queue":
                 self.world.profiles.pop(key.name, None)
+            case "Tier":
+                self._put_tier(key.name, None)
             case "Tenant":
                 self._shares.pop(key.name, None)
                 self.world.tenants.pop(key.name, None)
             case "Job":
                 self.world.boosts.pop((key.namespace, key.name), None)
 
+    def _put_tier(self, name: str, weight: float | None) -> None:
+        self._tiers[name] = weight
+        for tenant, share in self._shares.items():
+            if share.tier == name:
+                self._put_share(tenant)
+
     def _put_share(self, name: str) -> None:
         share = self._shares[name]
+        weight = share.weight if share.weight is not None else self._tiers.get(share.tier)
+        weight = 1.0 if weight is None else weight
         gpu_hours, node_hours = self._hours.get(name, (0.0, 0.0))
         used = used_fraction(gpu_hours, share.gpu_hours_budget, node_hours, share.node_hours_budget)
         self.world.tenants[name] = ShareOf(
-            name, share.parent, share.weight, share.fair_share_target, share.burst_allowance, penalty(used)
+            name, share.parent, weight, share.fair_share_target, share.burst_allowance, penalty(used)
         )
 
     def _apply_node(self, change: Seen) -> None:
@@ -364,6 +379,8 @@ class Keeper:
             return
         ask = self._ask(change)
         status = _decode_status(change.status)
+        if ask.payer != status.user and change.tenant in self._office.trees.latest.prepaid:
+            ask = replace(ask, payer=status.user)
         if phase == Phase.PENDING:
             self.noted[change.uid] = status.reason
             if status.epoch:

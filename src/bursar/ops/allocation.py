@@ -5,7 +5,7 @@ What is bound comes back only when it is confirmed gone. Binding itself is in bi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -17,6 +17,7 @@ from bursar.core.charge import NOTHING, Charge, unbound
 from bursar.core.eviction import Reason as Stopped
 from bursar.core.eviction import ended_as
 from bursar.core.object import Stored
+from bursar.core.paying import settle
 from bursar.core.placing import unplace
 from bursar.core.quota import Move
 from bursar.core.refusal import Code, Refusal
@@ -51,12 +52,20 @@ class Report(Command):
     reason: str = ""
     message: str = ""
     exit_code: int | None = None
+    measured: int | None = None  # for how many microseconds it ran on that node
     expected: int | None = None
     gang: str = ""
     unless_complete: bool = False  # of a gang that waited too long for its members: not if they are there by now
 
     def gangs(self) -> dict[GangKey, int]:
         return {(self.key.namespace, self.gang): 0} if self.gang else {}
+
+    def leases(self, sheet: Sheet) -> Iterable[int]:
+        before = sheet.objects.get(self.key)
+        if before is None or (self.phase not in ENDED and self.phase is not Phase.PENDING):
+            return ()
+        there = sheet.placements.get(before.uid, ())
+        return [one.lease for one in there if one.lease and self.node in ("", one.node)]
 
     def decide(self, sheet: Sheet) -> Result:
         before = sheet.objects.get(self.key)
@@ -106,13 +115,14 @@ class Report(Command):
         return status
 
     def _end(self, sheet: Sheet, before: Stored) -> Result:
-        """Confirmed gone: the nodes and the quotas get back exactly what was taken.
+        """Confirmed gone: the nodes and the quotas get back exactly what was taken, and what was paid is settled.
 
         A node speaks for itself alone: what runs on others as well ends when the last of them says so.
         """
         gone = sheet.lift(before.uid, self.node)
         for room in unplace(sheet.nodes, request_in(before.doc), gone):
             sheet.use_node(room)
+        settle(sheet.book, gone, self.measured)
         if sheet.placements.get(before.uid):
             return sheet.put(with_status(before, self._ended_here(before)), self.origin)
         status = self._final(before, timestamp(sheet.now))

@@ -1,8 +1,9 @@
 """The walk of every write: claim, lock, read, decide, save, once per batch.
 
-Locks are taken in one global order: leader, request claims, tree, gangs, objects, counters, nodes, beats, and last the
-revision. What is decided from is read in a later statement than the one that took the lock: a statement that had to
-wait sees the new version of the row it waited for, but not the rows that a rival put beside it.
+Locks are taken in one global order: leader, request claims, tree, gangs, objects, counters, nodes, beats, accounts,
+leases, the ledger, and last the revision. What is decided from is read in a later statement than the one that took the
+lock: a statement that had to wait sees the new version of the row it waited for, but not the rows that a rival put
+beside it.
 """
 
 from __future__ import annotations
@@ -13,16 +14,21 @@ from time import monotonic as now
 
 from bursar.core.allocation import GangKey
 from bursar.core.object import Key, Write
+from bursar.core.paying import payer
+from bursar.core.price import class_of
 from bursar.core.quota import Counters
 from bursar.core.refusal import Refusal
 from bursar.core.sheet import Sheet
 from bursar.core.tree import Row, Tree, rows_of
 from bursar.ops.command import DEPOSED, REUSED, Command, Reply, Result, decode_reply, encode_reply, written
+from bursar.ops.ledger import book_for
+from bursar.ops.price import Prices
 from bursar.ops.tree import TreeCache
 from bursar.store import authority as authority_store
 from bursar.store import batch as batch_store
 from bursar.store import gang as gang_store
 from bursar.store import leader as leader_store
+from bursar.store import ledger as ledger_store
 from bursar.store import liveness as liveness_store
 from bursar.store import node as node_store
 from bursar.store import object as object_store
@@ -45,8 +51,9 @@ SEEN_MAX = 10_000
 class Walk:
     """Decides batches of commands that leave the tree as it is."""
 
-    def __init__(self, trees: TreeCache) -> None:
+    def __init__(self, trees: TreeCache, prices: Prices | None = None) -> None:
         self._trees = trees
+        self._prices = prices or Prices()
         # Counters that are known to exist. Those that are gone all the same are noticed when they are locked.
         self._known: set[Row] = set()
         self._known_in: Tree | None = None
@@ -77,6 +84,7 @@ class Walk:
         await self._lock_objects(db, sheet, commands)
         await self._lock_counters(db, sheet, commands)
         await self._lock_nodes(db, sheet, commands)
+        await self._open_book(db, sheet, commands)
         return sheet
 
     async def _lock_objects(self, db: Connection, sheet: Sheet, commands: Sequence[Command]) -> None:
@@ -135,6 +143,25 @@ class Walk:
             sheet.nodes = await node_store.lock(db, names)
         if beating := {name for command in commands for name in command.beats()}:
             sheet.beats = await liveness_store.lock(db, beating)
+
+    async def _open_book(self, db: Connection, sheet: Sheet, commands: Sequence[Command]) -> None:
+        """Lock the accounts and leases that are decided on. Where nobody pays beforehand this asks nothing."""
+        payments = [one for command in commands for one in command.pays(sheet)] if sheet.tree.prepaid else []
+        paid = any(one.lease for parts in sheet.placements.values() for one in parts)
+        leases = {number for command in commands for number in command.leases(sheet)} if paid else set()
+        if not payments and not leases:
+            return
+        if payments:
+            sheet.payers = await ledger_store.find_accounts(db, {owner for one in payments for owner in one.owners})
+            sheet.classes = await self._classes(db, {name for one in payments for name in one.nodes})
+        accounts = {account for one in payments if isinstance(account := payer(sheet, one.owners), int)}
+        new = sum(len(one.nodes) for one in payments)
+        sheet.book = await book_for(db, self._prices, accounts, leases, new)
+
+    async def _classes(self, db: Connection, names: set[str]) -> dict[str, str]:
+        """Of which class the devices of nodes are. Labels stay as they are while a node's room is locked."""
+        nodes = await object_store.load(db, {Key("Node", "", name) for name in names})
+        return {key.name: class_of(node.labels) for key, node in nodes.items()}
 
 
 async def lock_fence(db: Connection, commands: Sequence[Command]) -> int | None:
@@ -219,6 +246,8 @@ async def save(db: Connection, sheet: Sheet) -> None:
         await node_store.remove_placements(db, sheet.lifted)
     if sheet.recharged:
         await object_store.save_charges(db, list(sheet.recharged.values()))
+    if sheet.book is not None:
+        await ledger_store.save(db, sheet.book)
     if not sheet.writes:
         assert not changes, "counters move only with what is written"
         return

@@ -30,6 +30,7 @@ class Beat(Struct, frozen=True):
     first: bool = False
     asked: tuple[str, ...] = ()  # uids of which the node says something
     usages: tuple[UsageRow, ...] = ()
+    load: bytes = b""  # what is in use on the node, where that is to be written down
 
 
 class Heard(Struct, frozen=True):
@@ -37,6 +38,7 @@ class Heard(Struct, frozen=True):
 
     standing: str
     claims: Mapping[str, Claim]
+    began: int = 0  # of a stream's first beat: when that was, in microseconds of the database's clock
 
 
 class Kept(Generic[C, A]):
@@ -66,27 +68,32 @@ class Kept(Generic[C, A]):
 async def hear(db: Connection, beats: Sequence[Beat]) -> list[Heard | None]:
     """Write down that these nodes were heard, and answer each; None where a beat does not count: its node is gone, its
     certificate was revoked, or a younger stream is the node's."""
-    standings = await _meet(db, beats)
+    met = await _meet(db, beats)
+    standings = {stream: standing for stream, (standing, _) in met.items()}
     if later := [one.seen for one in beats if not one.first]:
         standings |= await store.save_next(db, later)
     heard = [one for one in beats if one.seen.stream in standings]
     if usages := [row for one in heard for row in one.usages]:
         await store.save_usage(db, usages)
+    if loads := {one.seen.node: one.load for one in heard if one.load}:
+        await store.save_loads(db, loads)
     asked = [(one.seen.node, uid) for one in heard for uid in one.asked]
     claims = await store.load_claims(db, asked) if asked else {}
     return [
-        Heard(standings[one.seen.stream], _of_node(claims, one)) if one.seen.stream in standings else None
+        Heard(standings[one.seen.stream], _of_node(claims, one), met[one.seen.stream][1] if one.first else 0)
+        if one.seen.stream in standings
+        else None
         for one in beats
     ]
 
 
-async def _meet(db: Connection, beats: Sequence[Beat]) -> dict[tuple[str, str], str]:
+async def _meet(db: Connection, beats: Sequence[Beat]) -> dict[tuple[str, str], tuple[str, int]]:
     """Of several streams that a node begins at once, the last is its own."""
     last = {one.seen.node: one.seen for one in beats if one.first}
     if not last:
         return {}
-    standings = await store.save_first(db, list(last.values()))
-    return {(node, last[node].session): standing for node, standing in standings.items()}
+    met = await store.save_first(db, list(last.values()))
+    return {(node, last[node].session): one for node, one in met.items()}
 
 
 def _of_node(claims: Mapping[tuple[str, str], Claim], one: Beat) -> dict[str, Claim]:

@@ -1,7 +1,8 @@
 """Committing what the scheduler decided: binding units to nodes, and noting why something waits.
 
 A unit is what is placed all together or not at all: one allocation, or the members of a gang. Everything is checked
-again under locks, room and quota together; a unit that is refused leaves no trace, and the rest of the plan stands.
+again under locks, room, quota and credit together; a unit that is refused leaves no trace, and the rest of the plan
+stands.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections import ChainMap
 from collections.abc import Iterable, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import chain
 from typing import Any
 
 from msgspec import Struct
@@ -17,8 +19,10 @@ from msgspec import Struct
 from bursar.core.allocation import GangKey, Phase, Request
 from bursar.core.charge import Charge
 from bursar.core.eviction import Reason as Stopped
+from bursar.core.lease import Lease
 from bursar.core.node import NodeRoom, Placement
 from bursar.core.object import Key, Origin, Write
+from bursar.core.paying import Payment, leases_of, payment_of
 from bursar.core.placing import Placing, Target, bound_charge, place
 from bursar.core.quantity import format_amount
 from bursar.core.quota import Move
@@ -100,13 +104,41 @@ class Bind(Command):
         placings = self._place(sheet)
         if isinstance(placings, Refusal):
             return placings
+        leases = self._leases(sheet, placings)
+        if isinstance(leases, Refusal):
+            return leases
         moves = [
             Move(member.key.namespace, sheet.objects[member.key].charge, placing.charge)
             for member, placing in zip(self.members, placings, strict=True)
         ]
         if exceeded := sheet.counters.move(moves):
             return quota_refusal("allocation", exceeded)
-        return tuple(map(partial(_save, sheet, self.origin), self.members, placings))
+        # Everything was checked: from here on nothing is refused.
+        if sheet.book is not None:
+            for lease in chain.from_iterable(leases):
+                refusal = sheet.book.open(lease, started=False)
+                assert refusal is None, "what was not lacking can be opened"
+        return tuple(map(partial(_save, sheet, self.origin), self.members, placings, leases))
+
+    def pays(self, sheet: Sheet) -> Iterable[Payment]:
+        for member in self.members:
+            before = sheet.objects.get(member.key)
+            nodes = [target.node for target in member.targets]
+            if before is not None and (found := payment_of(sheet, before, nodes)) is not None:
+                yield found
+
+    def _leases(self, sheet: Sheet, placings: Sequence[Placing]) -> Sequence[Sequence[Lease]] | Refusal:
+        """What pays for each member, none of it opened yet. The unit is paid for as a whole, or not at all."""
+        if sheet.book is None:
+            return [()] * len(self.members)
+        drafts: list[list[Lease]] = []
+        for member, placing in zip(self.members, placings, strict=True):
+            taken = [(target.node, fit.resources) for target, fit in zip(member.targets, placing.fits, strict=True)]
+            found = leases_of(sheet, sheet.objects[member.key], taken)
+            if isinstance(found, Refusal):
+                return self._told_of(member, found)
+            drafts.append(found)
+        return sheet.book.lacking(chain.from_iterable(drafts)) or drafts
 
     def _torn(self, sheet: Sheet, gang: GangKey) -> Refusal | None:
         """A gang starts with `minMembers` or not at all; of one that has lost members, all that are left must start.
@@ -158,7 +190,7 @@ def _outrun(sheet: Sheet, member: Member) -> Refusal | None:
     return None
 
 
-def _save(sheet: Sheet, origin: Origin, member: Member, placing: Placing) -> Write:
+def _save(sheet: Sheet, origin: Origin, member: Member, placing: Placing, leases: Sequence[Lease]) -> Write:
     before = sheet.objects[member.key]
     status = status_of(before)
     epoch = status.get("epoch", 0) + 1  # higher than that of any earlier placement, so that late comers are told apart
@@ -167,11 +199,13 @@ def _save(sheet: Sheet, origin: Origin, member: Member, placing: Placing) -> Wri
     sheet.place([
         Placement(
             target.node, before.uid, member.key.namespace, member.key.name, before.tenant, epoch,
-            member.request.exclusive, taken.resources, taken.devices,
+            member.request.exclusive, taken.resources, taken.devices, lease=leases[place].id if leases else 0,
         )
-        for target, taken in zip(member.targets, placing.fits, strict=True)
+        for place, (target, taken) in enumerate(zip(member.targets, placing.fits, strict=True))
     ])  # fmt: skip
     _set_bound(status, member, placing, epoch, timestamp(sheet.now))
+    for shown, lease in zip(status["nodes"], leases, strict=False):
+        shown["lease"] = lease.name
     return sheet.put(with_status(before, status, node=member.targets[0].node, charge=placing.charge), origin)
 
 

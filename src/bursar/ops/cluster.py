@@ -14,6 +14,7 @@ import msgspec
 
 from bursar.core.charge import Amounts
 from bursar.core.node import EXCLUSIVE, NodeRoom
+from bursar.store import beat as beat_store
 from bursar.store import ceiling as store
 from bursar.store import node as node_store
 from bursar.store.ceiling import Edition
@@ -63,7 +64,8 @@ class ClusterCache:
             if now - self._read_at > AGE_SECONDS_MAX:
                 async with self._database.reader() as db:
                     await self._read_nodes(db)
-                    self._totals = totals_of(self._nodes, await node_store.load_all(db))
+                    loads = {name: _amounts_in(used) for name, used in (await beat_store.load_loads(db)).items()}
+                    self._totals = totals_of(self._nodes, await node_store.load_all(db), loads)
                 self._read_at = now
             return self._totals
 
@@ -93,15 +95,21 @@ def figures_of(doc: bytes, status: bytes) -> NodeFigures:
     )
 
 
-def totals_of(nodes: Mapping[str, NodeFigures], rooms: Mapping[str, NodeRoom]) -> Totals:
-    """Each node is counted in one state."""
+def _amounts_in(used: bytes) -> Amounts:
+    return amounts(msgspec.json.decode(used, type=dict[str, Quantity]))
+
+
+def totals_of(
+    nodes: Mapping[str, NodeFigures], rooms: Mapping[str, NodeRoom], loads: Mapping[str, Amounts] | None = None
+) -> Totals:
+    """Each node is counted in one state. What its agent measures counts before what somebody wrote to its status."""
     totals = Totals(total=len(nodes))
-    for one in nodes.values():
+    for name, one in nodes.items():
         totals.not_ready += not one.ready
         totals.cordoned += one.ready and one.cordoned
         totals.ready += one.ready and not one.cordoned
         _add(totals.capacity, one.capacity)
-        _add(totals.used, one.used or {})
+        _add(totals.used, (loads or {}).get(name, one.used or {}))
     for room in rooms.values():
         _add(totals.allocatable, room.allocatable)
         # What is given as a whole is asked for as a whole.

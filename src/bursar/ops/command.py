@@ -12,6 +12,7 @@ from msgspec import Struct
 from bursar.core.allocation import GangKey
 from bursar.core.charge import Charge
 from bursar.core.object import Key, Origin, Stored, Write
+from bursar.core.paying import Payment
 from bursar.core.refusal import Cause, Code, Refusal
 from bursar.core.sheet import Sheet
 from bursar.store.request import Claim
@@ -73,6 +74,14 @@ class Command:
         """Every (namespace, charge) that deciding may take or give back."""
         before = sheet.objects.get(self.key)
         return ((self.key.namespace, before.charge),) if before is not None else ()
+
+    def pays(self, _: Sheet, /) -> Iterable[Payment]:
+        """What deciding may have to pay for beforehand; asked only where somebody pays so."""
+        return ()
+
+    def leases(self, _: Sheet, /) -> Iterable[int]:
+        """Leases that deciding may close; asked only where something that is placed has one."""
+        return ()
 
     def weight(self) -> int:
         """The bytes that it holds while it waits: those of its drafts."""

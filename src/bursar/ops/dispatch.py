@@ -15,7 +15,7 @@ from bursar.ops.command import Command
 from bursar.ops.job import create_job, delete_job
 from bursar.ops.namespace import Terminate
 from bursar.ops.node import ChangeNode, DeleteNode, RegisterNode
-from bursar.ops.object import Change, Create, Delete, Preconditions, changed_draft, new_draft
+from bursar.ops.object import Change, Create, Delete, Preconditions, changed_draft, new_draft, submitter
 from bursar.store.request import Claim
 from bursar.wire.allocation import Allocation, gang_of
 from bursar.wire.kind import Kind, Object
@@ -63,7 +63,7 @@ def _create_allocation(
         wants.append(("spec.priorityClass", Key("PriorityClass", "", one.spec.priority_class)))
     if one.spec.queue:
         wants.append(("spec.queue", Key("Queue", "", one.spec.queue)))
-    draft = new_draft(kind, one, tenant=seen_tenant or "")
+    draft = new_draft(kind, one, tenant=seen_tenant or "", user=submitter(origin))
     if gang is not None and gang.min_members > 1:
         draft = replace(draft, gang=gang.group_id)
     else:

@@ -13,14 +13,25 @@ from typing import Any
 
 import msgspec
 
-from bursar.core.allocation import GangKey, Phase
-from bursar.core.charge import Charge
+from bursar.core.allocation import GangKey, Phase, Request
+from bursar.core.charge import Amounts, Charge
 from bursar.core.eviction import STOPPABLE, Notice
+from bursar.core.lease import Lease
 from bursar.core.object import Key, Origin, Stored
+from bursar.core.paying import Payment, leases_of, payment_of
 from bursar.core.refusal import Code, Refusal
 from bursar.core.sheet import Sheet
 from bursar.core.value import replace
-from bursar.ops.allocation import PLACED, phase_of, set_condition, status_of, unchanged, waits_no_more, with_status
+from bursar.ops.allocation import (
+    PLACED,
+    phase_of,
+    request_in,
+    set_condition,
+    status_of,
+    unchanged,
+    waits_no_more,
+    with_status,
+)
 from bursar.ops.command import Command, Reply, Result
 from bursar.ops.feeding import feed
 from bursar.ops.object import conflict, not_found
@@ -107,17 +118,27 @@ class Preempt(Command):
     def gangs(self) -> dict[GangKey, int]:
         return {(one.key.namespace, one.gang): 0 for one in self.victims if one.gang}
 
+    @property
+    def nominees(self) -> tuple[Nominee, ...]:
+        return (Nominee(self.key, self.uid, self.nominated, self.until), *self.with_it)
+
     def placed(self, sheet: Sheet) -> Iterable[Key]:
         return (*self.objects(), *members_of(sheet, self.gangs()))
 
     def charges(self, _: Sheet) -> Iterable[tuple[str, Charge]]:
         return ()
 
+    def pays(self, sheet: Sheet) -> Iterable[Payment]:
+        there = [(sheet.objects[one.key], one.nodes) for one in self.nominees if one.key in sheet.objects]
+        return [found for one, nodes in there if (found := payment_of(sheet, one, nodes)) is not None]
+
     def decide(self, sheet: Sheet) -> Result:
-        nominees = (Nominee(self.key, self.uid, self.nominated, self.until), *self.with_it)
+        nominees = self.nominees
         for one in nominees:
             if refusal := _outrun(sheet, one):
                 return refusal
+        if refusal := _unpayable(sheet, nominees):
+            return refusal
         for victim in self.victims:
             there = sheet.objects.get(victim.key)
             if there is not None and there.uid != victim.uid:
@@ -134,6 +155,26 @@ def _outrun(sheet: Sheet, one: Nominee) -> Refusal | None:
     if there is None or there.uid != one.uid:
         return Refusal(Code.STALE, f"{one.key.name}, for which room was to be made, is gone")
     return waits_no_more(there)
+
+
+def _unpayable(sheet: Sheet, nominees: Iterable[Nominee]) -> Refusal | None:
+    """Nobody has to go for those who could not pay for the room. What they would hold is not held yet."""
+    if sheet.book is None:
+        return None
+    leases: list[Lease] = []
+    for one in nominees:
+        there = sheet.objects[one.key]
+        request = request_in(there.doc)
+        found = leases_of(sheet, there, [(node, _taken(sheet, node, request)) for node in one.nodes])
+        if isinstance(found, Refusal):
+            return found
+        leases += found
+    return sheet.book.lacking(leases)
+
+
+def _taken(sheet: Sheet, node: str, request: Request) -> Amounts:
+    """What it would take of a node: who has it alone takes all of it."""
+    return sheet.nodes[node].allocatable if request.exclusive and node in sheet.nodes else request.requests
 
 
 def _nominate(sheet: Sheet, one: Nominee, origin: Origin) -> Result:

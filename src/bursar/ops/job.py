@@ -36,6 +36,7 @@ from bursar.ops.object import (
     gang_differs,
     new_draft,
     not_found,
+    submitter,
     tenant_of,
 )
 from bursar.ops.office import Office, now, timestamp
@@ -275,9 +276,10 @@ def _ended(key: Key, phase: JobPhase) -> Refusal:
 
 
 def create_job(job: Job, origin: Origin, claim: Claim | None, seen_tenant: str | None) -> CreateJob:
-    draft = new_draft(JOB, job, tenant=seen_tenant or "")
+    user = submitter(origin)
+    draft = new_draft(JOB, job, tenant=seen_tenant or "", user=user)
     first = list(islice(open_turns(progress_in(draft)), plan_of(job.spec).width))
-    drafts, gang = member_drafts(draft.key, draft.uid, job.spec, first, joined=None)
+    drafts, gang = member_drafts(draft.key, draft.uid, job.spec, first, joined=None, user=user)
     return CreateJob(
         key=draft.key,
         origin=origin,

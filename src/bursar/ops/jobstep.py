@@ -18,7 +18,7 @@ from bursar.core.refusal import Refusal
 from bursar.core.sheet import Sheet
 from bursar.core.value import replace
 from bursar.ops import object as object_ops
-from bursar.ops.allocation import GRACE_SECONDS, unchanged
+from bursar.ops.allocation import GRACE_SECONDS, status_of, unchanged
 from bursar.ops.command import Result, Written, weight_of_drafts
 from bursar.ops.job import MANY, JobCommand, admit, charges_of, group_of, has_ended
 from bursar.ops.member import (
@@ -187,7 +187,8 @@ async def _joined(office: Office, job: Stored, coming: Step) -> GangRow | None:
 
 
 def _step_command(job: Stored, coming: Step, joined: GangRow | None) -> StepJob:
-    drafts, gang = member_drafts(job.key, job.uid, spec_in(job.doc), coming.create, joined=joined)
+    user = status_of(job).get("user", "") if coming.create else ""
+    drafts, gang = member_drafts(job.key, job.uid, spec_in(job.doc), coming.create, joined=joined, user=user)
     return StepJob(
         key=job.key,
         origin=CONTROLLER,

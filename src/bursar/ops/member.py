@@ -177,7 +177,7 @@ def member_key(job: Key, turn: Turn) -> Key:
 
 
 def member_drafts(
-    job: Key, uid: str, spec: JobSpec, turns: Sequence[Turn], *, joined: GangRow | None
+    job: Key, uid: str, spec: JobSpec, turns: Sequence[Turn], *, joined: GangRow | None, user: str = ""
 ) -> tuple[tuple[Stored, ...], Gang | None]:
     """New allocations, all from one template, and the gang they form.
 
@@ -200,7 +200,7 @@ def member_drafts(
     )
     if notes := template_annotations(spec):
         metadata.annotations = notes
-    first = new_draft(ALLOCATION, Allocation(metadata=metadata, spec=made))
+    first = new_draft(ALLOCATION, Allocation(metadata=metadata, spec=made), user=user)
     first = replace(first, gang=gang.group_id if gang is not None else "")
     return (first, *_copies(first, metadata, job, turns[1:])), gang
 

@@ -28,5 +28,9 @@ QUOTA_REJECTIONS = Counter(
 FEED_LAG = Histogram(
     "bursar_feed_lag_seconds", "Time from a commit to its delivery to this process's watchers.", buckets=_SECONDS
 )
+USAGE_EVENTS = Counter(
+    "bursar_usage_events_total", "Measurements of jobs that were sent, by what became of them.", ["outcome"]
+)
 AGENT_STREAMS = Gauge("bursar_agent_streams", "Streams of nodes' agents that this process holds.")
 AGENT_DIRECTIVES = Counter("bursar_agent_directives_total", "Directives told to agents beside whole answers.")
+LEDGER_BLOCKS = Counter("bursar_ledger_blocks_total", "Blocks of entries that this process sealed.")

@@ -16,7 +16,7 @@ from msgspec import UNSET
 
 from bursar.core.allocation import Gang, GangKey, GangRow
 from bursar.core.charge import NOTHING, Charge, deferred, fallen_due
-from bursar.core.object import Key, Stored
+from bursar.core.object import Key, Origin, Stored
 from bursar.core.quota import Move
 from bursar.core.refusal import Cause, Code, Refusal
 from bursar.core.sheet import Sheet
@@ -253,8 +253,15 @@ def tenant_of(sheet: Sheet, key: Key, default: str) -> str:
 # Drafts: everything is encoded before locks are taken.
 
 
-def new_draft(kind: Kind, one: Object, *, tenant: str = "", status: dict[str, Any] | None = None) -> Stored:
-    """A new object from what a client sent: identity, times and the first status are ours."""
+def submitter(origin: Origin) -> str:
+    """Who submits something, as its status says it: `tenant/name` for somebody of a tenant."""
+    return origin.actor.removeprefix("user:")
+
+
+def new_draft(
+    kind: Kind, one: Object, *, tenant: str = "", status: dict[str, Any] | None = None, user: str = ""
+) -> Stored:
+    """A new object from what a client sent: identity, times and the first status are ours, and in it who sent it."""
     at = timestamp(now())
     kind.normalise(one)
     metadata = one.metadata
@@ -264,6 +271,8 @@ def new_draft(kind: Kind, one: Object, *, tenant: str = "", status: dict[str, An
     metadata.deletion_timestamp = UNSET
     metadata.deletion_grace_period_seconds = UNSET
     first = status if status is not None else kind.first_status(one, at)
+    if user:
+        first["user"] = user
     if hasattr(one, "status"):
         one.status = UNSET
     fields = kind.fields(one)

@@ -12,15 +12,33 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
+from bursar.core.lease import Grant
 from bursar.core.object import Key, Stored
+from bursar.core.refusal import Refusal
 from bursar.ops.batch import Walk
 from bursar.ops.beat import BEATS_MAX, RECALLS_MAX, Beat, Heard, Kept, hear, recall
 from bursar.ops.ceiling import CeilingCache
 from bursar.ops.command import Command, Reply
 from bursar.ops.lane import Lane
+from bursar.ops.ledger import (
+    CREDITS_MAX,
+    EXTENDING,
+    EXTENSIONS_MAX,
+    Credit,
+    CreditWalk,
+    Extend,
+    ExtendLanes,
+    ExtendWalk,
+    Payers,
+    Receipt,
+)
+from bursar.ops.price import Prices
+from bursar.ops.signing import Signing
 from bursar.ops.structure import StructureWalk
 from bursar.ops.transaction import Transactor
 from bursar.ops.tree import TreeCache
+from bursar.ops.usage import EVENTS_MAX, Measure, Noted, measure
+from bursar.store import ledger as ledger_store
 from bursar.store import object as object_store
 from bursar.store.beat import WantedSet
 from bursar.store.change import ensure_partitions
@@ -49,8 +67,13 @@ class Office:
     reading: Lane[Key, Stored | None]
     beating: Lane[Beat, Heard | None]  # None where it does not count
     recalling: Lane[str, WantedSet]  # of a node, by its name
+    extending: ExtendLanes
+    crediting: Lane[Credit, Receipt | Refusal]  # all else that the ledger is asked
+    measuring: Lane[Measure, Noted | Refusal]
     ceilings: CeilingCache
-    _transactors: list[Transactor[Command, Reply] | Kept[Any, Any]]
+    prices: Prices
+    signing: Signing  # the keys by which nodes believe what is granted to them
+    _transactors: list[Transactor[Any, Any] | Kept[Any, Any]]
     # Called after each batch was committed: local watchers need not wait for a notification.
     on_commit: list[Callable[[], None]] = field(default_factory=list)
 
@@ -58,10 +81,17 @@ class Office:
     async def open(cls, database: Database) -> Office:
         async with database.reader() as db:
             await ensure_partitions(db)
-        trees = TreeCache()
-        transactors: list[Transactor[Command, Reply] | Kept[Any, Any]] = []
+            await ledger_store.ensure_partitions(db)
+        trees, prices, payers = TreeCache(), Prices(), Payers()
+        transactors: list[Transactor[Any, Any] | Kept[Any, Any]] = []
         beats, recalls = Kept(database, hear), Kept(database, recall)
-        transactors += [beats, recalls]
+        extends = [
+            Transactor[Extend, Grant | Refusal]("extending", database, ExtendWalk(prices, payers))
+            for _ in range(EXTENDING)
+        ]
+        credits_ = Transactor[Credit, Receipt | Refusal]("crediting", database, CreditWalk(prices, payers))
+        measures = Transactor[Measure, Noted | Refusal]("measuring", database, measure)
+        transactors += [beats, recalls, credits_, measures, *extends]
         on_commit: list[Callable[[], None]] = []
 
         def lane(
@@ -78,7 +108,7 @@ class Office:
                 Transactor[Command, Reply](
                     name,
                     database,
-                    StructureWalk(trees) if shape else Walk(trees),
+                    StructureWalk(trees) if shape else Walk(trees, prices),
                     dry=dry,
                     on_commit=on_commit,
                 )
@@ -103,7 +133,14 @@ class Office:
             # Each stream waits for its answer before it says more: there are never more than there are streams.
             beating=Lane("beating", beats, capacity=65536, batch_max=BEATS_MAX),
             recalling=Lane("recalling", recalls, capacity=65536, batch_max=RECALLS_MAX),
+            extending=ExtendLanes(
+                [Lane("extending", one.run, capacity=65536, batch_max=EXTENSIONS_MAX) for one in extends], payers
+            ),
+            crediting=Lane("crediting", credits_.run, batch_max=CREDITS_MAX),
+            measuring=Lane("measuring", measures.run, capacity=16384, batch_max=EVENTS_MAX),
             ceilings=CeilingCache(database),
+            prices=prices,
+            signing=Signing(database),
             _transactors=transactors,
             on_commit=on_commit,
         )
@@ -113,7 +150,10 @@ class Office:
             self.creating, self.changing, self.binding, self.bulk, self.shaping, self.trying, self.trying_shape,
         )  # fmt: skip
         reads = (self.reading, self.beating, self.recalling)
-        await asyncio.gather(*(lane.close() for lane in lanes), *(lane.close() for lane in reads))
+        money = (self.extending, self.crediting, self.measuring)
+        await asyncio.gather(
+            *(lane.close() for lane in lanes), *(lane.close() for lane in reads), *(lane.close() for lane in money)
+        )
         await asyncio.gather(*(one.close() for one in self._transactors), return_exceptions=True)
 
 

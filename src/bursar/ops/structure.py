@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from bursar.core.account import left_behind
 from bursar.core.object import Key, Stored
 from bursar.core.quota import (
     Counter,
@@ -38,6 +39,7 @@ from bursar.core.wording import quota_refusal
 from bursar.ops.batch import claim, decide, finished, remember, save
 from bursar.ops.command import Command, Reply, Result
 from bursar.ops.tree import TreeCache, applied
+from bursar.store import ledger as ledger_store
 from bursar.store import object as object_store
 from bursar.store import quota as quota_store
 from bursar.store import token as token_store
@@ -104,7 +106,7 @@ async def check(db: Connection, old: Tree, new: Tree, key: Key, after: Stored | 
         return Refusal(Code.FORBIDDEN, f"{key.kind} {key.name!r} is built in and cannot be deleted")
     match key.kind:
         case "Tenant":
-            return _check_tenant(new, key.name) if after else _check_tenant_gone(old, key.name)
+            return _check_tenant(new, key.name) if after else await _check_tenant_gone(db, old, key.name)
         case "Tier":
             return None if after else _check_tier_gone(old, key.name)
         case "Namespace":
@@ -139,13 +141,13 @@ def _dangling(field: str, kind: str, name: str) -> Refusal:
     return Refusal(Code.INVALID, message, "Create it first.", (Cause("FieldValueNotFound", message, field=field),))
 
 
-def _check_tenant_gone(tree: Tree, name: str) -> Refusal | None:
+async def _check_tenant_gone(db: Connection, tree: Tree, name: str) -> Refusal | None:
     below = sorted(one.name for one in tree.tenants.values() if one.parent == name)
     living = sorted(one.name for one in tree.namespaces.values() if one.tenant == name)
     if below or living:
         what = f"tenants {', '.join(below[:5])}" if below else f"namespaces {', '.join(living[:5])}"
         return Refusal(Code.IN_USE, f'tenants "{name}" still has {what}', "Delete or move them first.")
-    return None
+    return left_behind(name, await ledger_store.load_in_use(db, name))
 
 
 def _check_tier_gone(tree: Tree, name: str) -> Refusal | None:

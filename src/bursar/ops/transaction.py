@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 import structlog
 
 from bursar.ops import metrics
-from bursar.store import request
+from bursar.store import ledger, request
 from bursar.store.change import ensure_partitions
 from bursar.store.database import (
     AWAY,
@@ -150,6 +150,7 @@ class Transactor(Generic[C, A]):
     async def _make_room(self) -> None:
         async with self._database.reader() as db:
             await ensure_partitions(db)
+            await ledger.ensure_partitions(db)
 
 
 class _Attempt(Generic[A]):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from bursar.core import tree as rules
+from bursar.core.billing import CreditPolicy
 from bursar.core.object import Key
 from bursar.core.tree import Tree
 from bursar.store import tree as store
@@ -65,7 +66,7 @@ class TreeCache:
 
 def _build(rows: Iterable[TreeChange]) -> Tree:
     """All at once: applying thousands of changes one by one would copy the tree as often."""
-    tenants, tiers, namespaces, system = {}, {}, {}, {}
+    tenants, tiers, namespaces, system, policy = {}, {}, {}, {}, CreditPolicy()
     quotas: dict[str, list[rules.ResourceQuota]] = {}
     for row in rows:
         match row.key.kind:
@@ -78,9 +79,9 @@ def _build(rows: Iterable[TreeChange]) -> Tree:
             case "ResourceQuota":
                 quotas.setdefault(row.key.namespace, []).append(resourcequota.to_tree(_quota.decode(row.doc)))
             case "Settings":
-                system = settings.to_tree(_settings.decode(row.doc))
+                system, policy = settings.to_tree(_settings.decode(row.doc)), settings.credit_policy_of(row.doc)
     ordered = {name: tuple(sorted(group, key=lambda one: one.name)) for name, group in quotas.items()}
-    return Tree(tenants, tiers, namespaces, ordered, system)
+    return Tree(tenants, tiers, namespaces, ordered, system, policy)
 
 
 def applied(tree: Tree, change: TreeChange) -> Tree:
@@ -96,7 +97,8 @@ def applied(tree: Tree, change: TreeChange) -> Tree:
             return rules.with_namespace(tree, namespace.to_tree(_namespace.decode(change.doc)))
         case "ResourceQuota":
             return rules.with_quota(tree, resourcequota.to_tree(_quota.decode(change.doc)))
-    return rules.with_system(tree, settings.to_tree(_settings.decode(change.doc)))
+    policy = settings.credit_policy_of(change.doc)
+    return rules.with_system(tree, settings.to_tree(_settings.decode(change.doc)), policy)
 
 
 def _without(tree: Tree, key: Key) -> Tree:

@@ -4,7 +4,7 @@ A beat is heard first, which grants its lease and tells what of the things it sp
 what it says of them is reported, through the lane of binds, and only what is committed is acknowledged. What is of the
 past, because it is placed elsewhere or in another epoch, is acknowledged and never applied; if it still runs, it is
 stopped. While the database is away nothing is answered and nothing is lost: the stream stays open, and goes on where it
-was.
+was. At last every lease that pays for something here is extended, and how long each of them is paid is in the answer.
 """
 
 from __future__ import annotations
@@ -33,10 +33,13 @@ from bursar.ops.beat import Beat, Heard
 from bursar.ops.capacity import report_capacity
 from bursar.ops.command import Reply
 from bursar.ops.lane import Closed, Overloaded
+from bursar.ops.ledger import Extend
 from bursar.ops.liveness import EndLost
 from bursar.ops.office import Office, now
 from bursar.rpc.hub import STOPPING, SUPERSEDED, Context, Hub, Place, Stream, not_registered
 from bursar.rpc.identity import identity_of, other_node, revoked
+from bursar.rpc.late import hear_last, measured_of
+from bursar.rpc.proof import sign
 from bursar.rpc.speech import (
     ENDS,
     GRACE_SECONDS,
@@ -44,6 +47,8 @@ from bursar.rpc.speech import (
     Spoken,
     State,
     end_directive,
+    grant_message,
+    load_document,
     order_of_place,
     phase_of_place,
     read_beat,
@@ -61,6 +66,7 @@ T = TypeVar("T")
 
 FIRST_SECONDS_MAX = 30.0
 USAGE_SECONDS = 60.0
+LOAD_SECONDS = 30.0
 RETRY_SECONDS = 1.0
 PASSING = (Unavailable, Overloaded)
 
@@ -143,6 +149,7 @@ class _Conversation:
         self._stream = stream
         self._identity = identity
         self._seq = 0
+        self._load_at = -LOAD_SECONDS
         self._capacity: Mapping[str, str] = {}  # what is not recorded yet of what the node has
 
     async def hold(self, said: Said) -> None:
@@ -166,6 +173,7 @@ class _Conversation:
         alive_seconds = patience.run_lease_seconds + patience.kill_grace_seconds
         heard = await self._heard(said, spoken.values(), alive_seconds, first=first, whole=whole)
         if first:
+            stream.began, stream.nonce = heard.began, said.nonce
             self._hub.take_over(stream)
         self._hub.heard(stream.node, heard.standing)
         self._capacity = said.capacity or self._capacity
@@ -174,19 +182,20 @@ class _Conversation:
         wanted = await self._wanted() if whole or heard.standing != Standing.READY else None
         claims = heard.claims if wanted is None else _claims(wanted, spoken.values())
         outcome = await self._report(spoken.values(), claims)
+        acknowledged = await hear_last(self._office, stream, outcome.acknowledged, claims)
         answer = pb.HeartbeatResponse(
             seq=said.seq,
             lease_duration_seconds=patience.run_lease_seconds,
             kill_grace_seconds=patience.kill_grace_seconds,
             beat_seconds=patience.heartbeat_seconds,
-            acknowledgements=[
-                pb.Acknowledgement(allocation_id=one.uid, epoch=one.epoch) for one in outcome.acknowledged
-            ],
+            acknowledgements=[pb.Acknowledgement(allocation_id=one.uid, epoch=one.epoch) for one in acknowledged],
             directives=[_stranger(one) for one in outcome.strangers],
             certificate=await self._renewed(said.certificate_request),
         )
         if wanted is not None:
             self._tell_all(answer, wanted, {one.place for one in outcome.acknowledged})
+        await self._pay(answer)
+        await sign(self._office, stream, answer)
         await stream.answer(answer, since=None if wanted is None else wanted.revision)
 
     # Being heard.
@@ -198,7 +207,7 @@ class _Conversation:
         generation = self._identity.generation if self._identity is not None else 0
         seen = SeenBeat(stream.node, stream.session, generation, lease_seconds, said.address, said.agent)
         asked = () if whole else tuple({one.uid: None for one in spoken if self._matters(one)})
-        beat = Beat(seen, first, asked, self._usages(spoken))
+        beat = Beat(seen, first, asked, self._usages(spoken), self._load(said))
         heard = await _until_there(lambda: self._office.beating.submit(beat))
         if heard is None:
             raise Refused(await _until_there(self._why_not))
@@ -231,6 +240,14 @@ class _Conversation:
                     place.measured_at = at
         return tuple(rows)
 
+    def _load(self, said: Said) -> bytes:
+        """What is in use on the node: written down now and then."""
+        at = asyncio.get_running_loop().time()
+        if said.load is None or at - self._load_at < LOAD_SECONDS:
+            return b""
+        self._load_at = at
+        return load_document(said.load)
+
     async def _say_capacity(self) -> None:
         if not self._capacity:
             return
@@ -260,7 +277,7 @@ class _Conversation:
     async def _report(self, spoken: Iterable[Spoken], claims: Mapping[str, Claim]) -> Outcome:
         """Report what is placed here; the rest is of the past."""
         outcome = Outcome([], [])
-        commands: list[tuple[Spoken, Report]] = []
+        commands: list[tuple[Spoken, Claim, Report]] = []
         for one in spoken:
             claim = claims.get(one.uid)
             if claim is None and not self._matters(one):
@@ -268,19 +285,19 @@ class _Conversation:
             if claim is None or claim.epoch != one.epoch:
                 self._of_the_past(one, outcome)
             elif one.state in ENDS or (one.state is State.RUNNING and claim.phase == Phase.SCHEDULED):
-                commands.append((one, _command(self._stream.node, one, claim)))
+                commands.append((one, claim, _command(self._stream.node, one, claim)))
             else:
-                self._place(one).running |= one.state is State.RUNNING
+                self._place(claim).running |= one.state is State.RUNNING
         if not commands:
             return outcome
         replies = await asyncio.gather(
-            *(report(self._office, command) for _, command in commands), return_exceptions=True
+            *(report(self._office, command) for _, _, command in commands), return_exceptions=True
         )
-        for (one, _), reply in zip(commands, replies, strict=True):
-            self._settle(one, reply, outcome)
+        for (one, claim, _), reply in zip(commands, replies, strict=True):
+            self._settle(one, claim, reply, outcome)
         return outcome
 
-    def _settle(self, one: Spoken, reply: Reply | BaseException, outcome: Outcome) -> None:
+    def _settle(self, one: Spoken, claim: Claim, reply: Reply | BaseException, outcome: Outcome) -> None:
         if isinstance(reply, PASSING):
             self._stream.unsaid[one.place] = one
         elif isinstance(reply, BaseException):
@@ -289,7 +306,7 @@ class _Conversation:
         elif one.state in ENDS or (isinstance(reply, Refusal) and reply.code is not Code.IMMUTABLE):
             self._of_the_past(one, outcome)
         else:
-            self._place(one).running = True
+            self._place(claim).running = True
 
     def _of_the_past(self, one: Spoken, outcome: Outcome) -> None:
         """It is not placed here, or not any more: an end is known, and what lives must go."""
@@ -298,11 +315,40 @@ class _Conversation:
             del self._stream.places[one.uid]
         (outcome.acknowledged if one.state in ENDS else outcome.strangers).append(one)
 
-    def _place(self, one: Spoken) -> Place:
-        place = self._stream.places.get(one.uid)
-        if place is None or place.epoch != one.epoch:
-            place = self._stream.places[one.uid] = Place(one.epoch)
+    def _place(self, claim: Claim | WantedPlace) -> Place:
+        place = self._stream.places.get(claim.uid)
+        if place is None or place.epoch != claim.epoch:
+            place = self._stream.places[claim.uid] = Place(claim.epoch, lease=claim.lease)
         return place
+
+    # What is paid for.
+
+    async def _pay(self, answer: pb.HeartbeatResponse) -> None:
+        """Extend what is placed here and paid for, all of it at once. What cannot be, because the database is away, has
+        the time that it was granted before."""
+        stream = self._stream
+        paid = [(uid, place) for uid, place in stream.places.items() if place.lease and not self._has_ended(uid, place)]
+        if not paid:
+            return
+        seq = stream.next_number()
+        try:
+            waiting = [self._office.extending.put(Extend(place.lease, seq, place.running)) for _, place in paid]
+        except Overloaded:
+            return
+        grants = await asyncio.gather(*waiting, return_exceptions=True)
+        freeze_seconds = self._hub.credits.throttle_seconds_max
+        for (uid, place), grant in zip(paid, grants, strict=True):
+            if isinstance(grant, BaseException):
+                continue  # It has been logged, or passes.
+            if isinstance(grant, Refusal) and grant.code is Code.STALE:
+                stream.skip_numbers()
+            elif message := grant_message(uid, place.epoch, grant, freeze_seconds):
+                answer.leases.append(message)
+
+    def _has_ended(self, uid: str, place: Place) -> bool:
+        """Whether its end was said, and could not be recorded yet."""
+        said = self._stream.unsaid.get((uid, place.epoch))
+        return said is not None and said.state in ENDS
 
     # What is wanted.
 
@@ -322,7 +368,10 @@ class _Conversation:
             else:
                 answer.complete = False  # What is not named would be stopped.
             place = known.get(one.uid)
-            self._stream.places[one.uid] = place if place and place.epoch == one.epoch else Place(one.epoch)
+            if place is not None and place.epoch == one.epoch:
+                self._stream.places[one.uid] = place
+            else:
+                self._place(one)
 
     def _directive(self, one: WantedPlace) -> pb.SchedulingDirective | None:
         """What is said of it; None of what cannot be told. That must not keep the node from hearing the rest."""
@@ -373,7 +422,7 @@ def _claims(wanted: WantedSet, spoken: Iterable[Spoken]) -> dict[str, Claim]:
     """Of what was spoken of, that which is placed here: the whole set tells it as well."""
     asked = {one.uid for one in spoken}
     return {
-        one.uid: Claim(one.key, one.uid, one.epoch, one.gang, phase_of_place(one))
+        one.uid: Claim(one.key, one.uid, one.epoch, one.gang, phase_of_place(one), one.lease)
         for one in wanted.places
         if one.uid in asked
     }
@@ -398,13 +447,14 @@ def _command(node: str, one: Spoken, claim: Claim) -> Report:
         message=one.message if one.state in ENDS else "",
         exit_code=one.exit_code if one.state in ENDS else None,
         gang=claim.gang,
+        measured=measured_of(one),
     )
 
 
 def _end_lost(node: str, one: Spoken, claim: Claim) -> EndLost:
     return EndLost(
         key=claim.key, uid=one.uid, origin=Origin(f"node:{node}", "report", one.reason), node=node, epoch=one.epoch,
-        message=one.message, exit_code=one.exit_code, gang=claim.gang, confirmed=True,
+        message=one.message, exit_code=one.exit_code, gang=claim.gang, confirmed=True, measured=measured_of(one),
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ import grpc
 import structlog
 
 from bursar.core.allocation import Phase
+from bursar.core.billing import CreditPolicy
 from bursar.core.liveness import Patience, Standing
 from bursar.core.object import Key
 from bursar.core.refusal import Code, Refusal
@@ -37,7 +38,7 @@ from bursar.rpc.speech import (
 )
 from bursar.store.database import AWAY
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
-from bursar.wire.settings import SYSTEM, patience_of
+from bursar.wire.settings import SYSTEM, credit_policy_of, patience_of
 
 log = structlog.get_logger()
 
@@ -47,6 +48,7 @@ OUTBOX_MAX = 256
 WAIT_SECONDS = 30.0
 AWAY_SECONDS = 0.5
 ALIVE_SECONDS = 1.0
+SKIPPED_NUMBERS = 60_000_000  # a minute of them
 SPREAD_MAX = 1024  # after so many it is looked which are of the past
 
 SUPERSEDED = Refusal(
@@ -65,6 +67,7 @@ class Place:
 
     epoch: int
     running: bool = False  # it is known that it runs
+    lease: int = 0  # what pays for it; 0 where nobody does
     measured_at: float = float("-inf")  # when its use was last saved
 
 
@@ -78,6 +81,11 @@ class Stream:
     task: asyncio.Task[Any]
     places: dict[str, Place] = field(default_factory=dict)  # by uid
     unsaid: dict[tuple[str, int], Spoken] = field(default_factory=dict)  # what could not be recorded yet
+    # Beats of leases are numbered from when the stream began, in microseconds of the database's clock: higher than
+    # those of any earlier stream, which did not beat once a microsecond.
+    began: int = 0
+    nonce: str = ""  # the agent's own word for it: what is signed names it
+    keys_told: tuple[str, ...] = ()  # by which the agent believes what is signed
     whole_due: bool = True  # whether the next answer names everything that is wanted
     ended: Refusal | None = None
     _since: int = -1  # the revision of the last whole answer
@@ -85,6 +93,15 @@ class Stream:
     _outbox: dict[str, tuple[int, pb.SchedulingDirective]] = field(default_factory=dict)  # by uid: the newest counts
     _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _pusher: asyncio.Task[None] | None = None
+
+    def next_number(self) -> int:
+        """Of a beat of leases."""
+        self.began += 1
+        return self.began
+
+    def skip_numbers(self) -> None:
+        """Somebody was further: the database's clock has gone back, as when another takes its place."""
+        self.began += SKIPPED_NUMBERS
 
     def knows(self, revision: int) -> bool:
         """Whether the last whole answer was of this revision or a later one."""
@@ -173,6 +190,7 @@ class Hub:
         self._welcoming: asyncio.Task[None] | None = None
         self._closed = False
         self.patience = Patience()
+        self.credits = CreditPolicy()
 
     @property
     def nodes(self) -> Collection[str]:
@@ -289,7 +307,7 @@ class Hub:
                     if fed.change.type == "DELETED" and (stream := self._streams.get(fed.change.key.name)):
                         stream.end(not_registered(fed.change.key.name))
                 case "Settings":
-                    self.patience = patience_of(fed.change.doc)
+                    self._take_settings(fed.change.doc)
         except Exception:
             # One change that cannot be told must not keep the others back: its nodes are told everything instead.
             log.exception("a change could not be told", key=fed.change.key)
@@ -318,7 +336,7 @@ class Hub:
         self.spread(order.uid, order.nodes)
         for stream in here:
             if not stream.knows(fed.change.revision):
-                stream.places[order.uid] = Place(order.epoch)
+                stream.places[order.uid] = Place(order.epoch, lease=order.lease_on(stream.node))
                 stream.push(fed.change.revision, run_directive(order, stream.node, self.patience.kill_grace_seconds))
 
     def _stop(self, fed: FedChange) -> None:
@@ -329,7 +347,7 @@ class Hub:
         self.spread(order.uid, order.nodes)
         for stream in here:
             if stream.node in order.nodes_left and not stream.knows(fed.change.revision):
-                stream.places.setdefault(order.uid, Place(order.epoch))
+                stream.places.setdefault(order.uid, Place(order.epoch, lease=order.lease_on(stream.node)))
                 stream.push(fed.change.revision, stop_directive(order, now()))
 
     def _gone(self, fed: FedChange, first: str) -> None:
@@ -347,7 +365,10 @@ class Hub:
         stored = await object_ops.get(self._office, Key("Settings", "", SYSTEM))
         if not isinstance(stored, Refusal):
             with suppress(ValueError):
-                self.patience = patience_of(stored.doc)
+                self._take_settings(stored.doc)
+
+    def _take_settings(self, doc: bytes) -> None:
+        self.patience, self.credits = patience_of(doc), credit_policy_of(doc)
 
 
 def not_registered(node: str) -> Refusal:

@@ -20,9 +20,12 @@ from msgspec import Struct
 from bursar.core.address import is_address
 from bursar.core.allocation import Phase
 from bursar.core.duration import DurationError, parse_seconds
+from bursar.core.lease import Grant, lease_name, lease_number
 from bursar.core.liveness import OnLost
+from bursar.core.money import MICROS
 from bursar.core.names import quoted
 from bursar.core.object import Key
+from bursar.core.quantity import format_amount, is_bytes
 from bursar.core.refusal import Code, Refusal, invalid
 from bursar.store.beat import UsageRow, WantedPlace
 from bursar.store.change import Change
@@ -34,6 +37,8 @@ PROTOCOL_OLDEST: Final = 1
 PROTOCOL_NEWEST: Final = 1
 
 STATUSES_MAX: Final = 10_000
+NONCE_CHARS_MAX: Final = 64
+LOAD_MAX: Final = 1e15  # of cores, bytes or devices: more is no measurement
 WORDS_CHARS_MAX: Final = 1024
 REASON_CHARS_MAX: Final = 64
 REQUEST_BYTES_MAX: Final = 16 << 10
@@ -89,6 +94,8 @@ class Said(Struct, frozen=True):
     address: str = ""
     agent: str = ""
     certificate_request: bytes = b""
+    nonce: str = ""  # the agent's own word for the stream
+    load: pb.ResourceUsage | None = None  # what is in use on the node
 
 
 # What is heard.
@@ -104,6 +111,8 @@ def read_beat(message: pb.HeartbeatRequest, node: str) -> Said | Refusal:
         return invalid(f"a beat names at most {STATUSES_MAX} allocations, got {len(message.pod_statuses)}")
     if len(message.certificate_request) > REQUEST_BYTES_MAX:
         return invalid(f"a certificate request has at most {REQUEST_BYTES_MAX} bytes")
+    if len(message.nonce) > NONCE_CHARS_MAX:
+        return invalid(f"a nonce has at most {NONCE_CHARS_MAX} characters")
     if message.address and not is_address(message.address):
         return invalid(f"address {quoted(message.address[:300])} must be HOST:PORT")
     capacity = dict(message.capacity)
@@ -123,6 +132,26 @@ def read_beat(message: pb.HeartbeatRequest, node: str) -> Said | Refusal:
         message.address,
         plain(message.agent_version, REASON_CHARS_MAX),
         message.certificate_request,
+        message.nonce,
+        message.current_usage if message.HasField("current_usage") else None,
+    )
+
+
+def load_document(usage: pb.ResourceUsage) -> bytes:
+    """What is in use, as quantities of the node's own resources; of each GPU the part that is busy. What cannot be is
+    left out."""
+    used = {
+        "cpu": usage.cpu_cores,
+        "memory": usage.memory_bytes,
+        "ephemeral-storage": usage.disk_bytes,
+        "nvidia.com/gpu": sum(min(1.0, max(0.0, one.utilization)) for one in usage.gpus) if usage.gpus else None,
+    }
+    return msgspec.json.encode(
+        {
+            name: format_amount(name, round(value) if is_bytes(name) else round(value * 1000))
+            for name, value in used.items()
+            if value is not None and math.isfinite(value) and 0 <= value < LOAD_MAX
+        }
     )
 
 
@@ -211,6 +240,7 @@ class _PlacedOn(Struct):
     name: str
     devices: dict[str, list[int]] = {}
     phase: str = ""  # how it ended there, while it still runs elsewhere
+    lease: str = ""  # what pays for it there
 
 
 class _Eviction(Struct, rename="camel"):
@@ -257,6 +287,11 @@ class Order(Struct, frozen=True):
         """Those that have not said yet that it is gone."""
         return [one.name for one in self.status.nodes if not one.phase]
 
+    def lease_on(self, node: str) -> int:
+        """What pays for it there; 0 where nobody does."""
+        name = next((one.lease for one in self.status.nodes if one.name == node), "")
+        return (lease_number(name) or 0) if name else 0
+
 
 def order_of_change(change: Change) -> Order:
     status = _decode_status(change.status)
@@ -297,6 +332,7 @@ def run_directive(order: Order, node: str, kill_grace_seconds: int = GRACE_SECON
         working_dir=spec.working_dir,
         ttl_seconds=_ttl_seconds(spec.ttl),
         leased=spec.on_node_lost == OnLost.REQUEUE,
+        paid=order.lease_on(node) > 0,
         grace_seconds=kill_grace_seconds,
         nodes=order.nodes,
         exclusive=spec.exclusive,
@@ -326,6 +362,25 @@ def end_directive(uid: str, epoch: int, reason: str, message: str, *, grace_seco
         grace_seconds=grace_seconds,
         reason=reason,
         message=message,
+    )
+
+
+def grant_message(uid: str, epoch: int, grant: Grant | Refusal, freeze_seconds: int) -> pb.LeaseGrant | None:
+    """What is told of a lease that was asked for more; None where there is nothing new to tell. Whole seconds, and
+    never more than were paid: what is cut off was granted before, or comes with the next beat."""
+    if isinstance(grant, Refusal):
+        if grant.code is not Code.FENCED:
+            return None
+        return pb.LeaseGrant(allocation_id=uid, epoch=epoch, final=True, reason=str(Code.FENCED))
+    freezes = grant.final and grant.reason == Code.SPEND_RATE_EXCEEDED
+    return pb.LeaseGrant(
+        allocation_id=uid,
+        epoch=epoch,
+        seconds=grant.micros // MICROS,
+        final=grant.final,
+        reason=grant.reason,
+        freeze_seconds=freeze_seconds if freezes else 0,
+        lease=lease_name(grant.lease),
     )
 
 

@@ -217,12 +217,14 @@ class Crowd:
         if answer.beat_seconds and self._beat_seconds is None:
             agent.beat_seconds = answer.beat_seconds
         pretender = agent.pretender
-        if answer.lease_seconds or answer.leases:
-            pretender.granted(answer.lease_seconds, sent_at, now, answer.leases)
+        if answer.lease_seconds:
+            pretender.granted(answer.lease_seconds, sent_at, now, answer.kill_grace_seconds)
         if answer.directives or answer.complete:
             if self.meter is not None:
                 self._note(self.meter, answer)
             pretender.tell(answer.directives, now, complete=answer.complete)
+        if answer.leases:
+            pretender.paid(answer.leases, sent_at, now)
         if answer.acknowledged:
             pretender.acknowledged(answer.acknowledged, now)
         if (pretender.has_news and agent.answered == agent.seq) or (agent.flat_out and answer.seq):

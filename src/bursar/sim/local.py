@@ -24,6 +24,7 @@ from bursar.ops.dispatch import create_command
 from bursar.ops.feed import Feed, Lagging
 from bursar.ops.lane import Closed, Overloaded
 from bursar.ops.office import Office
+from bursar.ops.pay import pay_on
 from bursar.sim.drive import Answer, Drive, Pace, Trouble
 from bursar.sim.node import NodeReport, Nodes
 from bursar.sim.shape import Shape, documents
@@ -182,14 +183,17 @@ class LocalNodes:
         return self._work(found.doc, found.status, found.revision, known=True)
 
     async def _beat(self) -> None:
-        """Every node is alive, in one statement."""
+        """Every node is alive, in one statement; and what runs there is paid for."""
         while True:
             try:
                 async with self._office.database.reader() as db:
                     names = await node_store.list_names(db) if self._names is None else self._names
                     await node_store.save_seen(db, names)
+                await pay_on(self._office, names)
             except AWAY:
                 pass
+            except PASSING:
+                pass  # With the next beat.
             await asyncio.sleep(BEAT_SECONDS)
 
 

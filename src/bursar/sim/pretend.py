@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bursar.agent.state import Forget, Instruction, Machine, SignalStop, Start
-from bursar.agent.work import Directive, Place, Run, Status
+from bursar.agent.state import Forget, Instruction, Machine, MoveDeadline, SignalStop, Start
+from bursar.agent.work import Directive, Grant, Place, Run, Status, Usage
 from bursar.sim.work import EXIT, SECONDS, read_exit_code, read_seconds
 
 # The same two notes in the environment, for whoever cannot annotate.
@@ -73,6 +73,28 @@ class _Act:
 
     ends_at: float
     exit_code: int
+    started_at: float
+    paid: bool = False
+    freezes_at: float = math.inf  # when paid time is over, where it may be frozen
+    frozen_at: float | None = None
+    frozen_seconds: float = 0.0
+
+    @property
+    def due_at(self) -> float:
+        return math.inf if self.frozen_at is not None else min(self.ends_at, self.freezes_at)
+
+    def freeze(self, now: float) -> None:
+        self.frozen_at, self.freezes_at = now, math.inf
+
+    def thaw(self, now: float) -> None:
+        """It has still to do what was left to do."""
+        if self.frozen_at is not None:
+            self.frozen_seconds += now - self.frozen_at
+            self.ends_at += now - self.frozen_at
+            self.frozen_at = None
+
+    def used(self, now: float) -> Usage:
+        return Usage(seconds=max(0.0, now - self.started_at - self.frozen_seconds))
 
 
 class Pretender:
@@ -91,8 +113,11 @@ class Pretender:
     def tell(self, directives: Sequence[Directive], now: float, *, complete: bool = False) -> None:
         self._do(self._machine.tell(directives, now, complete=complete), now)
 
-    def granted(self, seconds: float, sent_at: float, now: float, leases: Mapping[Place, float] | None = None) -> None:
-        self._do(self._machine.granted(seconds, sent_at, leases), now)
+    def granted(self, seconds: float, sent_at: float, now: float, grace_seconds: float | None = None) -> None:
+        self._do(self._machine.granted(seconds, sent_at, grace_seconds), now)
+
+    def paid(self, grants: Mapping[Place, Grant], sent_at: float, now: float) -> None:
+        self._do(self._machine.paid(grants, sent_at), now)
 
     def acknowledged(self, places: Iterable[Place], now: float) -> None:
         self._do(self._machine.acknowledged(places), now)
@@ -109,7 +134,7 @@ class Pretender:
     @property
     def next_at(self) -> float:
         """When `due` has something to do, at the earliest."""
-        return min([self._machine.next_at, *(act.ends_at for act in self._acts.values())])
+        return min([self._machine.next_at, *(act.due_at for act in self._acts.values())])
 
     @property
     def has_news(self) -> bool:
@@ -125,29 +150,48 @@ class Pretender:
     # The hands.
 
     def _do(self, instructions: Sequence[Instruction], now: float) -> None:
-        """Deadlines are not moved: nothing here outlives the machine, which keeps them itself."""
+        """Nothing here outlives the machine, which keeps deadlines itself; only freezing is left to the hands."""
         for one in instructions:
             if isinstance(one, Start):
                 self._start(one.run, now)
+            elif isinstance(one, MoveDeadline):
+                self._move(one, now)
             elif isinstance(one, SignalStop):
                 self._stop(one.place, one.grace_seconds, now)
             elif isinstance(one, Forget):
                 assert one.place not in self._acts, "only what has ended is forgotten"
 
     def _start(self, run: Run, now: float) -> None:
-        self._acts[run.place] = _Act(now + run_seconds(run, self._manner), exit_code_of(run))
+        self._acts[run.place] = _Act(now + run_seconds(run, self._manner), exit_code_of(run), now, run.paid)
         self._tally.begin(run.uid)
         self._do(self._machine.started(run.place, now), now)
+
+    def _move(self, one: MoveDeadline, now: float) -> None:
+        act = self._acts.get(one.place)
+        if act is None:
+            return
+        act.freezes_at = one.at if one.freeze_until and act.frozen_at is None else math.inf
+        if one.at > now:
+            act.thaw(now)
 
     def _stop(self, place: Place, grace_seconds: float, now: float) -> None:
         """Asked again, it takes no longer than it would have."""
         act = self._acts.get(place)
         stops_at = now + min(grace_seconds, self._manner.stop_seconds)
+        if act is not None:
+            act.thaw(now)
+            act.freezes_at = math.inf
         if act is not None and stops_at < act.ends_at:
             act.ends_at, act.exit_code = stops_at, TERMINATED
 
     def _end_due(self, now: float) -> None:
-        for place in [place for place, act in self._acts.items() if act.ends_at <= now]:
-            act = self._acts.pop(place)
+        due = [(place, act) for place, act in self._acts.items() if act.due_at <= now]
+        for place, act in due:
+            if act.freezes_at < act.ends_at:
+                act.freeze(act.freezes_at)
+                continue
+            del self._acts[place]
             self._tally.end(place[0])
+            if act.paid:
+                self._machine.measured({place: act.used(act.ends_at)})
             self._do(self._machine.ended(place, now, exit_code=act.exit_code), now)

@@ -5,7 +5,7 @@ Everything here is about many nodes at once, and costs what those nodes have pla
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
@@ -13,11 +13,13 @@ from msgspec import Struct
 
 from bursar.core.liveness import Standing
 from bursar.core.object import Key
-from bursar.store.columns import numbers, texts
+from bursar.store.columns import documents, numbers, texts
 from bursar.store.database import Connection
 from bursar.store.statements import statements
 
 SQL = statements("beat")
+
+LOAD_SECONDS_MAX = 300  # what was measured before says nothing of now
 
 
 class SeenBeat(Struct, frozen=True):
@@ -43,6 +45,7 @@ class Claim(NamedTuple):
     epoch: int
     gang: str
     phase: str
+    lease: int = 0  # what pays for it; 0 where nobody does
 
 
 class WantedPlace(NamedTuple):
@@ -56,6 +59,7 @@ class WantedPlace(NamedTuple):
     gang: str
     doc: bytes
     status: bytes
+    lease: int = 0
 
 
 class WantedSet(NamedTuple):
@@ -78,13 +82,13 @@ class UsageRow(NamedTuple):
     gpu_seconds: float
 
 
-async def save_first(db: Connection, beats: Sequence[SeenBeat]) -> dict[str, str]:
+async def save_first(db: Connection, beats: Sequence[SeenBeat]) -> dict[str, tuple[str, int]]:
     """First beats of streams, one per node: each stream becomes its node's. The nodes that may speak, and as what each
-    stands: Ready, or what was said of its silence."""
+    stands: Ready, or what was said of its silence; and when that was, by the clock that money is counted by."""
     rows = await db.fetch(
         SQL.meet, *_beats(beats), texts([one.address for one in beats]), texts([one.agent for one in beats])
     )
-    return {row["node"]: row["silent"] or Standing.READY for row in rows}
+    return {row["node"]: (row["silent"] or Standing.READY, row["began"]) for row in rows}
 
 
 async def save_next(db: Connection, beats: Sequence[SeenBeat]) -> dict[tuple[str, str], str]:
@@ -120,7 +124,12 @@ async def load_claims(db: Connection, asked: Sequence[tuple[str, str]]) -> dict[
     rows = await db.fetch(SQL.claims, texts([node for node, _ in asked]), texts([uid for _, uid in asked]))
     return {
         (row["node"], row["uid"]): Claim(
-            Key("Allocation", row["namespace"], row["name"]), row["uid"], row["epoch"], row["gang"], row["phase"] or ""
+            Key("Allocation", row["namespace"], row["name"]),
+            row["uid"],
+            row["epoch"],
+            row["gang"],
+            row["phase"] or "",
+            row["lease"] or 0,
         )
         for row in rows
     }
@@ -138,6 +147,7 @@ async def load_wanted(db: Connection, nodes: Iterable[str]) -> dict[str, WantedS
                 WantedPlace(
                     Key("Allocation", row["namespace"], row["name"]), row["uid"], row["tenant"], row["epoch"],
                     row["wanted"], row["gang"], row["doc"], row["status"] or b"{}",
+                    row["lease"] or 0,
                 )
             )  # fmt: skip
     return {node: WantedSet(revision, tuple(some)) for node, some in places.items()}
@@ -162,6 +172,18 @@ async def save_usage(db: Connection, rows: Iterable[UsageRow]) -> None:
         numbers([one.memory_bytes_max for one in last]),
         _reals([one.gpu_seconds for one in last]),
     )
+
+
+async def save_loads(db: Connection, loads: Mapping[str, bytes]) -> None:
+    """What is in use on these nodes, as they measure it: JSON, resource by resource."""
+    nodes = sorted(loads)
+    await db.execute(SQL.save_load, texts(nodes), documents([loads[node] for node in nodes]))
+
+
+async def load_loads(db: Connection, nodes: Sequence[str] | None = None) -> dict[str, bytes]:
+    """What was measured lately, of these nodes or of all."""
+    rows = await db.fetch(SQL.load, LOAD_SECONDS_MAX, None if nodes is None else list(nodes))
+    return {row["node"]: row["used"] for row in rows}
 
 
 async def forget_usage(db: Connection, before: datetime, limit: int = 10_000) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from traceback import walk_tb
 from typing import Any, TypeAlias
 
 import asyncpg
@@ -31,11 +32,16 @@ SESSION_SETTINGS = {
 }
 
 # Of those who keep a connection: every statement of theirs finds its rows by key. A plan that is made while the tables
-# are still empty would read them whole, and be kept until somebody analyses them.
+# are still empty would read them whole, and be kept until somebody analyses them. So would one that is made for a batch
+# of some hundreds: it would join them with a hash of the whole table, and larger batches would be slower, not faster.
 KEPT_SETTINGS = {**SESSION_SETTINGS, "enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
+
+# Of work behind everybody's back, which grows with what there is to do and for which nobody waits.
+PATIENT_SETTINGS = {**SESSION_SETTINGS, "statement_timeout": "600000"}
 
 CONNECT_TIMEOUT_SECONDS = 5.0
 COMMAND_TIMEOUT_SECONDS = 15.0
+PATIENT_SECONDS = 600.0
 TURN_SECONDS_MAX = 10.0
 
 
@@ -43,12 +49,16 @@ class Unavailable(Exception):
     """The database cannot be reached, or is not accepting work, now."""
 
 
+class TooSlow(Unavailable):
+    """The database is there, and a statement took longer than it may: waiting alone will not mend that."""
+
+
 class Stale(Exception):
     """A guard did not hold at the moment of writing: what was decided must be decided again."""
 
 
 class MissingPartition(Exception):
-    """The feed has no partition for the next revision yet."""
+    """The feed has no partition for the next revision yet, or the ledger none for the next entry."""
 
 
 def is_missing_partition(error: BaseException) -> bool:
@@ -84,14 +94,19 @@ LOSSES: tuple[type[Exception], ...] = (
 
 AWAY: tuple[type[Exception], ...] = (*LOSSES, Unavailable)
 
+# The server gave a statement up, or we did.
+SLOW: tuple[type[Exception], ...] = (asyncpg.QueryCanceledError, TimeoutError)
 
-async def connect(url: str, settings: Mapping[str, str] = SESSION_SETTINGS) -> Connection:
+
+async def connect(
+    url: str, settings: Mapping[str, str] = SESSION_SETTINGS, command_seconds: float = COMMAND_TIMEOUT_SECONDS
+) -> Connection:
     try:
         db = await asyncpg.connect(
             url,
             server_settings=dict(settings),
             timeout=CONNECT_TIMEOUT_SECONDS,
-            command_timeout=COMMAND_TIMEOUT_SECONDS,
+            command_timeout=command_seconds,
         )
         await set_codecs(db)
         return db
@@ -147,7 +162,8 @@ class Database:
         await self._take_turn()
         try:
             async with self._pool.acquire(timeout=CONNECT_TIMEOUT_SECONDS) as db:
-                yield db
+                with _telling_what_is_slow():
+                    yield db
         except LOSSES as error:
             raise Unavailable(f"the database is away: {error}") from error
         finally:
@@ -165,3 +181,42 @@ class Database:
 
     async def connect(self) -> Connection:
         return await connect(self.url, KEPT_SETTINGS)
+
+    @asynccontextmanager
+    async def patient(self) -> AsyncIterator[Connection]:
+        """A connection of its own for statements that may take minutes."""
+        db = await connect(self.url, PATIENT_SETTINGS, PATIENT_SECONDS)
+        try:
+            with _telling_what_is_slow():
+                yield db
+        except LOSSES as error:
+            raise Unavailable(f"the database is away: {error}") from error
+        finally:
+            # What is over is committed or undone; what is not, the server undoes.
+            db.terminate()
+
+
+@contextmanager
+def _telling_what_is_slow() -> Iterator[None]:
+    try:
+        yield
+    except SLOW as error:
+        raise TooSlow(f"{_asked_by(error)} took too long: {error!r}") from error
+
+
+def _asked_by(error: BaseException) -> str:
+    """Whose statement it was: the innermost function of the store."""
+    names = [frame.f_code.co_name for frame, _ in walk_tb(error.__traceback__) if _is_store(frame.f_globals)]
+    return names[-1] if names else "a statement"
+
+
+def _is_store(names: Mapping[str, Any]) -> bool:
+    module = str(names.get("__name__"))
+    return module.startswith("bursar.store.") and module != __name__
+
+
+@asynccontextmanager
+async def snapshot(database: Database) -> AsyncIterator[Connection]:
+    """Everything as it was at one moment, whatever is committed meanwhile."""
+    async with database.reader() as db, db.transaction(isolation="repeatable_read", readonly=True):
+        yield db

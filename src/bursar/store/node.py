@@ -44,6 +44,7 @@ def _placement(row: Any) -> Placement:
         _decode_amounts(row["resources"]),
         _decode_devices(row["devices"]),
         row["wanted"],
+        row["lease"] or 0,
     )
 
 
@@ -116,6 +117,7 @@ async def put_placements(db: Connection, placements: Sequence[Placement], revisi
         documents([_encode(one.devices) for one in placements]),
         numbers([one.wanted for one in placements]),
         numbers([revisions[one.uid] for one in placements]),
+        numbers([one.lease for one in placements]),
     )
 
 

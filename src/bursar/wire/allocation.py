@@ -68,6 +68,7 @@ class PlacedOn(Wire):
     uid: Text = UNSET
     devices: dict[str, list[int]] | UnsetType = UNSET
     phase: Text = UNSET  # of what ran there, once it has ended before the others
+    lease: Text = UNSET  # what pays for it there
 
 
 class EvictionNotice(Wire):
@@ -92,6 +93,7 @@ class Nomination(Wire):
 
 class AllocationStatus(Wire):
     phase: Text = UNSET
+    user: Text = UNSET  # who submitted it, as the server knows them
     reason: Text = UNSET
     message: Text = UNSET
     conditions: list[Condition] | UnsetType = UNSET

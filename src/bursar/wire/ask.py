@@ -65,11 +65,12 @@ class TenantShare:
     """A tenant's place in the fair share; None where nothing was said. A target is a fraction of the whole system."""
 
     parent: str = ""
-    weight: float = 1.0
+    weight: float | None = None  # its tier's, where it says none
     fair_share_target: float | None = None
     burst_allowance: float = 1.0
     gpu_hours_budget: float | None = None
     node_hours_budget: float | None = None
+    tier: str = ""
 
 
 NO_CLASS = PriorityClassView()
@@ -326,7 +327,8 @@ def node_of(doc: bytes, status: bytes) -> NodeView:
 
 class _TenantSpec(msgspec.Struct, rename="camel"):
     parent: str = ""
-    weight: float = 1.0
+    tier: str = ""
+    weight: float | None = None
     fair_share_target: float | None = None
     burst_allowance: float = 1.0
     gpu_hours_budget: float | None = None
@@ -335,6 +337,14 @@ class _TenantSpec(msgspec.Struct, rename="camel"):
 
 class _Tenant(msgspec.Struct):
     spec: _TenantSpec = msgspec.field(default_factory=_TenantSpec)
+
+
+class _TierSpec(msgspec.Struct):
+    weight: float | None = None
+
+
+class _Tier(msgspec.Struct):
+    spec: _TierSpec = msgspec.field(default_factory=_TierSpec)
 
 
 class _QueueSpec(msgspec.Struct):
@@ -352,6 +362,7 @@ class _PriorityClass(msgspec.Struct, rename="camel"):
 
 
 _decode_tenant = msgspec.json.Decoder(_Tenant).decode
+_decode_tier = msgspec.json.Decoder(_Tier).decode
 _decode_queue = msgspec.json.Decoder(_Queue).decode
 _decode_priority_class = msgspec.json.Decoder(_PriorityClass).decode
 
@@ -365,7 +376,13 @@ def tenant_share_of(doc: bytes) -> TenantShare:
         spec.burst_allowance,
         spec.gpu_hours_budget,
         spec.node_hours_budget,
+        spec.tier,
     )
+
+
+def tier_weight_of(doc: bytes) -> float | None:
+    """How much the tenants of a tier weigh that say nothing of it themselves."""
+    return _decode_tier(doc).spec.weight
 
 
 def queue_profile_of(doc: bytes) -> str:

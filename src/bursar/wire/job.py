@@ -68,6 +68,7 @@ class JobAllocation(Wire):
 
 class JobStatus(Wire):
     phase: Text = UNSET
+    user: Text = UNSET  # who submitted it: their account pays for its allocations
     reason: Text = UNSET
     message: Text = UNSET
     active: int | UnsetType = UNSET

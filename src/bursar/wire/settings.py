@@ -1,4 +1,4 @@
-"""Settings: system-wide limits, how the scheduler decides, and how long silent nodes are waited for.
+"""Settings: system-wide limits, how the scheduler decides, how long silent nodes are waited for, how credit is kept.
 
 There is one object, named `system`.
 """
@@ -12,8 +12,10 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from bursar.core.billing import CreditPolicy
 from bursar.core.duration import SECONDS_MAX
 from bursar.core.liveness import Patience
+from bursar.core.money import MoneyError, nanocredits
 from bursar.core.refusal import Cause, field_fault
 from bursar.wire.kind import Column, Kind
 from bursar.wire.limits import amounts, amounts_faults, show_amounts
@@ -43,11 +45,27 @@ class NodeSettings(Wire):
     clock_skew_seconds: int | UnsetType = UNSET  # by how much clocks may go apart
 
 
+class CreditSettings(Wire):
+    """How far ahead is paid, and how the ledger is kept, where not as by default."""
+
+    lease_seconds: int | UnsetType = UNSET  # how far ahead each beat pays
+    reserve_seconds: int | UnsetType = UNSET  # the same, in mode reserve
+    extend_seconds_max: int | UnsetType = UNSET  # how far ahead anything may be paid by asking
+    throttle_seconds_max: int | UnsetType = UNSET  # how long work that spends too fast is frozen before it is ended
+    drift_credits: str | int | UnsetType = UNSET  # adjustments beyond this are told
+    reconcile_seconds: int | UnsetType = UNSET  # how long after its end a lease is reconciled
+    seal_seconds: int | UnsetType = UNSET  # how often entries are sealed
+    entry_days: int | UnsetType = UNSET  # how long entries are kept line by line
+    credit_value: Text = UNSET  # what one credit costs in money
+    key_days: int | UnsetType = UNSET  # how old the key gets that signs what is granted to nodes
+
+
 class SettingsSpec(Wire):
     # Hard limits on the whole system, dimension by dimension.
     limits: dict[str, Quantity] | UnsetType = UNSET
     scheduling: SchedulingSettings | UnsetType = UNSET
     nodes: NodeSettings | UnsetType = UNSET
+    credits: CreditSettings | UnsetType = UNSET
 
 
 class Settings(Wire, kw_only=True):
@@ -69,7 +87,21 @@ _POLICY: Final = {
     "preemption": "preemption",
     "backfill": "backfill",
 }
-_MAY_BE_ZERO: Final = frozenset({"kill_grace_seconds", "clock_skew_seconds"})
+_MAY_BE_ZERO: Final = frozenset(
+    {"kill_grace_seconds", "clock_skew_seconds", "throttle_seconds_max", "reconcile_seconds"}
+)
+# What can be held for a lease at once is bounded by how long it may be paid ahead.
+_CREDIT_MOST: Final = {
+    "lease_seconds": 86_400,
+    "reserve_seconds": 7 * 86_400,
+    "extend_seconds_max": 30 * 86_400,
+    "throttle_seconds_max": 86_400,
+    "reconcile_seconds": 30 * 86_400,
+    "seal_seconds": 86_400,
+    "entry_days": 3_650,
+    "key_days": 3_650,
+}
+_CREDIT_NAMES: Final = {one.name: one.encode_name for one in msgspec.structs.fields(CreditSettings)}
 _decode = msgspec.json.Decoder(Settings).decode
 
 
@@ -93,6 +125,36 @@ def patience_of(doc: bytes) -> Patience:
 def _patience(said: NodeSettings) -> Patience:
     given = {name: getattr(said, name) for name in said.__struct_fields__}
     return Patience(**{name: value for name, value in given.items() if value is not UNSET})
+
+
+@lru_cache(16)
+def credit_policy_of(doc: bytes) -> CreditPolicy:
+    """How credit is dealt with, by the stored settings; the defaults where they do not say."""
+    spec = _decode(doc).spec
+    said = spec.credits if isinstance(spec, SettingsSpec) else UNSET
+    return _credit_policy(said) if isinstance(said, CreditSettings) else CreditPolicy()
+
+
+def _credit_policy(said: CreditSettings) -> CreditPolicy:
+    given = {name: value for name in said.__struct_fields__ if (value := getattr(said, name)) is not UNSET}
+    if "drift_credits" in given:
+        given["drift_credits"] = nanocredits(given["drift_credits"])
+    return CreditPolicy(**given)
+
+
+def _credit_faults(path: str, said: CreditSettings) -> Iterator[Cause]:
+    for name, most in _CREDIT_MOST.items():
+        value, shown = getattr(said, name), _CREDIT_NAMES[name]
+        least = 0 if name in _MAY_BE_ZERO else 1
+        if isinstance(value, int) and not least <= value <= most:
+            yield field_fault(f"{path}.{shown}", f"must be between {least} and {most}, got {value}")
+    for name in ("drift_credits", "credit_value"):
+        value = getattr(said, name)
+        try:
+            if value is not UNSET and nanocredits(value) < 0:
+                yield field_fault(f"{path}.{_CREDIT_NAMES[name]}", f"must not be negative, got {value}")
+        except MoneyError as error:
+            yield field_fault(f"{path}.{_CREDIT_NAMES[name]}", str(error))
 
 
 def _node_faults(path: str, said: NodeSettings) -> Iterator[Cause]:
@@ -130,6 +192,8 @@ def _check(settings: Settings) -> list[Cause]:
             faults += _scheduling_faults("spec.scheduling", settings.spec.scheduling)
         if isinstance(settings.spec.nodes, NodeSettings):
             faults += _node_faults("spec.nodes", settings.spec.nodes)
+        if isinstance(settings.spec.credits, CreditSettings):
+            faults += _credit_faults("spec.credits", settings.spec.credits)
     return faults
 
 

@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 from bursar.core import tree
 from bursar.core.refusal import Cause, field_fault
 from bursar.core.wording import dimension_of
+from bursar.wire.billing import Billing, billing_faults, said_in
 from bursar.wire.kind import Column, Kind, column
 from bursar.wire.limits import amounts, amounts_faults, show_amounts
 from bursar.wire.meta import Condition, ObjectMeta, Quantity, Text, Wire
@@ -32,6 +33,7 @@ class TenantSpec(Wire):
     burst_allowance: int | float | UnsetType = UNSET
     gpu_hours_budget: int | float | UnsetType = UNSET
     node_hours_budget: int | float | UnsetType = UNSET
+    billing: Billing | UnsetType = UNSET
 
 
 class TenantStatus(Wire):
@@ -54,6 +56,7 @@ def to_tree(tenant: Tenant) -> tree.Tenant:
         tier=spec.tier or "",
         limits=amounts(spec.limits),
         enforcement=tree.Enforcement(spec.enforcement or tree.Enforcement.REJECT),
+        billing=said_in(spec.billing),
     )
 
 
@@ -96,6 +99,7 @@ def _check(tenant: Tenant) -> list[Cause]:
         faults.append(field_fault("spec.fairShareTarget", "is a fraction of the system: at most 1"))
     if isinstance(spec.burst_allowance, int | float) and spec.burst_allowance < 1:
         faults.append(field_fault("spec.burstAllowance", "is a factor on the share: at least 1"))
+    faults += billing_faults("spec.billing", spec.billing)
     return faults
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from msgspec import UNSET, UnsetType
 
 from bursar.core import tree
-from bursar.core.refusal import Cause
+from bursar.core.refusal import Cause, field_fault
+from bursar.wire.billing import Billing, billing_faults, said_in
 from bursar.wire.kind import Column, Kind
 from bursar.wire.limits import amounts, amounts_faults, show_amounts
 from bursar.wire.meta import ObjectMeta, Quantity, Text, Wire
@@ -15,6 +16,7 @@ class TierSpec(Wire):
     limits: dict[str, Quantity] | UnsetType = UNSET
     weight: int | float | UnsetType = UNSET
     description: Text = UNSET
+    billing: Billing | UnsetType = UNSET
 
 
 class Tier(Wire, kw_only=True):
@@ -26,11 +28,17 @@ class Tier(Wire, kw_only=True):
 
 def to_tree(tier: Tier) -> tree.Tier:
     spec = tier.spec if isinstance(tier.spec, TierSpec) else TierSpec()
-    return tree.Tier(str(tier.metadata.name), amounts(spec.limits))
+    return tree.Tier(str(tier.metadata.name), amounts(spec.limits), said_in(spec.billing))
 
 
 def _check(tier: Tier) -> list[Cause]:
-    return amounts_faults("spec.limits", tier.spec.limits) if isinstance(tier.spec, TierSpec) else []
+    if not isinstance(tier.spec, TierSpec):
+        return []
+    spec = tier.spec
+    faults = [*amounts_faults("spec.limits", spec.limits), *billing_faults("spec.billing", spec.billing)]
+    if isinstance(spec.weight, int | float) and not 0 <= spec.weight <= 1e15:
+        faults.append(field_fault("spec.weight", f"must be a number from 0 on, got {spec.weight}"))
+    return faults
 
 
 TIER = Kind(

@@ -19,7 +19,7 @@ WITH met AS (
            granted_until = greatest(seen.granted_until, excluded.granted_until)
     RETURNING node
 )
-SELECT met.node,
+SELECT met.node, ledger_now() AS began,
        (SELECT fields ->> 'status.silent' FROM object WHERE (kind, namespace, name) = ('Node', '', met.node)) AS silent
   FROM met;
 
@@ -36,7 +36,7 @@ RETURNING seen.node, object.fields ->> 'status.silent' AS silent;
 
 -- name: claims
 -- What of the named is placed on the node that names it.
-SELECT placement.node, placement.uid, placement.namespace, placement.name, placement.epoch,
+SELECT placement.node, placement.uid, placement.namespace, placement.name, placement.epoch, placement.lease,
        coalesce(object.gang, '') AS gang, object.fields ->> 'status.phase' AS phase
   FROM unnest(string_to_array($1, chr(31)), string_to_array($2, chr(31))) AS line (node, uid)
   JOIN placement ON (placement.node, placement.uid) = (line.node, line.uid)
@@ -50,7 +50,7 @@ SELECT (SELECT value FROM revision) AS revision, line.node, placed.*
   FROM unnest($1::text[]) AS line (node)
   LEFT JOIN LATERAL (
            SELECT placement.uid, placement.namespace, placement.name, placement.tenant, placement.epoch,
-                  placement.wanted, coalesce(object.gang, '') AS gang, object.doc, object.status
+                  placement.wanted, placement.lease, coalesce(object.gang, '') AS gang, object.doc, object.status
              FROM placement
              JOIN object
                ON (object.kind, object.namespace, object.name) = ('Allocation', placement.namespace, placement.name)
@@ -80,12 +80,30 @@ SELECT line.uid, line.epoch, line.node, line.seconds, line.cpu_seconds, line.mem
        memory_bytes_max = greatest(used.memory_bytes_max, excluded.memory_bytes_max),
        gpu_seconds = excluded.gpu_seconds, at = excluded.at;
 
+-- name: save_load
+INSERT INTO node_load (node, used, at)
+SELECT line.node, line.used::json, now()
+  FROM unnest(string_to_array($1, chr(31)), string_to_array($2, chr(31))) AS line (node, used)
+ ORDER BY line.node COLLATE "C"
+    ON CONFLICT (node) DO UPDATE SET used = excluded.used, at = excluded.at;
+
+-- name: load
+-- What was measured lately, of all nodes or of these.
+SELECT node, used
+  FROM node_load
+ WHERE at > now() - $1 * interval '1 second' AND ($2::text[] IS NULL OR node = ANY($2));
+
 -- name: forget_usage
 DELETE FROM allocation_usage
  WHERE ctid = ANY (ARRAY(SELECT ctid FROM allocation_usage WHERE at < $1 LIMIT $2));
 
 -- name: forget_gone
 -- A beat may be written in the moment in which its node is deleted. What is young may be of a node that is being made.
+WITH unmeasured AS (
+    DELETE FROM node_load
+     WHERE at < now() - interval '1 hour'
+       AND NOT EXISTS (SELECT FROM node WHERE node.name = node_load.node)
+)
 DELETE FROM node_seen
  WHERE at < now() - interval '1 hour'
    AND NOT EXISTS (SELECT FROM node WHERE node.name = node_seen.node);

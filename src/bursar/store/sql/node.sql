@@ -42,25 +42,27 @@ WITH unheard AS (DELETE FROM node_seen WHERE node = ANY($1::text[]))
 DELETE FROM node WHERE name = ANY($1::text[]);
 
 -- name: placements_of
-SELECT node, uid, namespace, name, tenant, epoch, exclusive, resources, devices, wanted
+SELECT node, uid, namespace, name, tenant, epoch, exclusive, resources, devices, wanted, lease
   FROM placement WHERE uid = ANY($1::text[]) ORDER BY node, uid;
 
 -- name: placements_on
-SELECT node, uid, namespace, name, tenant, epoch, exclusive, resources, devices, wanted
+SELECT node, uid, namespace, name, tenant, epoch, exclusive, resources, devices, wanted, lease
   FROM placement WHERE node = ANY($1::text[]) ORDER BY node, uid;
 
 -- name: put_placements
 -- Columns travel as texts (store/columns.py).
-INSERT INTO placement (node, uid, namespace, name, tenant, epoch, exclusive, resources, devices, wanted, revision)
-SELECT node, uid, namespace, name, coalesce(tenant, ''), epoch, exclusive, resources, devices, wanted, revision
+INSERT INTO placement (node, uid, namespace, name, tenant, epoch, exclusive, resources, devices, wanted, revision, lease)
+SELECT node, uid, namespace, name, coalesce(tenant, ''), epoch, exclusive, resources, devices, wanted, revision,
+       nullif(lease, 0)
   FROM unnest(string_to_array($1, chr(31)), string_to_array($2, chr(31)), string_to_array($3, chr(31)),
               string_to_array($4, chr(31)), string_to_array($5, chr(31)), string_to_array($6, ',')::bigint[],
               string_to_array($7, ',')::boolean[], string_to_array($8, chr(31))::json[],
               string_to_array($9, chr(31))::json[], string_to_array($10, ',')::boolean[],
-              string_to_array($11, ',')::bigint[])
-       AS line (node, uid, namespace, name, tenant, epoch, exclusive, resources, devices, wanted, revision)
+              string_to_array($11, ',')::bigint[], string_to_array($12, ',')::bigint[])
+       AS line (node, uid, namespace, name, tenant, epoch, exclusive, resources, devices, wanted, revision, lease)
  ORDER BY 1, 2
-    ON CONFLICT (node, uid) DO UPDATE SET wanted = excluded.wanted, revision = excluded.revision, epoch = excluded.epoch;
+    ON CONFLICT (node, uid) DO UPDATE
+   SET wanted = excluded.wanted, revision = excluded.revision, epoch = excluded.epoch, lease = excluded.lease;
 
 -- name: remove_placements
 DELETE FROM placement

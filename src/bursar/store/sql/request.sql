@@ -29,10 +29,10 @@ DELETE FROM request
  WHERE (scope, request_id) IN (SELECT * FROM unnest($1::text[], $2::text[]));
 
 -- name: expire
--- Markers are needed for seconds, answers for days.
+-- Markers are needed for seconds, answers for days, and those of the ledger for ever.
 DELETE FROM request
  WHERE ctid IN (
      SELECT ctid FROM request
-      WHERE (scope = 'batch' AND at < $1) OR at < $2
+      WHERE left(scope, 7) <> 'ledger:' AND ((scope = 'batch' AND at < $1) OR at < $2)
       LIMIT 10000
  );

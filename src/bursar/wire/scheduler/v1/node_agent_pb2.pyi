@@ -101,6 +101,7 @@ class HeartbeatRequest(message.Message):
     CAPACITY_FIELD_NUMBER: builtins.int
     ADDRESS_FIELD_NUMBER: builtins.int
     CERTIFICATE_REQUEST_FIELD_NUMBER: builtins.int
+    NONCE_FIELD_NUMBER: builtins.int
     node_id: builtins.str
     """The node's name; it must be that of the certificate."""
     timestamp: builtins.int
@@ -115,6 +116,8 @@ class HeartbeatRequest(message.Message):
     """Where the agent serves its own calls, as host:port; empty where it does not."""
     certificate_request: builtins.bytes
     """A request for a new certificate (PEM), when the old one has lived for two thirds of its time."""
+    nonce: builtins.str
+    """Chosen by the agent for each stream, and said in its first beat: what is signed for this stream names it."""
     @builtins.property
     def current_usage(self) -> ResourceUsage: ...
     @builtins.property
@@ -144,10 +147,11 @@ class HeartbeatRequest(message.Message):
         capacity: abc.Mapping[builtins.str, builtins.str] | None = ...,
         address: builtins.str = ...,
         certificate_request: builtins.bytes = ...,
+        nonce: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["current_usage", b"current_usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["address", b"address", "agent_version", b"agent_version", "capacity", b"capacity", "certificate_request", b"certificate_request", "conditions", b"conditions", "current_usage", b"current_usage", "inventory", b"inventory", "node_id", b"node_id", "pod_statuses", b"pod_statuses", "protocol_version", b"protocol_version", "seq", b"seq", "timestamp", b"timestamp"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["address", b"address", "agent_version", b"agent_version", "capacity", b"capacity", "certificate_request", b"certificate_request", "conditions", b"conditions", "current_usage", b"current_usage", "inventory", b"inventory", "node_id", b"node_id", "nonce", b"nonce", "pod_statuses", b"pod_statuses", "protocol_version", b"protocol_version", "seq", b"seq", "timestamp", b"timestamp"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -164,6 +168,8 @@ class HeartbeatResponse(message.Message):
     BEAT_SECONDS_FIELD_NUMBER: builtins.int
     LEASES_FIELD_NUMBER: builtins.int
     KILL_GRACE_SECONDS_FIELD_NUMBER: builtins.int
+    LEASE_TOKEN_FIELD_NUMBER: builtins.int
+    SIGNING_KEYS_FIELD_NUMBER: builtins.int
     lease_duration_seconds: builtins.int
     """Work with a run-lease may run for so long after the beat that is answered was sent. 0 grants nothing."""
     seq: builtins.int
@@ -176,6 +182,8 @@ class HeartbeatResponse(message.Message):
     """How often to beat."""
     kill_grace_seconds: builtins.int
     """How long work whose run-lease is over may take to die: it is asked to end, and killed so long after that."""
+    lease_token: builtins.str
+    """The same as `leases`, signed (a JWT, see docs/agents.md): what is not in it is not granted."""
     @builtins.property
     def directives(self) -> containers.RepeatedCompositeFieldContainer[SchedulingDirective]: ...
     @builtins.property
@@ -185,6 +193,10 @@ class HeartbeatResponse(message.Message):
     @builtins.property
     def leases(self) -> containers.RepeatedCompositeFieldContainer[LeaseGrant]:
         """Paid time, allocation by allocation, counted from when the beat that is answered was sent."""
+
+    @builtins.property
+    def signing_keys(self) -> containers.RepeatedCompositeFieldContainer[SigningKey]:
+        """The keys that are believed from now on, and no others; with the first token of a stream, and when they change."""
 
     def __init__(
         self,
@@ -198,10 +210,12 @@ class HeartbeatResponse(message.Message):
         beat_seconds: builtins.int = ...,
         leases: abc.Iterable[LeaseGrant] | None = ...,
         kill_grace_seconds: builtins.int | None = ...,
+        lease_token: builtins.str = ...,
+        signing_keys: abc.Iterable[SigningKey] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["_kill_grace_seconds", b"_kill_grace_seconds", "kill_grace_seconds", b"kill_grace_seconds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_kill_grace_seconds", b"_kill_grace_seconds", "acknowledgements", b"acknowledgements", "beat_seconds", b"beat_seconds", "certificate", b"certificate", "complete", b"complete", "directives", b"directives", "kill_grace_seconds", b"kill_grace_seconds", "lease_duration_seconds", b"lease_duration_seconds", "leases", b"leases", "seq", b"seq"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_kill_grace_seconds", b"_kill_grace_seconds", "acknowledgements", b"acknowledgements", "beat_seconds", b"beat_seconds", "certificate", b"certificate", "complete", b"complete", "directives", b"directives", "kill_grace_seconds", b"kill_grace_seconds", "lease_duration_seconds", b"lease_duration_seconds", "lease_token", b"lease_token", "leases", b"leases", "seq", b"seq", "signing_keys", b"signing_keys"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__kill_grace_seconds: _TypeAlias = typing.Literal["kill_grace_seconds"]  # noqa: Y015
     _WhichOneofArgType__kill_grace_seconds: _TypeAlias = typing.Literal["_kill_grace_seconds", b"_kill_grace_seconds"]  # noqa: Y015
@@ -291,6 +305,7 @@ class SchedulingDirective(message.Message):
     NODES_FIELD_NUMBER: builtins.int
     EXCLUSIVE_FIELD_NUMBER: builtins.int
     ANNOTATIONS_FIELD_NUMBER: builtins.int
+    PAID_FIELD_NUMBER: builtins.int
     type: DirectiveType.ValueType
     allocation_id: builtins.str
     """The allocation's uid. Its epoch rises with every placement: an older one is of the past."""
@@ -302,12 +317,14 @@ class SchedulingDirective(message.Message):
     ttl_seconds: builtins.int
     """How long it may run, from its start on; 0 is for ever."""
     leased: builtins.bool
-    """Whether it may run only for as long as leases are granted."""
+    """Whether it may run only for as long as the node's lease (`lease_duration_seconds`) is granted."""
     grace_seconds: builtins.int
     """How long between asking and killing: for STOP now, for RUN when its ttl or its lease is over."""
     reason: builtins.str
     message: builtins.str
     exclusive: builtins.bool
+    paid: builtins.bool
+    """Whether it may run only for as long as LeaseGrants pay for it. With `leased` both must hold."""
     @builtins.property
     def resources(self) -> ResourceRequirements: ...
     @builtins.property
@@ -350,10 +367,11 @@ class SchedulingDirective(message.Message):
         nodes: abc.Iterable[builtins.str] | None = ...,
         exclusive: builtins.bool = ...,
         annotations: abc.Mapping[builtins.str, builtins.str] | None = ...,
+        paid: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["resources", b"resources"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["allocation_id", b"allocation_id", "annotations", b"annotations", "command", b"command", "devices", b"devices", "env", b"env", "epoch", b"epoch", "exclusive", b"exclusive", "grace_seconds", b"grace_seconds", "leased", b"leased", "message", b"message", "name", b"name", "namespace", b"namespace", "nodes", b"nodes", "reason", b"reason", "resources", b"resources", "tenant", b"tenant", "ttl_seconds", b"ttl_seconds", "type", b"type", "working_dir", b"working_dir"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["allocation_id", b"allocation_id", "annotations", b"annotations", "command", b"command", "devices", b"devices", "env", b"env", "epoch", b"epoch", "exclusive", b"exclusive", "grace_seconds", b"grace_seconds", "leased", b"leased", "message", b"message", "name", b"name", "namespace", b"namespace", "nodes", b"nodes", "paid", b"paid", "reason", b"reason", "resources", b"resources", "tenant", b"tenant", "ttl_seconds", b"ttl_seconds", "type", b"type", "working_dir", b"working_dir"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -377,6 +395,8 @@ class DeviceIndices(message.Message):
 
 @typing.final
 class LeaseGrant(message.Message):
+    """An allocation whose work is paid for. It is never pushed: whoever has been told of such work and has no grant, beats."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     ALLOCATION_ID_FIELD_NUMBER: builtins.int
@@ -384,12 +404,23 @@ class LeaseGrant(message.Message):
     SECONDS_FIELD_NUMBER: builtins.int
     FINAL_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
+    FREEZE_SECONDS_FIELD_NUMBER: builtins.int
+    LEASE_FIELD_NUMBER: builtins.int
     allocation_id: builtins.str
     epoch: builtins.int
     seconds: builtins.int
+    """From the sending of the beat on. 0 is nothing more than what was granted before."""
     final: builtins.bool
-    """Whether it is the last: no more will be granted, and the work is to end by then."""
+    """Whether it is the last, for now: the work is to end when paid time is over, unless a later beat is granted more.
+    With the reason "fenced" its lease is closed, and it ends at once.
+    """
     reason: builtins.str
+    freeze_seconds: builtins.int
+    """With `final`: what to do when paid time is over. 0 ends it; else it is frozen, for so long at most: in case that a
+    later beat is granted more.
+    """
+    lease: builtins.str
+    """The lease that pays for it."""
     def __init__(
         self,
         *,
@@ -398,10 +429,34 @@ class LeaseGrant(message.Message):
         seconds: builtins.int = ...,
         final: builtins.bool = ...,
         reason: builtins.str = ...,
+        freeze_seconds: builtins.int = ...,
+        lease: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["allocation_id", b"allocation_id", "epoch", b"epoch", "final", b"final", "reason", b"reason", "seconds", b"seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["allocation_id", b"allocation_id", "epoch", b"epoch", "final", b"final", "freeze_seconds", b"freeze_seconds", "lease", b"lease", "reason", b"reason", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class SigningKey(message.Message):
+    """An Ed25519 key, by which `lease_token` is verified: the 32 bytes of its public half."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    ID_FIELD_NUMBER: builtins.int
+    PUBLIC_KEY_FIELD_NUMBER: builtins.int
+    id: builtins.str
+    public_key: builtins.bytes
+    def __init__(
+        self,
+        *,
+        id: builtins.str = ...,
+        public_key: builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["id", b"id", "public_key", b"public_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

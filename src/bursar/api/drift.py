@@ -1,0 +1,30 @@
+"""What /metrics tells of reconciliation and of notices that wait, as it stands in the database."""
+
+from __future__ import annotations
+
+from bursar.api import metrics
+from bursar.core.money import MICROS, NANO
+from bursar.ops.billing import load_credit_policy
+from bursar.ops.notice import list_webhooks
+from bursar.ops.office import Office
+from bursar.store import reconcile as store
+from bursar.store.database import AWAY
+
+
+async def show_drift(office: Office) -> None:
+    try:
+        policy = await load_credit_policy(office)
+        async with office.database.reader() as db:
+            totals = await store.load_totals(db)
+            late, _ = await store.load_backlog(db, policy.reconcile_seconds * MICROS)
+        webhooks = await list_webhooks(office)
+    except AWAY:
+        return
+    metrics.UNRECONCILED.set(late)
+    for outcome, (leases, amount) in totals.items():
+        metrics.RECONCILED.labels(outcome).set(leases)
+        metrics.RECONCILED_CREDITS.labels(outcome).set(amount / NANO)
+    metrics.NOTICES_WAITING.clear()
+    for one in webhooks:
+        if one.direction == "out":
+            metrics.NOTICES_WAITING.labels(one.name).set(one.waiting)

@@ -1,0 +1,192 @@
+"""Handlers of looking back and ahead: balances, statements as JSON and as a table, forecasts, and whether it is all
+true."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from bursar.api.credit import (
+    continue_place,
+    continue_token,
+    find_account,
+    instant_of,
+    limit_of,
+    named_owner,
+    no_account,
+)
+from bursar.api.route import Answer, Call, Outcome, Param
+from bursar.core.access import reach
+from bursar.core.refusal import Code, Refusal, field_fault, invalid
+from bursar.core.statement import Statement
+from bursar.ops import statement as ops
+from bursar.store import ledger as store
+from bursar.wire.credit import balance_of
+from bursar.wire.document import encode
+from bursar.wire.instant import micros_of
+from bursar.wire.statement import (
+    forecast_view,
+    past_balance,
+    statement_csv,
+    statement_view,
+    tenant_statement_view,
+)
+
+CSV = "text/csv"
+LINES_MAX = 1000
+CSV_LINES_MAX = 100_000
+ATTEMPTS_MAX = 3
+
+PERIOD = (
+    Param("from", "Where the period begins: a time or a date; else with this month."),
+    Param("to", "Where it ends, without that moment; else now."),
+)
+PAGING = (
+    Param("limit", f"At most so many lines of each sort; {LINES_MAX} unless said otherwise.", "integer"),
+    Param("continue", "From the page before."),
+)
+
+Period = tuple[int, int]
+
+
+async def get_balance(call: Call) -> Outcome:
+    """What there is, what of it is held, and what may be spent; or what there was at a time."""
+    account, at = await find_account(call), instant_of(call, "at")
+    if isinstance(account, Refusal):
+        return account
+    if isinstance(at, Refusal):
+        return at
+    if at is None:
+        return Answer(200, encode(balance_of(account)))
+    found = await ops.balance_at(call.house.office, account.id, at)
+    return found if isinstance(found, Refusal) else Answer(200, encode(past_balance(account.name, found)))
+
+
+async def get_forecast(call: Call) -> Outcome:
+    account = await find_account(call)
+    if isinstance(account, Refusal):
+        return account
+    found = await ops.forecast(call.house.office, account.id)
+    return found if isinstance(found, Refusal) else Answer(200, encode(forecast_view(account.name, found)))
+
+
+async def get_statement(call: Call) -> Outcome:
+    """Of one account, or of all of a tenant's."""
+    period = await _period(call)
+    if isinstance(period, Refusal):
+        return period
+    if "tenant" in call.query:
+        return await _tenant_statement(call, period)
+    account = await find_account(call)
+    if isinstance(account, Refusal):
+        return account
+    if wants_csv(call):
+        return await _csv(call, account.id, period)
+    return await _page(call, account.id, period)
+
+
+def wants_csv(call: Call) -> bool:
+    return call.query.get("format", "") == "csv" or CSV in call.headers.get("accept", "")
+
+
+async def _period(call: Call) -> Period | Refusal:
+    if call.query.get("format", "json") not in ("json", "csv"):
+        return invalid("format must be json or csv", field_fault("format", "must be json or csv"))
+    begin, end = instant_of(call, "from"), instant_of(call, "to")
+    if isinstance(begin, Refusal):
+        return begin
+    if isinstance(end, Refusal):
+        return end
+    async with call.house.database.reader() as db:
+        now = await store.load_now(db)
+    return _month_of(now) if begin is None else begin, now if end is None else end
+
+
+def _month_of(now: int) -> int:
+    """When the month began."""
+    return micros_of(f"{datetime.fromtimestamp(now // 10**6, UTC):%Y-%m}-01")
+
+
+async def _tenant_statement(call: Call, period: Period) -> Outcome:
+    tenant = call.query["tenant"]
+    whose = reach(call.identity)
+    # Who sees only its own account within the tenant is shown nothing of the others.
+    if not tenant or not (whose.everything or (whose.subtree and await call.house.sees(call.identity, tenant))):
+        return no_account(tenant)
+    if named_owner(call) is not None:
+        return invalid("both a tenant and an account are named", hint="Name one.")
+    if wants_csv(call):
+        return Refusal(Code.NOT_ACCEPTABLE, "a tenant's statement is JSON", "Ask for each account as CSV.")
+    found = await ops.tenant_statement(call.house.office, tenant, *period)
+    return found if isinstance(found, Refusal) else Answer(200, encode(tenant_statement_view(found)))
+
+
+async def _page(call: Call, account: int, period: Period) -> Outcome:
+    limit, place = limit_of(call, LINES_MAX), continue_place(call, tuple[int, int])
+    if isinstance(limit, Refusal):
+        return limit
+    if isinstance(place, Refusal):
+        return place
+    lease, item = (min(max(0, one), NUMBER_MAX) for one in place or (0, 0))
+    found = await ops.statement(call.house.office, account, *period, limit=limit, after_lease=lease, after_item=item)
+    if isinstance(found, Refusal):
+        return found
+    return Answer(200, encode(statement_view(found, _following(found))))
+
+
+def _following(found: Statement) -> str:
+    """What has no more to show is asked for beyond all there can be."""
+    if not (found.next_lease or found.next_item):
+        return ""
+    return continue_token(found.next_lease or NUMBER_MAX, found.next_item or NUMBER_MAX)
+
+
+NUMBER_MAX = 2**62
+
+
+async def _csv(call: Call, account: int, period: Period) -> Outcome:
+    """All of it. Should an entry of the period be committed while the pages are read, they are read anew."""
+    for _ in range(ATTEMPTS_MAX):
+        whole = await _whole(call, account, period)
+        if isinstance(whole, Refusal):
+            return whole
+        if whole is not None:
+            name = f"statement-{whole.name.replace('/', '-')}.csv"
+            disposition = f'attachment; filename="{name.encode("ascii", "replace").decode().replace(chr(34), "")}"'
+            body = statement_csv(statement_view(whole)).encode()
+            return Answer(200, body, f"{CSV}; charset=utf-8", {"Content-Disposition": disposition})
+    return Refusal(
+        Code.UNAVAILABLE,
+        "entries of this period are still being written",
+        "Ask for a period that is over.",
+        retry_after_seconds=1,
+    )
+
+
+async def _whole(call: Call, account: int, period: Period) -> Statement | Refusal | None:
+    """A statement with all of its lines; None where its pages do not fit together."""
+    first: Statement | None = None
+    items: list[Any] = []
+    lines: list[Any] = []
+    after_lease = after_item = 0
+    while True:
+        found = await ops.statement(
+            call.house.office, account, *period, limit=LINES_MAX, after_lease=after_lease, after_item=after_item
+        )
+        if isinstance(found, Refusal):
+            return found
+        first = first or found
+        if found.through != first.through:
+            return None
+        items += found.items
+        lines += found.lines
+        if len(items) + len(lines) > CSV_LINES_MAX:
+            return invalid(
+                f"the statement has more than {CSV_LINES_MAX} lines",
+                hint="Ask for a shorter period, or for JSON by pages.",
+            )
+        if not (found.next_lease or found.next_item):
+            return msgspec.structs.replace(first, items=tuple(items), lines=tuple(lines))
+        after_lease, after_item = found.next_lease or NUMBER_MAX, found.next_item or NUMBER_MAX

@@ -1,0 +1,281 @@
+"""`bursar bench leases`: how many leases a second are extended, and how long each waits for its answer.
+
+A PostgreSQL of its own with its usual durability. First every job beats at its pace, then as fast as it is answered;
+then the same with one account that pays for half of the jobs. What it is compared with extends one lease per
+transaction, in one statement and without waiting for numbers, over sixteen connections to the same database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bursar.bench.crowd import percentile_ms
+from bursar.bench.server import running_database
+from bursar.core.lease import Grant
+from bursar.core.money import MICROS, NANO
+from bursar.core.refusal import Refusal
+from bursar.ops.collector import calm_collector
+from bursar.ops.credit import OpenLease, PutPrice, TopUp
+from bursar.ops.ledger import Extend, Owner, Receipt
+from bursar.ops.office import Office
+from bursar.store import ledger as store
+from bursar.store.database import Database
+from bursar.store.embedded.binaries import find_binaries
+
+GPU = "nvidia.com/gpu"
+WINDOW_SECONDS = 120
+TICK_SECONDS = 0.01
+FLIGHT = 4096  # extensions that wait for their answer when it goes as fast as it can
+CONNECTIONS = 16
+WARM_SECONDS = 1.0
+
+# One lease, one transaction, in one statement: nothing that could be sent or waited for less.
+BASELINE = """\
+\\set job random(0, {jobs} - 1)
+WITH due AS (
+    SELECT id, account, rate * 5 AS amount FROM lease WHERE id = {first} + :job
+), balanced AS (
+    UPDATE account SET posted = posted - due.amount, version = version + 1 FROM due
+     WHERE account.id = due.account AND posted - held + credit_limit >= due.amount
+    RETURNING account.id
+), moved AS (
+    UPDATE lease SET posted_until = posted_until + 5000000, paid_until = paid_until + 5000000,
+                     posted = posted + due.amount, seq = seq + 1
+      FROM due, balanced WHERE lease.id = due.id
+    RETURNING lease.id, lease.seq, lease.rate
+)
+INSERT INTO bench_entry (number, at, type, debit, credit, amount, lease, seq, rate)
+SELECT nextval('bench_number'), now(), 'debit', due.account, 2, due.amount, moved.id, moved.seq, moved.rate
+  FROM due, moved;
+"""
+BASELINE_TABLE = """
+CREATE SEQUENCE bench_number;
+CREATE TABLE bench_entry (LIKE entry INCLUDING DEFAULTS INCLUDING CONSTRAINTS, PRIMARY KEY (number));
+"""
+# Accounts whose balance is not that of their entries, or that hold something else than their leases do.
+CHECK = """
+WITH moved AS (
+    SELECT account, sum(amount) AS posted
+      FROM (SELECT credit AS account, amount FROM entry UNION ALL SELECT debit, -amount FROM entry) AS side
+     GROUP BY account
+), open AS (
+    SELECT account, sum(held) AS held FROM lease GROUP BY account
+)
+SELECT count(*)
+  FROM account
+  LEFT JOIN moved ON moved.account = account.id
+  LEFT JOIN open ON open.account = account.id
+ WHERE id >= 100 AND (account.posted <> coalesce(moved.posted, 0) OR account.held <> coalesce(open.held, 0))
+"""
+
+Log = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Job:
+    lease: int
+    seq: int = 0
+
+
+@dataclass(slots=True)
+class Taken:
+    """What a part gave: how many answers in how long, and how long each took."""
+
+    offered: int = 0
+    seconds: float = 0.0
+    waits: list[float] = field(default_factory=list)
+
+    @property
+    def per_second(self) -> float:
+        return len(self.waits) / self.seconds if self.seconds else 0.0
+
+    def percentile_ms(self, fraction: float) -> float:
+        return percentile_ms(sorted(self.waits), fraction)
+
+
+async def run(*, jobs: int, delta: float, seconds: float, accounts: int, log: Log) -> dict[str, Any]:
+    figures: dict[str, Any] = {"bench": "leases", "jobs": jobs, "delta_seconds": delta, "accounts": accounts}
+    async with _office() as (office, url):
+        await _priced(office)
+        owners = [Owner(f"bench-{number:04}") for number in range(accounts)]
+        many = await _leased(office, [owners[index % accounts] for index in range(jobs)])
+        hot = await _leased(office, [Owner("bench-hot")] * max(1, jobs // 2))
+        calm_collector()  # as the server does
+        await _flat_out(office, many, WARM_SECONDS)
+        figures |= await _measured(office, many, delta, seconds)
+        log(
+            f"offered  {figures['offered_per_s']:9.0f}/s  {jobs} jobs every {delta:g} s:"
+            f" {figures['extended_per_s']:.0f}/s, p50 {figures['p50_ms']:.1f} ms, p99 {figures['p99_ms']:.1f} ms"
+        )
+        log(f"flat out {figures['max_per_s']:9.0f}/s  p99 {figures['max_p99_ms']:.1f} ms")
+        figures |= {f"hot_{name}": value for name, value in (await _measured(office, hot, delta, seconds)).items()}
+        figures["hot_jobs"] = len(hot)
+        log(
+            f"hot      {figures['hot_max_per_s']:9.0f}/s  {len(hot)} jobs of one account,"
+            f" at their pace p99 {figures['hot_p99_ms']:.1f} ms"
+        )
+        await _check(office)
+        figures |= await _baseline(office, url, many, seconds)
+    figures["max_vs_baseline"] = round(figures["max_per_s"] / figures["baseline_tx_per_s"], 2)
+    log(
+        f"baseline {figures['baseline_tx_per_s']:9.0f}/s  one transaction each, {CONNECTIONS} connections:"
+        f" {figures['max_vs_baseline']:.2f} times as many"
+    )
+    return figures
+
+
+async def _measured(office: Office, jobs: Sequence[Job], delta: float, seconds: float) -> dict[str, Any]:
+    offered = await _offered(office, jobs, delta, seconds)
+    flat = await _flat_out(office, jobs, seconds)
+    return {
+        "offered_per_s": round(offered.offered / offered.seconds, 1),
+        "extended_per_s": round(offered.per_second, 1),
+        "p50_ms": offered.percentile_ms(0.5),
+        "p99_ms": offered.percentile_ms(0.99),
+        "max_per_s": round(flat.per_second),
+        "max_p99_ms": flat.percentile_ms(0.99),
+    }
+
+
+async def _offered(office: Office, jobs: Sequence[Job], delta: float, seconds: float) -> Taken:
+    """Every job beats once in `delta` seconds, each at a time of its own, whether or not the others are answered."""
+    loop = asyncio.get_running_loop()
+    order = random.Random(1).sample(list(jobs), len(jobs))  # noqa: S311
+    taken, waiting = Taken(), set[asyncio.Future[Grant | Refusal]]()
+    began = loop.time()
+    while (elapsed := loop.time() - began) < seconds:
+        due = int(elapsed / delta * len(jobs))
+        while taken.offered < due:
+            waiting.add(_beat(office, order[taken.offered % len(jobs)], taken, waiting.discard))
+            taken.offered += 1
+        await asyncio.sleep(TICK_SECONDS)
+    taken.seconds = loop.time() - began
+    await asyncio.gather(*waiting)
+    return taken
+
+
+async def _flat_out(office: Office, jobs: Sequence[Job], seconds: float) -> Taken:
+    """As many as are answered: so many wait at any time, each for another job."""
+    loop = asyncio.get_running_loop()
+    taken, began = Taken(), loop.time()
+    turn = 0
+    idle = asyncio.Event()
+    flying = 0
+
+    def next_beat(_: object = None) -> None:
+        nonlocal turn, flying
+        if loop.time() - began >= seconds:
+            flying -= 1
+            if not flying:
+                idle.set()
+            return
+        job = jobs[turn % len(jobs)]
+        turn += 1
+        _beat(office, job, taken, next_beat)
+
+    for _ in range(min(FLIGHT, len(jobs))):
+        flying += 1
+        next_beat()
+    await idle.wait()
+    taken.offered, taken.seconds = turn, loop.time() - began
+    return taken
+
+
+def _beat(
+    office: Office, job: Job, taken: Taken, then: Callable[[asyncio.Future[Grant | Refusal]], None]
+) -> asyncio.Future[Grant | Refusal]:
+    sent = time.perf_counter()
+    job.seq += 1
+    answer = office.extending.put(Extend(job.lease, job.seq))
+
+    def heard(future: asyncio.Future[Grant | Refusal]) -> None:
+        grant = future.result()
+        if not isinstance(grant, Grant) or grant.final:
+            raise RuntimeError(f"a lease was not extended: {grant}")
+        taken.waits.append(time.perf_counter() - sent)
+        then(future)
+
+    answer.add_done_callback(heard)
+    return answer
+
+
+# What is extended.
+
+
+async def _priced(office: Office) -> None:
+    command = PutPrice(actor="system:bench", resource=GPU, klass="h100", per_second=NANO // 100)
+    _granted(await office.crediting.submit(command))
+
+
+async def _leased(office: Office, owners: Sequence[Owner]) -> list[Job]:
+    """An open lease for each of these, and accounts that never run dry."""
+    for owner in set(owners):
+        _granted(await office.crediting.submit(TopUp(actor="system:bench", whose=owner, amount=10**6 * NANO)))
+    asked = [
+        OpenLease(whose=owner, job=f"job-{index}", amounts={GPU: 4000}, klass="h100", window=WINDOW_SECONDS * MICROS)
+        for index, owner in enumerate(owners)
+    ]
+    jobs = []
+    for start in range(0, len(asked), FLIGHT):
+        waiting = [office.crediting.put(one, one.whose.tenant) for one in asked[start : start + FLIGHT]]
+        jobs += [_granted(await one) for one in waiting]
+    return [Job(one.lease.id) for one in jobs if one.lease is not None]
+
+
+def _granted(reply: Receipt | Refusal) -> Receipt:
+    if isinstance(reply, Refusal):
+        raise RuntimeError(f"the ledger refused: {reply.message}")
+    return reply
+
+
+async def _check(office: Office) -> None:
+    """What was measured is right as well: all that accounts have is in entries, and all that is held in leases."""
+    async with office.database.reader() as db:
+        wrong = await db.fetchval(CHECK)
+        last, count = await store.load_last(db), await db.fetchval("SELECT count(*) FROM entry")
+    if wrong or last != count:
+        raise RuntimeError(f"{wrong} accounts are wrong, and {count} entries are there of {last}")
+
+
+# What it is compared with.
+
+
+async def _baseline(office: Office, url: str, jobs: Sequence[Job], seconds: float) -> dict[str, Any]:
+    async with office.database.reader() as db:
+        await db.execute(BASELINE_TABLE)
+    script = BASELINE.format(jobs=len(jobs), first=min(one.lease for one in jobs))
+    with tempfile.NamedTemporaryFile("w", suffix=".sql") as file:
+        file.write(script)
+        file.flush()
+        bench = find_binaries().bin_dir / "pgbench"
+        process = await asyncio.create_subprocess_exec(
+            str(bench), "--no-vacuum", "--protocol", "prepared", "--client", str(CONNECTIONS), "--jobs", "2",
+            "--time", str(max(1, round(seconds))), "--file", str(Path(file.name)), url,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        out, errors = await process.communicate()
+    found = re.search(rb"tps = ([0-9.]+)", out)
+    if process.returncode or found is None:
+        raise RuntimeError(f"the baseline could not be measured: {errors.decode()[-300:]}")
+    return {"baseline_tx_per_s": round(float(found[1])), "baseline_connections": CONNECTIONS}
+
+
+@asynccontextmanager
+async def _office() -> AsyncIterator[tuple[Office, str]]:
+    async with running_database() as url:
+        database = await Database.open(url)
+        office = await Office.open(database)
+        try:
+            yield office, url
+        finally:
+            await office.close()
+            await database.close()

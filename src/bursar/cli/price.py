@@ -1,0 +1,62 @@
+"""`bursar price`: what a second of each resource costs."""
+
+from __future__ import annotations
+
+import click
+
+from bursar.cli.connection import Connection, connected
+from bursar.cli.credit import json_option, request_option
+from bursar.cli.output import print_rows, to_json
+
+
+@click.group()
+def price() -> None:
+    """Show and set what running costs."""
+
+
+@price.command("list")
+@click.option("--resource", default="", metavar="NAME", help="Of this one alone.")
+@click.option("--at", default="", metavar="TIME", help="The prices at a time, and not now.")
+@click.option("--history", is_flag=True, help="All versions, also those to come.")
+@json_option
+@connected
+def list_(connection: Connection, resource: str, at: str, history: bool, as_json: bool) -> None:
+    """List prices, for one second of one unit: a GPU, a core, a GiB."""
+    found = connection.client.prices(resource=resource, at=at, history=history)
+    if as_json:
+        click.echo(to_json(found))
+        return
+    rows = [
+        [one["resource"], one["class"] or "any", one["per_second"], one["effective_from"]] for one in found["items"]
+    ]
+    print_rows(("Resource", "Class", "Per second", "From"), rows)
+
+
+@price.command("set")
+@click.argument("resource")
+@click.argument("per_second", metavar="CREDITS")
+@click.option("--class", "class_", default="", metavar="TYPE", help="The GPU type; else for those without a price.")
+@click.option("--from", "begin", default="", metavar="TIME", help="From when on; else from now on.")
+@request_option
+@json_option
+@connected
+def set_(
+    connection: Connection, resource: str, per_second: str, class_: str, begin: str, request_id: str, as_json: bool
+) -> None:
+    """Set the price of a second. What has begun is never changed: a new price begins now or later.
+
+    \b
+    bursar price set nvidia.com/gpu 0.01 --class h100
+    bursar price set cpu 0.0001 --from 2027-01-01
+    """
+    found = connection.client.set_price(
+        resource, per_second, gpu_type=class_, effective_from=begin, request_id=request_id
+    )
+    if as_json:
+        click.echo(to_json(found))
+        return
+    # A price cannot be taken back, and one under this name is of no GPU.
+    if found["resource"] in ("gpu", "gpus"):
+        click.echo(f"warning: {resource} is no device: a GPU is called by its whole name, as nvidia.com/gpu", err=True)
+    name = f"{found['resource']} {found['class']}".strip()
+    click.echo(f"price of {name}: {found['per_second']} credits a second from {found['effective_from']} on")

@@ -1,0 +1,120 @@
+"""Who pays for what is placed: whose account, one lease for each placement, and settling it when that is gone.
+
+Where work is paid beforehand, the hold is taken in the transaction that gives the room: nothing is placed that is not
+paid for, and nothing is held for what was not placed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+from msgspec import Struct
+
+from bursar.core.account import account_name
+from bursar.core.book import Book
+from bursar.core.lease import Lease, LeaseState
+from bursar.core.node import EXCLUSIVE, Placement
+from bursar.core.object import Stored
+from bursar.core.refusal import Code, Refusal
+from bursar.core.sheet import Sheet
+
+Owner = tuple[str, str]  # (tenant, user); a tenant's pool has no user
+
+# What a node counts and nobody pays for.
+UNPRICED = frozenset({"pods", EXCLUSIVE})
+
+
+class Payment(Struct, frozen=True):
+    """What must be read before something can be paid: who may pay for it, and the nodes whose devices it uses."""
+
+    owners: tuple[Owner, ...]
+    nodes: tuple[str, ...]
+
+
+def owners_of(tenant: str, submitter: str) -> tuple[Owner, ...]:
+    """Whose account pays, the first that there is: that of who submitted it, if they are of this tenant; the pool."""
+    whose, _, user = submitter.partition("/")
+    return ((tenant, user), (tenant, "")) if user and whose == tenant else ((tenant, ""),)
+
+
+def payer(sheet: Sheet, owners: Sequence[Owner]) -> int | Refusal:
+    """The account that pays."""
+    for owner in owners:
+        if owner in sheet.payers:
+            return sheet.payers[owner]
+    return no_account(owners)
+
+
+def no_account(owners: Sequence[Owner]) -> Refusal:
+    tenant, _ = owners[-1]
+    names = " or ".join(account_name(*owner) for owner in owners)
+    return Refusal(
+        Code.INSUFFICIENT_CREDIT,
+        f"tenant {tenant} pays beforehand, and there is no account {names}",
+        f"A billing admin tops one up: bursar credit topup <credits> --account {account_name(*owners[-1])}",
+    )
+
+
+class _Status(Struct):
+    user: str = ""
+    epoch: int = 0
+
+
+_decode = msgspec.json.Decoder(_Status).decode
+
+
+def payment_of(sheet: Sheet, one: Stored, nodes: Sequence[str]) -> Payment | None:
+    """What must be read before an allocation can be placed on these nodes; None where it is not paid for beforehand."""
+    tenant = sheet.tenant_of(one)
+    if tenant not in sheet.tree.prepaid:
+        return None
+    return Payment(owners_of(tenant, _decode(one.status).user), tuple(nodes))
+
+
+def leases_of(sheet: Sheet, one: Stored, taken: Sequence[tuple[str, Mapping[str, int]]]) -> list[Lease] | Refusal:
+    """The leases that would pay for an allocation, one for what it takes of each node; none where nobody pays."""
+    tenant = sheet.tenant_of(one)
+    terms = sheet.tree.prepaid.get(tenant)
+    if terms is None:
+        return []
+    status = _decode(one.status)
+    account = payer(sheet, owners_of(tenant, status.user))
+    if isinstance(account, Refusal):
+        return account
+    window = sheet.tree.credits.window(terms)
+    drafts = []
+    for node, resources in taken:
+        amounts = {name: amount for name, amount in resources.items() if name not in UNPRICED and amount}
+        drafts.append(
+            Lease(
+                0, account, one.uid, window=window, amounts=amounts, klass=sheet.classes.get(node, ""),
+                gpus=gpus_in(amounts), discount=terms.discount, mode=terms.mode, uid=one.uid,
+                epoch=status.epoch + 1, node=node,
+            )
+        )  # fmt: skip
+    return drafts
+
+
+def gpus_in(amounts: Mapping[str, int]) -> int:
+    """How many of these are GPUs, in thousandths, whoever made them."""
+    return sum(amount for name, amount in amounts.items() if "/" in name and "gpu" in name)
+
+
+def settle(book: Book | None, gone: Sequence[Placement], measured: int | None) -> None:
+    """Close the leases of placements that are confirmed gone: by what their node measured, else by our own clock."""
+    for one in gone:
+        if not one.lease:
+            continue
+        assert book is not None, "the leases of what ends are read with it"
+        lease = book.leases.get(one.lease)
+        if lease is None or lease.state is not LeaseState.OPEN:
+            continue  # It was closed before: its time ran out, or somebody ended it.
+        if measured is None:
+            book.close(lease)
+            continue
+        # Nothing ran for longer than its lease has been there, whatever the node's clock says.
+        micros = max(0, min(measured, lease.longest(book.now)))
+        if micros:
+            book.start(lease)  # It ended before its first beat, and ran all the same.
+        book.close(lease, micros)

@@ -1,0 +1,81 @@
+"""Reconciling what has ended, a little later, when late events have come. Any number of controllers may do it: of two
+that are at the same lease, the second finds it done."""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from bursar.core.money import MICROS
+from bursar.ops.billing import load_credit_policy
+from bursar.ops.office import Office
+from bursar.ops.reconcile import GAP_MICROS, Reconcile, Reconciled, reconcile, tell
+from bursar.ops.transaction import Transactor
+from bursar.ops.usage import forget_events
+from bursar.store import reconcile as store
+from bursar.store.database import AWAY
+
+log = structlog.get_logger()
+
+PAUSE_SECONDS = 2.0
+FORGET_SECONDS = 3600.0
+BATCH = 128
+
+Reconciler = Transactor[Reconcile, Reconciled | None]
+
+
+def reconciler(office: Office) -> Reconciler:
+    return Transactor("reconciling", office.database, reconcile)
+
+
+async def run_reconcile(office: Office) -> None:
+    """For ever. A database that is away is waited for."""
+    runner = reconciler(office)
+    forgotten_at = -FORGET_SECONDS
+    try:
+        while True:
+            try:
+                await reconcile_due(office, runner)
+                if (now := asyncio.get_running_loop().time()) - forgotten_at > FORGET_SECONDS:
+                    forgotten_at = now
+                    await forget_events(office)
+            except AWAY as error:
+                log.info("reconciliation waits for the database", error=repr(error))
+            except Exception:
+                log.exception("reconciliation failed")
+            await asyncio.sleep(PAUSE_SECONDS)
+    finally:
+        await runner.close()
+
+
+async def reconcile_due(office: Office, runner: Reconciler) -> list[Reconciled]:
+    """Everything that can be reconciled now."""
+    policy = await load_credit_policy(office)
+    wait = policy.reconcile_seconds * MICROS
+    done: list[Reconciled] = []
+    while True:
+        async with office.database.reader() as db:
+            due = await store.load_due(db, wait, wait + GAP_MICROS, BATCH)
+        if not due:
+            return done
+        some = await _isolated(runner, [Reconcile(one, policy.drift_credits) for one in due])
+        new = [one for one in some if one is not None]
+        tell(new, policy.drift_credits)
+        done += new
+        if not new:
+            return done  # others were faster, or it cannot be done
+
+
+async def _isolated(runner: Reconciler, commands: list[Reconcile]) -> list[Reconciled | None]:
+    """Run a batch; where it fails, in halves: the oldest come first, and one that fails must not hold up all others."""
+    try:
+        return list(await runner.run(commands))
+    except AWAY:
+        raise
+    except Exception:
+        if len(commands) == 1:
+            log.exception("a lease could not be reconciled", lease=commands[0].ended.lease)
+            return [None]
+    middle = len(commands) // 2
+    return await _isolated(runner, commands[:middle]) + await _isolated(runner, commands[middle:])

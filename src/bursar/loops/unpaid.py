@@ -1,0 +1,109 @@
+"""What could not be paid for waits until its account changes, and the scheduler is told when one does.
+
+Some things pass without a word, like a day with a cap: so it is tried again after a while in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from bursar.core.ask import Ask
+from bursar.core.plan import UnitKey
+from bursar.core.reason import UNPAID, Reason
+from bursar.core.world import Blocked, World
+from bursar.store import ledger as store
+from bursar.store.database import Connection
+
+TOLD_MAX = 10_000
+KNOWN_MAX = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Waits:
+    """`since` is what was last heard before it was tried: what was told of accounts after that may help."""
+
+    tenant: str
+    since: int
+    blocked: Blocked
+
+
+@dataclass(slots=True)
+class Unpaid:
+    heard: int = 0  # how often was told of accounts
+    _told: list[tuple[int, str]] = field(default_factory=list)
+    _last: dict[str, int] = field(default_factory=dict)  # when was last told of an account of a tenant
+    _last_of_all: int = 0
+    _known: dict[int, str] = field(default_factory=dict)  # whose an account is, which never changes
+    _waiting: dict[UnitKey, _Waits] = field(default_factory=dict)
+    # By uid, those for whom others were to go: they are kept when the world is loaded anew.
+    _kept: dict[str, _Waits] = field(default_factory=dict)
+
+    def tell(self, payload: str) -> bool:
+        """Credit came to accounts, or is no longer held; whether somebody waits for that."""
+        self.heard += 1
+        if len(self._told) >= TOLD_MAX:
+            self._told = [(self.heard, store.ALL)]
+        self._told.append((self.heard, payload))
+        return bool(self._waiting)
+
+    async def review(self, db: Connection, world: World) -> None:
+        """Who waits for an account of a tenant of whom was told is tried again."""
+        if self._told:
+            told, self._told = self._told, []
+            await self._note(db, told)
+        if not self._waiting:
+            return
+        for key, one in list(self._waiting.items()):
+            if self._was_told(one):
+                del self._waiting[key]
+                if (known := world.blocked.get(key)) is not None and known.reason.why in UNPAID:
+                    del world.blocked[key]
+            elif key not in world.blocked:
+                del self._waiting[key]  # it was tried again, or waits no more
+        self._kept = {uid: one for uid, one in self._kept.items() if not self._was_told(one)}
+
+    def _was_told(self, one: _Waits) -> bool:
+        return max(self._last_of_all, self._last.get(one.tenant, 0)) > one.since
+
+    async def _note(self, db: Connection, told: Iterable[tuple[int, str]]) -> None:
+        named = [(number, store.told_of(payload)) for number, payload in told]
+        if len(self._known) > KNOWN_MAX:
+            self._known.clear()
+        unknown = {each for _, ids in named for each in ids or () if each not in self._known}
+        if unknown:
+            found = await store.load_accounts(db, unknown)
+            self._known.update({each: account.tenant for each, account in found.items()})
+        for number, ids in named:
+            if ids is None:
+                self._last_of_all = number
+            for each in ids or ():
+                if each in self._known:
+                    self._last[self._known[each]] = number
+
+    def wait(
+        self, world: World, asks: Iterable[Ask], reason: Reason, until: float, since: int, *, keep: bool = False
+    ) -> None:
+        """These are not tried before then, unless an account of theirs changes, or did since."""
+        blocked = Blocked(reason, 0, 0, until, firm=True)
+        for ask in asks:
+            one = _Waits(ask.tenant, since, blocked)
+            if keep:
+                self._kept[ask.uid] = one
+            if ask.uid in world.waiting:
+                self._block(world, ask, one)
+
+    def _block(self, world: World, ask: Ask, one: _Waits) -> None:
+        key = world.unit_key(ask.uid)
+        world.blocked[key] = one.blocked
+        world.probes.refused(ask)
+        self._waiting[key] = one
+        if world.reserved_for == key:
+            world.reserved_for = world.reservation = None
+
+    def restore(self, world: World, now: float) -> None:
+        """The world was loaded anew, and knows nothing of what was refused in the one before."""
+        self._waiting.clear()
+        self._kept = {uid: one for uid, one in self._kept.items() if one.blocked.until > now and uid in world.waiting}
+        for uid, one in self._kept.items():
+            self._block(world, world.waiting[uid].members[uid], one)

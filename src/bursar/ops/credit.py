@@ -1,0 +1,311 @@
+"""What people do with credit: top up, refund, adjust, lease by name, set limits and prices.
+
+Each is one command of the ledger's lane, decided under locks and answered once per request_id, for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bursar.core.amendment import amend
+from bursar.core.lease import Lease, LeaseState, Mode, fenced, lease_name
+from bursar.core.money import AMOUNT_MAX, MICROS, credits_of
+from bursar.core.paying import gpus_in
+from bursar.core.price import Price
+from bursar.core.refusal import Code, Refusal, field_fault, invalid
+from bursar.ops.ledger import Credit, Desk, Owner, Receipt, no_account, no_lease
+from bursar.ops.office import Office
+from bursar.store import ledger as store
+from bursar.store.request import Claim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Movement(Credit):
+    """Money that comes to an account or leaves it."""
+
+    whose: Owner
+    amount: int
+    reason: str = ""
+    for_lease: int = 0
+
+    def owner(self) -> Owner:
+        return self.whose
+
+    def decide(self, desk: Desk, /) -> Receipt | Refusal:
+        account = desk.account(self.whose, creates=self.creates())
+        if isinstance(account, Refusal):
+            return account
+        if not -AMOUNT_MAX <= self.amount <= AMOUNT_MAX:
+            return invalid(f"at most {credits_of(AMOUNT_MAX)} credits can be counted")
+        refusal = self.move(desk, account)
+        return refusal if refusal is not None else desk.receipt(account)
+
+    def move(self, desk: Desk, account: Any) -> Refusal | None:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopUp(_Movement):
+    def creates(self) -> bool:
+        """A tenant's pool begins with its first top-up; a user's account is opened on purpose."""
+        return not self.whose.user
+
+    def move(self, desk: Desk, account: Any) -> Refusal | None:
+        return desk.book.top_up(account, self.amount, request=self.request_id, actor=self.actor, reason=self.reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refund(_Movement):
+    def move(self, desk: Desk, account: Any) -> Refusal | None:
+        return desk.book.refund(
+            account, self.amount, lease=self.for_lease, request=self.request_id, actor=self.actor, reason=self.reason
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adjust(_Movement):
+    def move(self, desk: Desk, account: Any) -> Refusal | None:
+        return desk.book.adjust(
+            account, self.amount, lease=self.for_lease, request=self.request_id, actor=self.actor, reason=self.reason
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenLease(Credit):
+    """A lease that somebody asks for by name, for work that we do not place. It runs from now on."""
+
+    whose: Owner
+    job: str
+    amounts: Mapping[str, int]  # thousandths, or bytes
+    klass: str = ""
+    window: int = 0  # microseconds
+    discount: int = 0
+    mode: Mode = Mode.STRICT
+
+    def owner(self) -> Owner:
+        return self.whose
+
+    def opens(self) -> int:
+        return 1
+
+    def decide(self, desk: Desk, /) -> Receipt | Refusal:
+        account = desk.account(self.whose)
+        if isinstance(account, Refusal):
+            return account
+        if self.window < MICROS:
+            return invalid("a lease is for a second or more")
+        lease = Lease(
+            0, account.id, self.job, window=self.window, amounts=dict(self.amounts), klass=self.klass,
+            gpus=gpus_in(self.amounts), discount=self.discount, mode=self.mode,
+        )  # fmt: skip
+        refusal = desk.book.open(lease, started=True)
+        return refusal if refusal is not None else desk.receipt(account, lease=lease)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OfLease(Credit):
+    number: int
+
+    def lease(self) -> int:
+        return self.number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtendLease(_OfLease):
+    """So much more time, in microseconds, but never further ahead than `ahead_max`."""
+
+    delta: int
+    ahead_max: int
+
+    def decide(self, desk: Desk, /) -> Receipt | Refusal:
+        lease = desk.book.leases.get(self.number)
+        if lease is None:
+            return fenced(lease_name(self.number)) if self.number in desk.past else no_lease(self.number)
+        if lease.uid:
+            return _of_placement(lease, "Its node extends it for as long as it runs.")
+        if self.delta <= 0:
+            return invalid("a lease is extended by a second or more")
+        grant = desk.book.extend(lease, self.delta, desk.book.now + self.ahead_max)
+        if isinstance(grant, Refusal):
+            return grant
+        return desk.receipt(desk.book.accounts[lease.account], lease=lease, grant=grant)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseLease(_OfLease):
+    """Settle it by what was measured (microseconds), or by our own clock. One that has ended is answered as it did."""
+
+    measured: int | None = None
+
+    def decide(self, desk: Desk, /) -> Receipt | Refusal:
+        lease = desk.book.leases.get(self.number)
+        if lease is None:
+            ended = desk.past.get(self.number)
+            return Receipt(desk.book.now, lease=ended) if ended is not None else no_lease(self.number)
+        if lease.uid:
+            return _of_placement(lease, "Cancel the allocation: its lease is closed with it.")
+        if self.measured is not None and self.measured < 0:
+            return invalid("nothing runs for less than no time")
+        account = desk.book.accounts[lease.account]
+        if lease.state is LeaseState.OPEN:
+            desk.book.close(lease, self.measured)
+        return desk.receipt(account, lease=lease)
+
+
+def _of_placement(lease: Lease, hint: str) -> Refusal:
+    return Refusal(Code.IN_USE, f"{lease.name} pays for a running allocation on node {lease.node}", hint)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutAccount(Credit):
+    """Open an account, and set its standing and limits (core/amendment.py names them). `only_new`: it must not exist;
+    `only_old`: it must."""
+
+    whose: Owner
+    changes: Mapping[str, Any]
+    only_new: bool = False
+    only_old: bool = False
+
+    def owner(self) -> Owner:
+        return self.whose
+
+    def creates(self) -> bool:
+        return not self.only_old
+
+    def decide(self, desk: Desk, /) -> Receipt | Refusal:
+        account = desk.account(self.whose, creates=self.creates())
+        if isinstance(account, Refusal):
+            return account
+        there = account.id not in desk.added or account.id in desk.book.changed
+        if self.only_new and there:
+            return Refusal(Code.ALREADY_EXISTS, f"there is an account {account.name} already")
+        if refusal := amend(account, self.changes, desk.book.now):
+            return refusal
+        desk.book.changed.add(account.id)
+        desk.amended.add(account.id)
+        return desk.receipt(account)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutPrice(Credit):
+    """A price that begins now or later. What has begun is never changed."""
+
+    resource: str
+    klass: str
+    per_second: int
+    effective_from: int | None = None  # microseconds since 1970; None: now
+
+    def decide(self, desk: Desk, /) -> Receipt | Refusal:
+        now = desk.book.now
+        begin = now if self.effective_from is None else self.effective_from
+        if not 0 <= self.per_second <= AMOUNT_MAX:
+            return invalid("a price is nothing or more", field_fault("per_second", "must not be negative"))
+        if begin < now:
+            return Refusal(
+                Code.UNPROCESSABLE,
+                "a price cannot begin in the past: what was used then is paid",
+                "Leave effective_from out to have it begin now.",
+                (field_fault("effective_from", "must not be in the past"),),
+            )
+        price = Price(self.resource, self.klass, self.per_second, begin)
+        known = desk.book.prices.at(self.resource, self.klass, begin)
+        if known is not None and (known.klass, known.effective_from) == (self.klass, begin):
+            if known.per_second != self.per_second:
+                return Refusal(
+                    Code.ALREADY_EXISTS,
+                    f"{self.resource} has another price from that time on: {credits_of(known.per_second)} a second",
+                    "Let the new one begin later.",
+                )
+            return Receipt(now, price=known)
+        desk.prices.append((price, self.actor))
+        desk.book.prices = desk.book.prices.having(price)
+        return Receipt(now, price=price)
+
+
+# Verbs.
+
+
+async def top_up(
+    office: Office, owner: Owner, amount: int, *, actor: str, claim: Claim | None = None, reason: str = ""
+) -> Receipt | Refusal:
+    if refusal := await _tenant_gone(office, owner):
+        return refusal
+    return await submit(office, TopUp(claim=claim, actor=actor, whose=owner, amount=amount, reason=reason), owner)
+
+
+async def refund(
+    office: Office,
+    owner: Owner,
+    amount: int,
+    *,
+    actor: str,
+    reason: str,
+    lease: int = 0,
+    claim: Claim | None = None,
+) -> Receipt | Refusal:
+    command = Refund(claim=claim, actor=actor, whose=owner, amount=amount, reason=reason, for_lease=lease)
+    return await submit(office, command, owner)
+
+
+async def adjust(
+    office: Office,
+    owner: Owner,
+    amount: int,
+    *,
+    actor: str,
+    reason: str,
+    lease: int = 0,
+    claim: Claim | None = None,
+) -> Receipt | Refusal:
+    command = Adjust(claim=claim, actor=actor, whose=owner, amount=amount, reason=reason, for_lease=lease)
+    return await submit(office, command, owner)
+
+
+async def open_lease(office: Office, command: OpenLease) -> Receipt | Refusal:
+    return await submit(office, command, command.whose)
+
+
+async def extend_lease(office: Office, command: ExtendLease, tenant: str = "") -> Receipt | Refusal:
+    return await submit(office, command, Owner(tenant))
+
+
+async def close_lease(office: Office, command: CloseLease, tenant: str = "") -> Receipt | Refusal:
+    return await submit(office, command, Owner(tenant))
+
+
+async def put_account(office: Office, command: PutAccount) -> Receipt | Refusal:
+    if refusal := await _unknown_tenant(office, command.whose):
+        return refusal
+    return await submit(office, command, command.whose)
+
+
+async def put_price(office: Office, command: PutPrice) -> Receipt | Refusal:
+    return await submit(office, command, Owner(""))
+
+
+async def submit(office: Office, command: Credit, owner: Owner) -> Receipt | Refusal:
+    return await office.crediting.submit(command, owner.tenant)
+
+
+async def paying_account(office: Office, tenant: str, user: str) -> Owner | None:
+    """Who pays for what a user does: the user's own account if there is one, else the tenant's pool."""
+    async with office.database.reader() as db:
+        found = await store.find_accounts(db, {(tenant, user), (tenant, "")})
+    return next((Owner(*one) for one in ((tenant, user), (tenant, "")) if one in found), None)
+
+
+async def _unknown_tenant(office: Office, owner: Owner) -> Refusal | None:
+    """Accounts are opened for tenants that there are."""
+    async with office.database.reader() as db:
+        if owner in await store.find_accounts(db, {owner}):
+            return None
+    return await _tenant_gone(office, owner)
+
+
+async def _tenant_gone(office: Office, owner: Owner) -> Refusal | None:
+    """Nothing comes to the account that a tenant has left behind."""
+    async with office.database.reader() as db:
+        tree = await office.trees.refresh(db)
+    return no_account(owner) if owner.tenant not in tree.tenants else None

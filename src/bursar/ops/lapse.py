@@ -1,0 +1,43 @@
+"""Ending leases that nobody extends any more: what they paid for is over by now, and what is held is settled.
+
+A node that is away cannot say how long its work ran: all of the paid time is posted, until it comes back and says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bursar.core.lease import lease_name
+from bursar.core.refusal import Code, Refusal
+from bursar.ops.ledger import Credit, Desk, Receipt, no_lease
+from bursar.ops.office import Office
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lapse(Credit):
+    """End a lease, if it is still paid only until then."""
+
+    number: int
+    paid_until: int
+
+    def lease(self) -> int:
+        return self.number
+
+    def decide(self, desk: Desk, /) -> Receipt | Refusal:
+        lease = desk.book.leases.get(self.number)
+        if lease is None:
+            return no_lease(self.number)
+        if lease.paid_until != self.paid_until:
+            return Refusal(Code.STALE, f"{lease_name(self.number)} was extended")
+        desk.book.lapse(lease)
+        return desk.receipt(desk.book.accounts[lease.account], lease=lease)
+
+
+async def lapse(office: Office, overdue: Mapping[int, int]) -> list[int]:
+    """End these leases, by number, each with until when it was seen to be paid. Which of them were: what was extended
+    meanwhile, or has ended, is left alone."""
+    asked = [Lapse(number=number, paid_until=paid_until) for number, paid_until in overdue.items()]
+    replies = await asyncio.gather(*(office.crediting.submit(one) for one in asked))
+    return [one.number for one, reply in zip(asked, replies, strict=True) if not isinstance(reply, Refusal)]

@@ -1,0 +1,368 @@
+"""The ledger's walks: lock accounts, then leases, decide in a book, save, once per batch.
+
+Extensions are by far the most, and have a lane of their own: a beat is idempotent by its number, and claims nothing.
+Everything else that moves money, or what money is counted by (ops/credit.py), is claimed by its request_id and answered
+once for ever. What others decide together with money, such as binding, takes its book from here as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from bursar.core.account import Account
+from bursar.core.book import Book
+from bursar.core.lease import Grant, Lease, fenced, lease_name
+from bursar.core.price import Price
+from bursar.core.refusal import Code, Refusal
+from bursar.ops.command import REUSED
+from bursar.ops.lane import Lane
+from bursar.ops.price import Prices
+from bursar.store import ledger as store
+from bursar.store import price as price_store
+from bursar.store import request as request_store
+from bursar.store.database import Connection, Stale
+from bursar.store.request import Claim, Remembered, RequestKey
+
+if TYPE_CHECKING:
+    from bursar.ops.office import Office
+
+EXTENDING = 2  # lanes of extensions
+EXTENSIONS_MAX = 768
+CREDITS_MAX = 256
+KNOWN_MAX = 500_000
+SCOPE = "ledger:"  # of requests that are never forgotten
+
+
+async def book_for(
+    db: Connection,
+    prices: Prices,
+    accounts: Iterable[int],
+    leases: Iterable[int],
+    new: int = 0,
+    *,
+    ended: Iterable[int] = (),
+    payers: Payers | None = None,
+) -> Book:
+    """A book of these accounts and leases, locked until the transaction ends, with numbers for `new` leases more.
+
+    The accounts of the leases come with them. Leases that are not open are not in it, but for those of `ended`, which
+    are locked to put right what was posted for them.
+    """
+    open_, past = set(leases), set(ended)
+    paying = await (payers or Payers()).of(db, open_ | past) if open_ or past else {}
+    numbers = await store.reserve_numbers(db, new)
+    # A lease that was not there a moment ago is not read now: its account is not among those that are locked.
+    locked = await store.lock(db, chain(accounts, paying.values()), open_ & paying.keys())
+    if past:
+        locked.leases.update(await store.lock_ended(db, past))
+    return Book(locked.now, await prices.at(db, locked.prices), locked.accounts, locked.leases, iter(numbers))
+
+
+class Payers:
+    """Which account pays for a lease: it never changes, so it is asked once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, int] = {}
+
+    async def of(self, db: Connection, leases: set[int]) -> dict[int, int]:
+        found = {one: self._known[one] for one in leases if one in self._known}
+        if missing := leases - found.keys():
+            asked = await store.accounts_of_leases(db, missing)
+            if len(self._known) > KNOWN_MAX:
+                self._known.clear()
+            self._known.update(asked)
+            found |= asked
+        return found
+
+    def known(self, lease: int) -> int:
+        """The account, or the lease's own number while nobody has asked for it."""
+        return self._known.get(lease, lease)
+
+    def forget(self, lease: int) -> None:
+        self._known.pop(lease, None)
+
+
+# Extensions.
+
+
+class Extend(Struct, frozen=True):
+    """A beat of a lease: `seq` rises over all that ever beat for it. `running` is what the node says."""
+
+    lease: int
+    seq: int
+    running: bool = True
+
+
+class ExtendWalk:
+    def __init__(self, prices: Prices, payers: Payers) -> None:
+        self._prices = prices
+        self._payers = payers
+
+    async def __call__(self, db: Connection, commands: Sequence[Extend]) -> Sequence[Grant | Refusal]:
+        book = await book_for(db, self._prices, (), {one.lease for one in commands}, payers=self._payers)
+        answers = [self._extended(book, one) for one in commands]
+        await store.save(db, book)
+        return answers
+
+    def _extended(self, book: Book, one: Extend) -> Grant | Refusal:
+        lease = book.leases.get(one.lease)
+        if lease is None:
+            self._payers.forget(one.lease)
+            return fenced(lease_name(one.lease))
+        return book.beat(lease, one.seq, running=one.running)
+
+
+class ExtendLanes:
+    """Lanes beside each other, each for its share of the accounts: while one is decided, another is saved.
+
+    An account's leases go the same way, so that lanes seldom wait for each other's locks. A lease that is not known yet
+    goes anywhere: nothing depends on it but time.
+    """
+
+    def __init__(self, lanes: Sequence[Lane[Extend, Grant | Refusal]], payers: Payers) -> None:
+        self.lanes = lanes
+        self._payers = payers
+
+    def put(self, command: Extend, tenant: str = "") -> asyncio.Future[Grant | Refusal]:
+        return self.lanes[self._payers.known(command.lease) % len(self.lanes)].put(command, tenant)
+
+    async def submit(self, command: Extend, tenant: str = "") -> Grant | Refusal:
+        return await self.put(command, tenant)
+
+    async def close(self) -> None:
+        await asyncio.gather(*(lane.close() for lane in self.lanes))
+
+    @property
+    def size(self) -> int:
+        return sum(lane.size for lane in self.lanes)
+
+
+async def extend(office: Office, asked: Sequence[Extend]) -> list[Grant | Refusal]:
+    """All that a beat asks for, at once."""
+    waiting = [office.extending.put(one) for one in asked]
+    return [await one for one in waiting]
+
+
+# Everything else.
+
+
+class Owner(NamedTuple):
+    """Whose account it is: a user's within a tenant, or the tenant's pool."""
+
+    tenant: str
+    user: str = ""
+
+
+class Receipt(Struct, frozen=True, omit_defaults=True):
+    """What was decided, as things stood then."""
+
+    at: int
+    account: Account | None = None
+    lease: Lease | None = None
+    grant: Grant | None = None
+    price: Price | None = None
+
+
+@dataclass(slots=True)
+class Desk:
+    """The book of a batch, with what is found by name, and what no book knows of."""
+
+    book: Book
+    owners: dict[Owner, int]
+    past: dict[int, Lease] = field(default_factory=dict)  # leases that had ended before
+    added: set[int] = field(default_factory=set)  # accounts that do not exist until they are saved
+    amended: set[int] = field(default_factory=set)  # accounts whose limits change
+    prices: list[tuple[Price, str]] = field(default_factory=list)
+
+    def account(self, owner: Owner, *, creates: bool = False) -> Account | Refusal:
+        """One that does not exist yet is there only for those who create it."""
+        number = self.owners.get(owner)
+        if number is None or (number in self.added and number not in self.book.changed and not creates):
+            return no_account(owner)
+        return self.book.accounts[number]
+
+    def receipt(
+        self, account: Account, *, lease: Lease | None = None, grant: Grant | None = None, price: Price | None = None
+    ) -> Receipt:
+        """Copies: what is decided next changes the book again."""
+        return Receipt(
+            self.book.now,
+            msgspec.structs.replace(account, version=account.version + 1),
+            msgspec.structs.replace(lease) if lease is not None else None,
+            grant,
+            price,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credit:
+    """One thing to do in the ledger. `decide` is called under locks, after everything named here was read."""
+
+    claim: Claim | None = None
+    actor: str = ""
+
+    def owner(self) -> Owner | None:
+        """Whose account to lock."""
+        return None
+
+    def creates(self) -> bool:
+        """Whether the owner's account is made if there is none."""
+        return False
+
+    def lease(self) -> int:
+        """The lease to lock."""
+        return 0
+
+    def opens(self) -> int:
+        """How many leases it may open."""
+        return 0
+
+    def decide(self, desk: Desk, /) -> Receipt | Refusal:
+        raise NotImplementedError
+
+    @property
+    def request_id(self) -> str:
+        return self.claim.key.request_id if self.claim is not None else ""
+
+
+class CreditWalk:
+    def __init__(self, prices: Prices, payers: Payers) -> None:
+        self._prices = prices
+        self._payers = payers
+
+    async def __call__(self, db: Connection, commands: Sequence[Credit]) -> Sequence[Receipt | Refusal]:
+        claimed, remembered = await _claim(db, commands)
+        fresh = [one for one in commands if one.claim is None or one.claim.key in claimed]
+        desk = await self._read(db, fresh)
+        replies = _decide(desk, commands, remembered)
+        if desk.prices:
+            await _add_prices(db, desk)
+        await store.save(db, desk.book, added=desk.added, amended=desk.amended)
+        if desk.prices:
+            await price_store.raise_version(db)
+        await _remember(db, commands, claimed, replies)
+        return replies
+
+    async def _read(self, db: Connection, commands: Sequence[Credit]) -> Desk:
+        names = {owner for one in commands if (owner := one.owner()) is not None}
+        owners = {Owner(*owner): number for owner, number in (await store.find_accounts(db, names)).items()}
+        leases = {one.lease() for one in commands if one.lease()}
+        new = sum(one.opens() for one in commands)
+        book = await book_for(db, self._prices, owners.values(), leases, new, payers=self._payers)
+        desk = Desk(book, owners)
+        if gone := leases - book.leases.keys():
+            desk.past = await store.load_ended(db, gone)
+        await _add_accounts(db, desk, {owner for one in commands if one.creates() and (owner := one.owner())})
+        return desk
+
+
+async def _add_accounts(db: Connection, desk: Desk, wanted: set[Owner]) -> None:
+    """Those that are missing are in the book, and are stored once something was decided on them."""
+    missing = sorted(owner for owner in wanted if owner not in desk.owners and owner.tenant)
+    for owner, number in zip(missing, await store.reserve_accounts(db, len(missing)), strict=True):
+        desk.owners[owner] = number
+        desk.book.accounts[number] = Account(number, *owner)
+        desk.added.add(number)
+
+
+async def _add_prices(db: Connection, desk: Desk) -> None:
+    """Before the ledger's row is locked: somebody who sets the same price may have to be waited for."""
+    if await price_store.add(db, desk.prices) != len(desk.prices):
+        raise Stale("somebody else set a price for the same time")
+    await store.tell_all(db)  # what had no price may have one
+
+
+def no_account(owner: Owner) -> Refusal:
+    name = f"{owner.tenant}/{owner.user}" if owner.user else owner.tenant
+    return Refusal(
+        Code.NOT_FOUND,
+        f"there is no account {name}",
+        f"A billing admin opens it: bursar credit open {name}"
+        if owner.user
+        else f"It begins with its first top-up, once there is a tenant {name}: bursar create tenant {name}",
+    )
+
+
+def no_lease(number: int) -> Refusal:
+    return Refusal(Code.NOT_FOUND, f"there is no lease {lease_name(number)}")
+
+
+# Requests are answered once, and the same ever after.
+
+
+def ledger_claim(tenant: str, verb: str, request_id: str, fingerprint: str) -> Claim:
+    """A claim that is kept for ever. `fingerprint` is the request's body, or its hash."""
+    return Claim(RequestKey(f"{SCOPE}{tenant}/{verb}", request_id), fingerprint)
+
+
+async def _claim(db: Connection, commands: Sequence[Credit]) -> tuple[set[RequestKey], dict[RequestKey, Remembered]]:
+    claims: dict[RequestKey, Claim] = {}
+    for one in commands:
+        if one.claim is not None:
+            claims.setdefault(one.claim.key, one.claim)
+    if not claims:
+        return set(), {}
+    ours = await request_store.claim(db, list(claims.values()))
+    theirs = [key for key in claims if key not in ours]
+    remembered = await request_store.load(db, theirs) if theirs else {}
+    if len(remembered) != len(theirs) or any(one.outcome is None for one in remembered.values()):
+        raise Stale("a request was claimed by a rival that did not answer it")
+    return ours, remembered
+
+
+def _decide(
+    desk: Desk, commands: Sequence[Credit], remembered: dict[RequestKey, Remembered]
+) -> list[Receipt | Refusal]:
+    """One after another; a request that comes twice, in this batch or before, gets its one answer."""
+    answered = {key: (one.fingerprint, _decoded(one.outcome or b"{}")) for key, one in remembered.items()}
+    replies: list[Receipt | Refusal] = []
+    for one in commands:
+        if one.claim is None:
+            replies.append(one.decide(desk))
+            continue
+        key, fingerprint = one.claim
+        if key not in answered:
+            answered[key] = (fingerprint, one.decide(desk))
+        replies.append(answered[key][1] if answered[key][0] == fingerprint else REUSED)
+    return replies
+
+
+async def _remember(
+    db: Connection, commands: Sequence[Credit], claimed: set[RequestKey], replies: Sequence[Receipt | Refusal]
+) -> None:
+    outcomes: dict[RequestKey, bytes] = {}
+    forgotten: set[RequestKey] = set()
+    for one, reply in zip(commands, replies, strict=True):
+        if one.claim is None or one.claim.key not in claimed or one.claim.key in outcomes:
+            continue
+        if isinstance(reply, Refusal) and not reply.remembered:
+            forgotten.add(one.claim.key)
+        else:
+            outcomes[one.claim.key] = _encode(_Outcome(reply) if isinstance(reply, Refusal) else _Outcome(None, reply))
+    if outcomes:
+        await request_store.save_outcomes(db, outcomes)
+    if forgotten:
+        await request_store.forget(db, sorted(forgotten))
+
+
+class _Outcome(Struct, omit_defaults=True):
+    refusal: Refusal | None = None
+    receipt: Receipt | None = None
+
+
+_encode = msgspec.json.Encoder().encode
+_outcome = msgspec.json.Decoder(_Outcome)
+
+
+def _decoded(raw: bytes) -> Receipt | Refusal:
+    outcome = _outcome.decode(raw)
+    reply = outcome.refusal or outcome.receipt
+    assert reply is not None
+    return reply

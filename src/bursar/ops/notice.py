@@ -1,0 +1,90 @@
+"""Webhooks: made, listed and removed. Their secrets are shown once, when they are made, and never written to the feed.
+
+What is sent to them is what others commit (`notice`); the bridge that sends it is bridges/webhook.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from datetime import timedelta
+
+import structlog
+from msgspec.structs import replace
+
+from bursar.core.book import News
+from bursar.core.names import dns_subdomain
+from bursar.core.refusal import Cause, Code, Refusal, field_fault, invalid
+from bursar.core.webhook import SECRET_BYTES, secret_fault, secret_of, url_fault
+from bursar.ops.office import Office, now
+from bursar.store import notice as store
+from bursar.store.notice import Webhook
+
+log = structlog.get_logger()
+
+TYPES: Collection[str] = tuple(str(one) for one in News)
+KEPT = timedelta(days=30)
+WEBHOOKS_MAX = 200
+
+
+async def add_webhook(office: Office, webhook: Webhook, secret: str = "") -> tuple[Webhook, str] | Refusal:
+    """Make one, with the secret that is given or one of our own; the secret is in this answer, and nowhere else."""
+    if causes := faults(webhook, secret):
+        listed = "; ".join(f"{one.field}: {one.message}" for one in causes)
+        return invalid(f"the webhook is invalid: {listed}", *causes)
+    secret = secret or secret_of(os.urandom(SECRET_BYTES))
+    async with office.database.reader() as db:
+        if len(await store.load_all(db)) >= WEBHOOKS_MAX:
+            return Refusal(
+                Code.IN_USE, f"there are {WEBHOOKS_MAX} webhooks already", "Remove one that nobody needs any more."
+            )
+        made = await store.add(db, webhook, secret)
+    if made is None:
+        return Refusal(
+            Code.ALREADY_EXISTS, f'webhooks "{webhook.name}" already exists', "Remove it first to have another secret."
+        )
+    log.info("a webhook was made", webhook=webhook.name, direction=webhook.direction, by=webhook.created_by)
+    return replace(webhook, created_at=made), secret
+
+
+def faults(webhook: Webhook, secret: str = "") -> list[Cause]:
+    found = [field_fault("name", fault) for fault in dns_subdomain(webhook.name)]
+    if secret and (fault := secret_fault(secret)):
+        found.append(field_fault("secret", fault))
+    if webhook.direction not in ("out", "in"):
+        found.append(field_fault("direction", "must be out, for notices, or in, for payments"))
+    elif webhook.direction == "out" and (fault := url_fault(webhook.url)):
+        found.append(field_fault("url", fault))
+    elif webhook.direction == "in":
+        found += [
+            field_fault(name, "is for those that notices are sent to")
+            for name, given in (("url", webhook.url), ("types", webhook.types), ("allowLocal", webhook.allow_local))
+            if given
+        ]
+    if unknown := sorted(set(webhook.types) - set(TYPES)):
+        found.append(field_fault("types", f"{unknown[0][:63]!r} is not one of {', '.join(TYPES)}"))
+    return found
+
+
+async def list_webhooks(office: Office) -> list[Webhook]:
+    async with office.database.reader() as db:
+        return await store.load_all(db)
+
+
+async def remove_webhook(office: Office, name: str, by: str = "") -> Refusal | None:
+    """What it was still to get is forgotten with it."""
+    async with office.database.reader() as db:
+        gone = await store.remove(db, name)
+    if not gone:
+        return Refusal(Code.NOT_FOUND, f'webhooks "{name}" not found')
+    log.info("a webhook was removed", webhook=name, by=by)
+    return None
+
+
+async def forget_notices(office: Office) -> int:
+    """Drop notices of long ago; how many."""
+    forgotten = 0
+    async with office.database.reader() as db:
+        while count := await store.forget(db, now() - KEPT):
+            forgotten += count
+    return forgotten

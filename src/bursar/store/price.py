@@ -1,0 +1,54 @@
+"""Prices in the database: versions that are added and never changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from bursar.core.price import Price, PriceList
+from bursar.store.database import Connection
+from bursar.store.statements import statements
+
+SQL = statements("price")
+
+
+class PriceRow(NamedTuple):
+    """A price, and who set it when."""
+
+    price: Price
+    created_at: datetime
+    created_by: str
+
+
+async def load_version(db: Connection) -> int:
+    """Rises with every new price."""
+    version: int = await db.fetchval(SQL.version)
+    return version
+
+
+async def load_all(db: Connection) -> PriceList:
+    return PriceList.of(Price(*row) for row in await db.fetch(SQL.read_all))
+
+
+async def list_prices(db: Connection) -> list[PriceRow]:
+    """By resource, class and time."""
+    return [PriceRow(Price(*row[:4]), row[4], row[5]) for row in map(tuple, await db.fetch(SQL.list))]
+
+
+async def raise_version(db: Connection) -> None:
+    """Whoever knows prices reads them again. Locks the ledger's row."""
+    await db.execute(SQL.raise_version)
+
+
+async def add(db: Connection, prices: Sequence[tuple[Price, str]]) -> int:
+    """Add prices, each with who sets it; how many were new."""
+    rows = await db.fetch(
+        SQL.add,
+        [price.resource for price, _ in prices],
+        [price.klass for price, _ in prices],
+        [price.per_second for price, _ in prices],
+        [price.effective_from for price, _ in prices],
+        [actor for _, actor in prices],
+    )
+    return len(rows)

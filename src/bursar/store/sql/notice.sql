@@ -1,0 +1,106 @@
+-- Notices, where they are sent, and who is still to get them.
+
+-- name: spread
+-- Each notice is addressed once, to those that are there at that moment. Rivals pass over what another is at.
+WITH fresh AS (
+    SELECT id, type, tenant
+      FROM notice
+     WHERE spread_at IS NULL
+     ORDER BY id
+     LIMIT $1
+       FOR UPDATE SKIP LOCKED
+), marked AS (
+    UPDATE notice SET spread_at = now() FROM fresh WHERE notice.id = fresh.id
+), addressed AS (
+    INSERT INTO notice_delivery (notice, webhook)
+    SELECT fresh.id, webhook.name
+      FROM fresh
+      JOIN webhook
+        ON webhook.direction = 'out' AND webhook.stopped = '' AND webhook.tenant IN ('', fresh.tenant)
+       AND (webhook.types = '{}' OR fresh.type = ANY (webhook.types))
+        ON CONFLICT DO NOTHING
+)
+SELECT count(*) FROM fresh;
+
+-- name: claim
+-- Those that are due, of each receiver as many as it can be given now. Who claims has until `next_at` to say what came of
+-- it: should it die before that, another sends the same again.
+UPDATE notice_delivery AS delivery
+   SET tries = delivery.tries + 1, next_at = now() + $3::double precision * interval '1 second'
+  FROM (SELECT due.notice, due.webhook
+          FROM unnest($1::text[], $2::integer[]) AS line (webhook, room)
+         CROSS JOIN LATERAL (
+                   SELECT notice, webhook
+                     FROM notice_delivery
+                    WHERE notice_delivery.webhook = line.webhook AND next_at <= now()
+                    ORDER BY next_at
+                    LIMIT line.room
+                      FOR UPDATE SKIP LOCKED
+               ) AS due) AS chosen
+  JOIN notice ON notice.id = chosen.notice
+  JOIN webhook ON webhook.name = chosen.webhook
+ WHERE (delivery.webhook, delivery.notice) = (chosen.webhook, chosen.notice)
+RETURNING notice.id, notice.type, notice.tenant, notice.subject, notice.data, notice.at, webhook.name AS webhook,
+          webhook.url, webhook.secret, webhook.allow_local, delivery.tries,
+          extract(epoch FROM now() - notice.at)::double precision AS age_seconds;
+
+-- name: delivered
+DELETE FROM notice_delivery WHERE (webhook, notice) = ($1, $2);
+
+-- name: failed
+-- Unless another has claimed it since.
+UPDATE notice_delivery
+   SET next_at = CASE WHEN $4::double precision < 0 THEN 'infinity' ELSE now() + $4 * interval '1 second' END,
+       last_said = $5
+ WHERE (webhook, notice) = ($1, $2) AND tries = $3;
+
+-- name: stop
+WITH stopped AS (
+    UPDATE webhook SET stopped = $2 WHERE name = $1
+)
+DELETE FROM notice_delivery WHERE webhook = $1;
+
+-- name: receivers
+SELECT name FROM webhook WHERE direction = 'out' AND stopped = '' ORDER BY name;
+
+-- name: add
+INSERT INTO webhook (name, direction, tenant, url, secret, types, allow_local, created_by)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
+    ON CONFLICT DO NOTHING
+RETURNING created_at;
+
+-- name: remove
+WITH removed AS (
+    DELETE FROM webhook WHERE name = $1 RETURNING name
+), forgotten AS (
+    DELETE FROM notice_delivery WHERE webhook = $1
+)
+SELECT count(*) FROM removed;
+
+-- name: list
+SELECT webhook.name, direction, tenant, url, types, allow_local, created_by, created_at, stopped,
+       (SELECT count(*)
+          FROM notice_delivery AS delivery
+         WHERE delivery.webhook = webhook.name AND next_at < 'infinity') AS waiting,
+       (SELECT count(*)
+          FROM notice_delivery AS delivery
+         WHERE delivery.webhook = webhook.name AND next_at = 'infinity') AS given_up,
+       coalesce((SELECT last_said
+                   FROM notice_delivery AS delivery
+                  WHERE delivery.webhook = webhook.name AND last_said <> ''
+                  ORDER BY next_at DESC
+                  LIMIT 1), '') AS last_said
+  FROM webhook
+ ORDER BY webhook.name;
+
+-- name: payers
+-- Those whose payments are believed, with their secrets.
+SELECT name, tenant, secret FROM webhook WHERE direction = 'in' AND stopped = '' ORDER BY name;
+
+-- name: forget
+WITH old AS (
+    SELECT id FROM notice WHERE at < $1 AND spread_at IS NOT NULL LIMIT $2
+), forgotten AS (
+    DELETE FROM notice_delivery USING old WHERE notice_delivery.notice = old.id
+)
+DELETE FROM notice USING old WHERE notice.id = old.id;

@@ -1,0 +1,26 @@
+-- Prices, in versions that are never changed.
+
+-- name: read_all
+SELECT resource, class, per_second, effective_from FROM price;
+
+-- name: version
+SELECT prices FROM ledger;
+
+-- name: list
+SELECT resource, class, per_second, effective_from, created_at, created_by
+  FROM price
+ ORDER BY resource, class, effective_from;
+
+-- name: add
+-- In order, so that two who set the same prices wait for each other and not in a circle.
+INSERT INTO price (resource, class, per_second, effective_from, created_by)
+SELECT line.resource, line.class, line.per_second, line.effective_from, line.created_by
+  FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::text[])
+       AS line (resource, class, per_second, effective_from, created_by)
+ ORDER BY line.resource COLLATE "C", line.class COLLATE "C", line.effective_from
+    ON CONFLICT DO NOTHING
+RETURNING 1;
+
+-- name: raise_version
+-- The ledger's row is the last lock, as in every transaction that writes entries.
+UPDATE ledger SET prices = prices + 1 WHERE id = 1;

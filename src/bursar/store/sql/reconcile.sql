@@ -1,0 +1,97 @@
+-- Leases that have ended, and what was measured of them.
+--
+-- Locks: account, sums of usage, ended leases. Whoever writes usage takes the latter two in the same order.
+
+-- name: due
+-- Old enough for late events to have come, and no word of them for as long. Of what is still placed its node may yet say
+-- how long it ran. Where numbers are missing they are waited for longer, but not for ever.
+SELECT ended.id, ended.account
+  FROM lease_ended AS ended
+ WHERE ended.reconciled_at IS NULL
+   AND ended.closed_at <= ledger_now() - $1::bigint
+   AND NOT EXISTS (SELECT
+                     FROM placement
+                    WHERE (placement.node, placement.uid, placement.epoch) = (ended.node, ended.uid, ended.epoch))
+   AND NOT EXISTS (SELECT
+                     FROM allocation_usage AS used
+                    WHERE (used.uid, used.epoch, used.node) = (ended.uid, ended.epoch, ended.node)
+                      AND used.at > now() - $1 * interval '1 microsecond')
+   AND NOT EXISTS (SELECT
+                     FROM job_usage AS usage
+                    WHERE (usage.account, usage.job, usage.lease) = (ended.account, ended.job, ended.id)
+                      AND usage.events > 0 AND usage.at > now() - $1 * interval '1 microsecond')
+   AND (ended.closed_at <= ledger_now() - $2::bigint
+        OR NOT EXISTS (SELECT
+                         FROM job_usage AS usage
+                        WHERE (usage.account, usage.job) = (ended.account, ended.job)
+                       HAVING max(usage.seq_max) - min(usage.seq_min) + 1 > sum(usage.events)))
+ ORDER BY ended.closed_at, ended.id
+ LIMIT $3;
+
+-- name: claim_sums
+-- A lease of which nothing was measured gets an empty sum: whoever is writing its first event is waited for.
+INSERT INTO job_usage (account, job, lease, events, amount, at)
+SELECT ended.account, ended.job, ended.id, 0, 0, now()
+  FROM lease_ended AS ended
+ WHERE ended.id = ANY ($1::bigint[])
+ ORDER BY 1, 2, 3
+    ON CONFLICT DO NOTHING;
+
+-- name: lock_sums
+SELECT usage.lease, usage.events, usage.amount
+  FROM lease_ended AS ended
+  JOIN job_usage AS usage ON (usage.account, usage.job, usage.lease) = (ended.account, ended.job, ended.id)
+ WHERE ended.id = ANY ($1::bigint[])
+ ORDER BY usage.account, usage.job, usage.lease
+   FOR NO KEY UPDATE OF usage;
+
+-- name: open_questions
+-- Under the locks: those that nobody has reconciled meanwhile, and what their nodes say.
+SELECT ended.id, used.seconds, CASE WHEN ended.settled THEN ended.measured END AS told
+  FROM lease_ended AS ended
+  LEFT JOIN allocation_usage AS used ON (used.uid, used.epoch, used.node) = (ended.uid, ended.epoch, ended.node)
+ WHERE ended.id = ANY ($1::bigint[]) AND ended.reconciled_at IS NULL;
+
+-- name: missing
+-- How many numbers are missing among the events of the jobs of these leases. Whoever counts in leaps is not counted in
+-- full: the sum must never be too large to be kept.
+SELECT coalesce(sum(least(missing, 1000000)) FILTER (WHERE missing > 0), 0)::bigint
+  FROM (SELECT max(usage.seq_max) - min(usage.seq_min) + 1 - sum(usage.events) AS missing
+          FROM (SELECT DISTINCT account, job FROM lease_ended WHERE id = ANY ($1::bigint[])) AS jobs
+          JOIN job_usage AS usage USING (account, job)
+         GROUP BY usage.account, usage.job) AS gaps;
+
+-- name: save_last_words
+-- What a node says in the end of leases that ended without it. They are reconciled again, by that alone.
+UPDATE lease_ended
+   SET measured = late.micros, settled = true, reconciled_at = NULL
+  FROM (SELECT ended.id, line.micros
+          FROM unnest($1::text[], $2::bigint[], $3::text[], $4::bigint[]) AS line (uid, epoch, node, micros)
+          JOIN lease_ended AS ended
+            ON (ended.job, ended.uid, ended.epoch, ended.node) = (line.uid, line.uid, line.epoch, line.node)
+         WHERE NOT ended.settled
+         ORDER BY ended.id
+           FOR NO KEY UPDATE OF ended) AS late
+ WHERE lease_ended.id = late.id;
+
+-- name: settle
+UPDATE lease_ended
+   SET measured = line.measured, reconciled_at = now()
+  FROM unnest($1::bigint[], $2::bigint[]) AS line (id, measured)
+ WHERE lease_ended.id = line.id;
+
+-- name: count
+-- Only those who reconcile lock these rows, and after them nothing but the ledger's.
+INSERT INTO reconcile_total AS total (outcome, leases, amount)
+SELECT * FROM unnest($1::text[], $2::bigint[], $3::numeric[])
+ ORDER BY 1
+    ON CONFLICT (outcome) DO UPDATE
+   SET leases = total.leases + excluded.leases, amount = total.amount + excluded.amount;
+
+-- name: totals
+SELECT outcome, leases, amount FROM reconcile_total ORDER BY outcome;
+
+-- name: backlog
+SELECT count(*) AS leases, coalesce(ledger_now() - min(closed_at), 0) AS oldest_micros
+  FROM lease_ended
+ WHERE reconciled_at IS NULL AND closed_at <= ledger_now() - $1::bigint;

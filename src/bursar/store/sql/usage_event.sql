@@ -1,0 +1,81 @@
+-- What was measured of jobs: each event once, and what those of a lease come to.
+--
+-- Locks: events, then sums, then leases that have ended. Who reconciles takes the account before them.
+
+-- name: payers
+-- The leases of these jobs, open ones and those that have not ended too long ago.
+SELECT found.id, found.account, account.tenant, found.job, found.class, found.gpus, found.node, found.opened_at,
+       found.closed_at
+  FROM (SELECT id, account, job, class, gpus, node, opened_at, 0 AS closed_at
+          FROM lease
+         WHERE job = ANY ($1::text[])
+         UNION ALL
+        SELECT id, account, job, class, gpus, node, opened_at, closed_at
+          FROM lease_ended
+         WHERE job = ANY ($1::text[]) AND closed_at > ledger_now() - $2::bigint) AS found
+  JOIN account ON account.id = found.account
+ ORDER BY found.id;
+
+-- name: save
+-- In order, so that two who send the same wait for each other and not in a circle.
+INSERT INTO usage_event
+       (account, job, seq, lease, node, class, gpus, begin_us, end_us, micros, monotonic, utilization)
+SELECT * FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::bigint[], $5::text[], $6::text[], $7::bigint[],
+                     $8::bigint[], $9::bigint[], $10::bigint[], $11::bigint[], $12::double precision[])
+       AS line (account, job, seq, lease, node, class, gpus, begin_us, end_us, micros, monotonic, utilization)
+ ORDER BY line.account, line.job COLLATE "C", line.seq
+    ON CONFLICT DO NOTHING
+RETURNING account, job, seq;
+
+-- name: load
+SELECT event.account, event.job, event.seq, event.lease, node, class, gpus, begin_us, end_us, micros, monotonic,
+       utilization
+  FROM unnest($1::bigint[], $2::text[], $3::bigint[]) AS line (account, job, seq)
+  JOIN usage_event AS event ON (event.account, event.job, event.seq) = (line.account, line.job, line.seq);
+
+-- name: add_up
+INSERT INTO job_usage AS usage (account, job, lease, events, seq_min, seq_max, amount, at)
+SELECT *, now()
+  FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::numeric[])
+       AS line (account, job, lease, events, seq_min, seq_max, amount)
+ ORDER BY line.account, line.job COLLATE "C", line.lease
+    ON CONFLICT (account, job, lease) DO UPDATE
+   SET events = usage.events + excluded.events, seq_min = least(usage.seq_min, excluded.seq_min),
+       seq_max = greatest(usage.seq_max, excluded.seq_max), amount = usage.amount + excluded.amount, at = excluded.at;
+
+-- name: reopen
+-- What has ended and was reconciled is reconciled again, unless its node's own last word settled it.
+UPDATE lease_ended
+   SET reconciled_at = NULL
+  FROM (SELECT id
+          FROM lease_ended
+         WHERE id = ANY ($1::bigint[]) AND reconciled_at IS NOT NULL AND NOT settled
+         ORDER BY id
+           FOR NO KEY UPDATE) AS late
+ WHERE lease_ended.id = late.id
+RETURNING lease_ended.id;
+
+-- name: forget_events
+-- Of leases that ended so long ago that usage of them is no longer taken.
+DELETE FROM usage_event
+ WHERE ctid = ANY (ARRAY(
+           SELECT event.ctid
+             FROM job_usage
+             JOIN lease_ended ON lease_ended.id = job_usage.lease
+             JOIN usage_event AS event
+               ON (event.account, event.job) = (job_usage.account, job_usage.job) AND event.lease = job_usage.lease
+            WHERE job_usage.at < $1 AND lease_ended.reconciled_at IS NOT NULL
+              AND lease_ended.closed_at < ledger_now() - $2::bigint
+            LIMIT $3
+       ));
+
+-- name: forget_sums
+DELETE FROM job_usage
+ WHERE ctid = ANY (ARRAY(
+           SELECT job_usage.ctid
+             FROM job_usage
+             JOIN lease_ended ON lease_ended.id = job_usage.lease
+            WHERE job_usage.at < $1 AND lease_ended.reconciled_at IS NOT NULL
+              AND lease_ended.closed_at < ledger_now() - $2::bigint
+            LIMIT $3
+       ));

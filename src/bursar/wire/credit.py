@@ -1,0 +1,371 @@
+"""What is spoken about credit: accounts, top-ups, leases, limits and prices, in the words of the credit API.
+
+Amounts are credits: decimal strings with at most nine decimals. They are accepted as exact JSON numbers too. Times are
+RFC 3339, in UTC.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Final, TypeAlias
+from zoneinfo import ZoneInfo
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from bursar.core.account import Account, Status, day_of, posted_on
+from bursar.core.lease import Lease
+from bursar.core.money import MICROS, MoneyError, credits_of, nanocredits
+from bursar.core.price import Price
+from bursar.core.quantity import QuantityError, amount, format_amount
+from bursar.core.refusal import Cause, field_fault
+from bursar.wire.instant import time_text
+from bursar.wire.limits import quantity_text
+
+GPU: Final = "nvidia.com/gpu"
+JOB_CHARS_MAX: Final = 253
+USER_CHARS_MAX: Final = 253
+
+Credits: TypeAlias = Annotated[
+    str | int | float, Meta(description='Credits: a decimal string such as "12.5", or an exact number.')
+]
+Devices: TypeAlias = Annotated[str | int | float, Meta(description="A quantity, as in 4 or 500m.")]
+
+
+class Order(Struct, forbid_unknown_fields=True):
+    """What somebody asks for; repeated under the same `request_id`, it has one effect and one answer."""
+
+    request_id: str = ""
+
+
+# What is asked for.
+
+
+class NewTopup(Order, kw_only=True):
+    amount: Credits
+    account: str = ""
+    reason: str = ""
+
+
+class NewRefund(Order, kw_only=True):
+    amount: Credits
+    reason: str
+    account: str = ""
+    lease_id: str = ""
+
+
+class NewAdjustment(Order, kw_only=True):
+    """A positive amount raises the balance, a negative one lowers it."""
+
+    amount: Credits
+    reason: str
+    account: str = ""
+    lease_id: str = ""
+
+
+class NewLease(Order, kw_only=True):
+    job_id: str
+    gpu_type: str = ""
+    gpu_count: Devices = 0
+    resources: dict[str, Devices] = {}
+    window_seconds: int | None = None
+    account: str = ""
+
+
+class ExtendLease(Order, kw_only=True):
+    delta_seconds: int
+
+
+class CloseLease(Order):
+    pass
+
+
+class NewAccount(Order, kw_only=True):
+    tenant: str
+    user: str = ""
+    credit_limit: Credits = 0
+    low_balance: Credits | None = None
+
+
+class AccountChange(Order, kw_only=True):
+    status: str | UnsetType = UNSET
+    credit_limit: Credits | UnsetType = UNSET
+    low_balance: Credits | UnsetType | None = UNSET
+
+
+class NewLimits(Order, kw_only=True):
+    """All of an account's limits; what is not given is not limited."""
+
+    concurrency: Devices | None = None
+    spend_rate: Credits | None = None
+    spend_burst: Credits | None = None
+    daily_cap: Credits | None = None
+    stop_at_cap: bool = False
+    time_zone: str = "UTC"
+
+
+class NewPrice(Order, kw_only=True):
+    resource: str
+    per_second: Credits
+    klass: str = msgspec.field(name="class", default="")
+    effective_from: str = ""
+
+
+# What is answered.
+
+
+class Balance(Struct):
+    account: str
+    available: str
+    holds: str
+    posted: str
+    credit_limit: str
+    status: str
+
+
+class Moved(Struct):
+    """A movement of credit, and what the account stands at after it."""
+
+    account: str
+    amount: str
+    new_balance: str
+    available: str
+
+
+class LeaseView(Struct, omit_defaults=True):
+    lease_id: str
+    account: str
+    job_id: str
+    state: str
+    gpu_type: str
+    gpu_count: str
+    resources: dict[str, str]
+    rate_per_sec: str
+    window_seconds: int
+    mode: str
+    opened_at: str
+    started_at: str | None
+    expires_at: str
+    cost: str
+    held: str
+    node: str = ""
+    uid: str = ""
+    epoch: int = 0
+    final: bool = False
+    reason: str = ""
+    closed_at: str | None = None
+
+
+class OpenedLease(Struct):
+    lease_id: str
+    account: str
+    job_id: str
+    rate_per_sec: str
+    expires_at: str
+    held: str
+
+
+class ExtendedLease(Struct):
+    lease_id: str
+    rate_per_sec: str
+    expires_at: str
+
+
+class ClosedLease(Struct):
+    lease_id: str
+    finalized: bool
+    cost: str
+    closed_at: str
+
+
+class Limits(Struct):
+    """null is unlimited."""
+
+    account: str
+    concurrency: str | None
+    spend_rate: str | None
+    spend_burst: str | None
+    daily_cap: str | None
+    stop_at_cap: bool
+    time_zone: str
+    gpus_in_use: str
+    spent_today: str
+
+
+class AccountView(Struct):
+    account: str
+    tenant: str
+    user: str
+    status: str
+    available: str
+    holds: str
+    posted: str
+    credit_limit: str
+    low_balance: str | None
+    limits: Limits
+
+
+class PriceView(Struct):
+    resource: str
+    klass: str = msgspec.field(name="class")
+    per_second: str
+    effective_from: str
+
+
+class AccountList(Struct):
+    items: list[AccountView]
+    following: str = msgspec.field(name="continue", default="")
+
+
+class LeaseList(Struct):
+    items: list[LeaseView]
+    following: str = msgspec.field(name="continue", default="")
+
+
+class PriceList(Struct):
+    items: list[PriceView]
+
+
+# From what is kept to what is answered.
+
+
+def balance_of(account: Account) -> Balance:
+    return Balance(
+        account.name,
+        credits_of(account.available),
+        credits_of(account.held),
+        credits_of(account.posted),
+        credits_of(account.credit_limit),
+        account.status,
+    )
+
+
+def account_view(account: Account, now: int) -> AccountView:
+    return AccountView(
+        account.name,
+        account.tenant,
+        account.user,
+        account.status,
+        credits_of(account.available),
+        credits_of(account.held),
+        credits_of(account.posted),
+        credits_of(account.credit_limit),
+        _or_none(account.low_balance),
+        limits_of(account, now),
+    )
+
+
+def limits_of(account: Account, now: int) -> Limits:
+    limited = account.spend_rate_max is not None
+    return Limits(
+        account.name,
+        None if account.gpus_max is None else format_amount(GPU, account.gpus_max),
+        _or_none(account.spend_rate_max),
+        credits_of(account.spend_burst) if limited else None,
+        _or_none(account.daily_cap),
+        account.stop_at_cap,
+        account.time_zone,
+        format_amount(GPU, account.gpus),
+        credits_of(posted_on(account, day_of(now, account.time_zone)) + account.held),
+    )
+
+
+def lease_view(lease: Lease, account: str) -> LeaseView:
+    return LeaseView(
+        lease.name,
+        account,
+        lease.job,
+        lease.state,
+        lease.klass,
+        format_amount(GPU, lease.gpus),
+        {name: format_amount(name, value) for name, value in lease.amounts.items()},
+        credits_of(lease.rate),
+        lease.window // MICROS,
+        lease.mode,
+        time_text(lease.opened_at),
+        time_text(lease.started_at) if lease.started_at else None,
+        time_text(lease.paid_until),
+        credits_of(lease.posted),
+        credits_of(lease.held),
+        lease.node,
+        lease.uid,
+        lease.epoch,
+        bool(lease.final),
+        lease.final,
+        time_text(lease.closed_at) if lease.closed_at else None,
+    )
+
+
+def price_view(price: Price) -> PriceView:
+    return PriceView(
+        resource=price.resource,
+        klass=price.klass,
+        per_second=credits_of(price.per_second),
+        effective_from=time_text(price.effective_from),
+    )
+
+
+def _or_none(amount: int | None) -> str | None:
+    return None if amount is None else credits_of(amount)
+
+
+# What may be wrong with it.
+
+
+def credit_faults(field: str, given: Any, *, least: int = 0) -> list[Cause]:
+    """`least` is what it must be at least, in nanocredits."""
+    try:
+        value = nanocredits(given)
+    except MoneyError as error:
+        return [field_fault(field, str(error))]
+    if value >= least:
+        return []
+    wrong = "must be more than nothing" if least else "must not be negative"
+    return [field_fault(field, f"{wrong}, got {given}")]
+
+
+def adjustment_faults(field: str, given: Any) -> list[Cause]:
+    """It may be of either sign, but must be something."""
+    try:
+        return [] if nanocredits(given) else [field_fault(field, "must not be nothing")]
+    except MoneyError as error:
+        return [field_fault(field, str(error))]
+
+
+def device_faults(field: str, given: Any) -> list[Cause]:
+    try:
+        amount(GPU, quantity_text(given))
+    except QuantityError as error:
+        return [field_fault(field, str(error))]
+    return []
+
+
+def seconds_faults(field: str, given: int | None, most: int) -> list[Cause]:
+    if given is None or 1 <= given <= most:
+        return []
+    return [field_fault(field, f"must be between 1 and {most} seconds, got {given}")]
+
+
+def name_faults(field: str, given: str, chars_max: int = JOB_CHARS_MAX) -> list[Cause]:
+    if given and given.isprintable() and len(given) <= chars_max:
+        return []
+    return [field_fault(field, f"must have between 1 and {chars_max} printable characters")]
+
+
+def status_faults(field: str, given: str) -> list[Cause]:
+    known = tuple(Status)
+    return [] if given in known else [field_fault(field, f"must be one of {', '.join(known)}")]
+
+
+def zone_faults(field: str, given: str) -> list[Cause]:
+    """A time zone's name, which is no path."""
+    try:
+        if _ZONE.fullmatch(given):
+            ZoneInfo(given)
+            return []
+    except (KeyError, OSError, ValueError):
+        pass
+    return [field_fault(field, "must be the name of a time zone, such as Europe/Zurich")]
+
+
+_ZONE: Final = re.compile(r"[A-Za-z][A-Za-z0-9_+\-]{0,31}(?:/[A-Za-z0-9_+\-]{1,31}){0,2}")

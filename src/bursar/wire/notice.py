@@ -1,0 +1,38 @@
+"""Notices as they are sent: CloudEvents 1.0, in their structured JSON form."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import msgspec
+
+MEDIA_TYPE = "application/cloudevents+json"
+SOURCE = "/bursar/ledger"
+TYPE_PREFIX = "io.bursar."
+
+
+class CloudEvent(msgspec.Struct):
+    id: str
+    type: str
+    subject: str
+    tenant: str
+    time: str
+    data: msgspec.Raw
+    source: str = SOURCE
+    specversion: str = "1.0"
+    datacontenttype: str = "application/json"
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def event_id(number: int, at: datetime) -> str:
+    """The same however often it is sent, and another one after a backup was restored."""
+    return f"notice-{number}-{round(at.timestamp() * 1_000_000)}"
+
+
+def cloud_event(number: int, type_: str, tenant: str, subject: str, data: bytes, at: datetime) -> bytes:
+    time = at.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return _encode(
+        CloudEvent(event_id(number, at), TYPE_PREFIX + type_, subject, tenant, time, msgspec.Raw(data.strip()))
+    )

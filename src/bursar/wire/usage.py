@@ -1,0 +1,98 @@
+"""Usage events as they are sent: what was measured of a job, counted once by its `job_id` and `seq`."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+from msgspec import Meta, Struct
+
+from bursar.core.money import MICROS, NANO, MoneyError, nanocredits
+from bursar.core.quantity import amount
+from bursar.core.refusal import Cause, field_fault
+from bursar.core.usage_event import UsageEvent
+from bursar.wire.credit import GPU, Devices, device_faults
+from bursar.wire.instant import instant_faults, micros_of
+from bursar.wire.limits import quantity_text
+
+Seconds: TypeAlias = Annotated[str | int | float, Meta(description="Seconds, to the microsecond.")]
+
+
+class NewUsage(Struct, forbid_unknown_fields=True, kw_only=True):
+    """`start_ts` and `end_ts` are by the clock of whoever measured; `seconds` is how long it ran by one that never
+    jumps, and the time between the two where it is not given."""
+
+    job_id: str
+    seq: int
+    start_ts: str
+    end_ts: str
+    gpu_type: str = ""
+    gpu_count: Devices | None = None
+    seconds: Seconds | None = None
+    monotonic: Seconds | None = None
+    measured_utilization: float | None = None
+    node_id: str = ""
+    account: str = ""
+    lease_id: str = ""
+    request_id: str = ""
+
+
+class UsageBatch(Struct, forbid_unknown_fields=True):
+    events: list[NewUsage]
+    request_id: str = ""
+
+
+class RefusedUsage(Struct):
+    index: int
+    job_id: str
+    seq: int
+    code: str
+    message: str
+
+
+class UsageTaken(Struct):
+    """How many are written, how many were before, how many of those came after their lease was reconciled, and which
+    were refused."""
+
+    accepted: int
+    duplicates: int
+    late: int
+    refused: list[RefusedUsage]
+
+
+def usage_faults(path: str, one: NewUsage) -> list[Cause]:
+    faults = [*instant_faults(f"{path}start_ts", one.start_ts), *instant_faults(f"{path}end_ts", one.end_ts)]
+    for name, value in (("seconds", one.seconds), ("monotonic", one.monotonic)):
+        try:
+            if value is not None and _micros(value) < 0:
+                faults.append(field_fault(f"{path}{name}", "must not be negative"))
+        except MoneyError:
+            faults.append(field_fault(f"{path}{name}", "must be a number of seconds, such as 5.25"))
+    if one.gpu_count is not None:
+        faults += device_faults(f"{path}gpu_count", one.gpu_count)
+    if not -(2**62) < one.seq < 2**62:
+        faults.append(field_fault(f"{path}seq", "is too large"))
+    return faults
+
+
+def event_of(one: NewUsage, *, node: str = "", account: int = 0, lease: int = 0) -> UsageEvent:
+    """Call only on what nothing was found wrong with."""
+    begin, end = micros_of(one.start_ts), micros_of(one.end_ts)
+    return UsageEvent(
+        one.job_id,
+        one.seq,
+        begin,
+        end,
+        max(0, end - begin) if one.seconds is None else _micros(one.seconds),
+        one.gpu_type,
+        None if one.gpu_count is None else amount(GPU, quantity_text(one.gpu_count)),
+        node or one.node_id,
+        None if one.monotonic is None else _micros(one.monotonic),
+        one.measured_utilization,
+        account,
+        lease,
+    )
+
+
+def _micros(given: str | float) -> int:
+    """Exact to the microsecond; what is less is left out."""
+    return nanocredits(quantity_text(given)) * MICROS // NANO

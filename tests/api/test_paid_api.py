@@ -1,0 +1,234 @@
+"""Work that is paid for beforehand, over the API: how a tenant pays, what it would cost, and why it waits."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from bursar.loops.schedule import run_schedule
+from bursar.ops.leader import resign, stand
+from bursar.ops.ledger import Owner
+from bursar.ops.pay import pay_on
+from houses import Document, Reply, Site, allocation, eventually
+from ledgers import funded, priced
+from offices import bind
+from paying import account
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+GPU = "nvidia.com/gpu"
+PREPAID = {"mode": "prepaid", "leaseSeconds": 15}
+
+
+@asynccontextmanager
+async def scheduling(site: Site) -> AsyncIterator[None]:
+    """A leader that places what it can, and answers."""
+    fence = await stand(site.house.database, "test", 60.0)
+    assert fence is not None
+    site.house.inquiries._silent_until = float("-inf")
+    task = asyncio.create_task(run_schedule(site.house.office, fence.number))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await resign(site.house.database, "test")
+
+
+async def paying_team(site: Site, **billing: Any) -> str:
+    team = await site.namespace()
+    reply = await site.patch(f"tenants/{team}", {"spec": {"billing": {**PREPAID, **billing}}})
+    assert reply.status == 200, reply
+    return team
+
+
+async def h100(site: Site, team: str, gpus: int = 8) -> None:
+    """A node for this team alone, at 0.01 credits a second."""
+    labels = {"gpu-type": f"h100-{team}", "team": team}
+    body = {"metadata": {"name": f"node-{team}", "labels": labels}, "spec": {"capacity": {GPU: str(gpus)}}}
+    assert (await site.post("nodes", body)).status == 201
+    await priced(site.house.office, klass=f"h100-{team}")
+
+
+def asking(name: str, team: str, gpu: int = 4, **spec: Any) -> Document:
+    return allocation(name, spec={"nodeSelector": {"team": team}, **spec}, gpu=gpu)
+
+
+# How a tenant pays.
+
+
+async def test_how_a_tenant_pays_is_kept_and_shown(site: Site) -> None:
+    team = await paying_team(site, discountPercent=2.5, leaseMode="reserve")
+    shown = (await site.get(f"tenants/{team}")).body["spec"]["billing"]
+    assert shown == {"mode": "prepaid", "leaseMode": "reserve", "leaseSeconds": 15, "discountPercent": 2.5}
+
+
+@pytest.mark.parametrize("kind", ["tenants", "tiers"])
+@pytest.mark.parametrize(
+    ("billing", "field"),
+    [
+        ({"mode": "later"}, "mode"),
+        ({"leaseMode": "lax"}, "leaseMode"),
+        ({"leaseSeconds": 0}, "leaseSeconds"),
+        ({"leaseSeconds": 604_801}, "leaseSeconds"),
+        ({"discountPercent": -1}, "discountPercent"),
+        ({"discountPercent": 100.01}, "discountPercent"),
+        ({"discountPercent": 0.001}, "discountPercent"),
+    ],
+)
+async def test_terms_that_mean_nothing_are_refused(site: Site, kind: str, billing: Document, field: str) -> None:
+    before = await site.state()
+    reply = await site.post(kind, {"metadata": {"name": site.name("bad")}, "spec": {"billing": billing}})
+    assert reply.status in (400, 422), reply
+    assert reply.body["details"]["causes"][0]["field"] == f"spec.billing.{field}"
+    assert await site.state() == before
+
+
+async def test_a_tenant_cannot_decide_that_it_need_not_pay(site: Site) -> None:
+    team = await paying_team(site)
+    token = await site.token("tenant-admin", tenant=team, user="ann")
+    reply = await site.patch(f"tenants/{team}", {"spec": {"billing": {"mode": "none"}}}, token=token)
+    assert reply.status == 403
+
+
+# Who pays.
+
+
+async def test_who_submitted_it_is_what_the_server_knows_and_not_what_they_say(site: Site) -> None:
+    team = await paying_team(site)
+    token = await site.token("user", tenant=team, user="ann")
+    where = f"namespaces/{team}"
+    forged = {**allocation("mine", gpu=1), "status": {"user": f"{team}/bob"}}
+    made = await site.post(f"{where}/allocations", forged, token=token)
+    assert (made.status, made.body["status"]["user"]) == (201, f"{team}/ann")
+    job = {"metadata": {"name": "sweep"}, "spec": {"template": {"spec": {"resources": {"requests": {GPU: "1"}}}}}}
+    made = await site.post(f"{where}/jobs", {**job, "status": {"user": f"{team}/bob"}}, token=token)
+    assert made.status == 201, made
+    changed: list[Reply] = [
+        await site.patch(f"{where}/allocations/mine", {"status": {"user": f"{team}/bob"}}, token=token),
+        await site.patch(f"{where}/jobs/sweep", {"status": {"user": f"{team}/bob"}}, token=token),
+        await site.patch(f"{where}/allocations/mine/status", {"status": {"user": f"{team}/bob"}}, token=token),
+    ]
+    assert changed[2].status == 403
+    for path in ("allocations/mine", "jobs/sweep", "allocations/sweep-0"):
+        assert (await site.get(f"{where}/{path}")).body["status"]["user"] == f"{team}/ann", path
+
+
+# What it would cost.
+
+
+async def test_what_is_tried_out_tells_what_it_would_cost(site: Site) -> None:
+    team = await paying_team(site)
+    await h100(site, team)
+    await funded(site.house.office, "50", Owner(team))
+    async with scheduling(site):
+        found = await site.post(f"namespaces/{team}/allocations/simulate", asking("train", team))
+    assert found.status == 200, found
+    (shown,) = found.body["allocations"]
+    assert shown["wouldRun"]
+    assert shown["cost"] == {
+        "account": team, "perSecond": "0.04", "perHour": "144", "firstWindow": "0.6", "windowSeconds": 15,
+        "available": "50",
+    }  # fmt: skip
+    assert (await account(site.house.office, team))["held"] == 0
+    assert (await site.get(f"namespaces/{team}/allocations")).names == []
+
+
+async def test_several_share_one_account_when_they_are_tried_out(site: Site) -> None:
+    team = await paying_team(site)
+    await h100(site, team)
+    await funded(site.house.office, "0.65", Owner(team))
+    async with scheduling(site):
+        body = {"items": [asking("a", team, 2), asking("b", team, 4)]}
+        found = await site.post(f"namespaces/{team}/allocations/simulate", body)
+    assert found.status == 200, found
+    first, second = found.body["allocations"]
+    assert (first["wouldRun"], second["wouldRun"], found.body["wouldRun"]) == (True, False, False)
+    assert second["reason"]["code"] == "insufficient_credit"
+    assert second["message"].startswith(f"it would wait: account {team} has 0.35 credits available, 0.6 are needed")
+    assert second["reason"]["help"] == "Top up 0.25 credits or more."
+    assert second["cost"]["perSecond"] == "0.04"
+
+
+async def test_what_has_no_price_or_no_account_would_wait(site: Site) -> None:
+    team = await paying_team(site)
+    await h100(site, team)
+    async with scheduling(site):
+        found = await site.post(f"namespaces/{team}/allocations/simulate", asking("a", team))
+    (shown,) = found.body["allocations"]
+    assert (shown["wouldRun"], shown["reason"]["code"]) == (False, "insufficient_credit")
+    assert "cost" not in shown
+    assert "no account" in shown["message"]
+
+
+async def test_what_has_no_price_is_not_told_to_cost_nothing(site: Site) -> None:
+    team = await paying_team(site)
+    await funded(site.house.office, "5", Owner(team))
+    labels = {"gpu-type": f"unpriced-{team}", "team": team}
+    body = {"metadata": {"name": f"node-{team}", "labels": labels}, "spec": {"capacity": {GPU: "8"}}}
+    assert (await site.post("nodes", body)).status == 201
+    async with scheduling(site):
+        found = await site.post(f"namespaces/{team}/allocations/simulate", asking("a", team))
+    (shown,) = found.body["allocations"]
+    assert (shown["wouldRun"], shown["reason"]["code"]) == (False, "unpriced")
+    assert shown["reason"]["help"].endswith(f"bursar price set {GPU} CREDITS --class unpriced-{team}")
+    assert "cost" not in shown
+
+
+async def test_who_does_not_pay_beforehand_is_told_no_cost(site: Site) -> None:
+    team = await site.namespace()
+    await h100(site, team)
+    async with scheduling(site):
+        found = await site.post(f"namespaces/{team}/allocations/simulate", asking("a", team))
+    (shown,) = found.body["allocations"]
+    assert shown["wouldRun"]
+    assert "cost" not in shown
+
+
+# Why it waits.
+
+
+async def test_why_it_waits_is_told_with_what_is_missing(site: Site) -> None:
+    team = await paying_team(site)
+    await h100(site, team)
+    await funded(site.house.office, "0.5", Owner(team))
+    where = f"namespaces/{team}/allocations"
+    async with scheduling(site):
+        assert (await site.post(where, asking("train", team))).status == 201
+
+        async def waits() -> bool:
+            told: Document = (await site.get(f"{where}/train")).body["status"]
+            return bool(told.get("reason") == "insufficient_credit")
+
+        await eventually(waits)
+        body = (await site.get(f"{where}/train/explain")).body
+        assert body["reason"]["code"] == "insufficient_credit"
+        assert body["message"] == f"account {team} has 0.5 credits available, 0.6 are needed"
+        assert body["reason"]["help"] == "Top up 0.1 credits or more."
+        await funded(site.house.office, "0.1", Owner(team))
+
+        async def runs() -> bool:
+            return bool((await site.get(f"{where}/train")).body["status"]["phase"] == "Scheduled")
+
+        await eventually(runs)
+    shown = (await site.get(f"{where}/train")).body["status"]
+    assert shown["nodes"][0]["lease"].startswith("lease-")
+    assert "reason" not in shown
+
+
+async def test_what_runs_and_is_paid_no_further_is_told_so(site: Site) -> None:
+    team = await paying_team(site)
+    await h100(site, team)
+    await funded(site.house.office, "0.6", Owner(team))
+    where = f"namespaces/{team}/allocations"
+    assert (await site.post(where, asking("train", team))).status == 201
+    await bind(site.house.office, team, "train", f"node-{team}")
+    assert (await site.patch(f"{where}/train/status", {"status": {"phase": "Running"}})).status == 200
+    assert (await site.get(f"{where}/train/explain")).body["message"].endswith("Z")
+    await pay_on(site.house.office, [f"node-{team}"])
+    await pay_on(site.house.office, [f"node-{team}"])
+    body = (await site.get(f"{where}/train/explain")).body
+    assert " (no more time is paid for after " in body["message"]
+    assert body["message"].endswith("Z: insufficient_credit)")

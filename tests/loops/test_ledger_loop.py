@@ -1,0 +1,98 @@
+"""Keeping the ledger without being asked."""
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+from structlog.testing import capture_logs
+
+from bursar.loops import ledger as loop
+from bursar.ops.office import Office
+from bursar.ops.seal import Broken, load_standing
+from bursar.store.seal import Standing, load_head
+from ledgers import pass_time
+from sealings import beat, history, partitions, unguarded
+
+
+async def standing_when(office: Office, seen: str) -> Standing:
+    """Once it is so."""
+    async with asyncio.timeout(20):
+        while True:
+            standing = await load_standing(office)
+            if seen == "sealed" and standing.unsealed == 0 and standing.checked_at is not None:
+                return standing
+            if seen == "wrong" and standing.findings:
+                return standing
+            await asyncio.sleep(0.02)
+
+
+async def test_it_seals_verifies_and_makes_room(office: Office) -> None:
+    await history(office)
+    running = asyncio.ensure_future(loop.run_ledger(office))
+    try:
+        standing = await standing_when(office, "sealed")
+        assert standing.findings == []
+        assert {"entry_000000000", "entry_000000001"} <= set(await partitions(office))
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+
+
+async def test_what_is_wrong_is_told(office: Office) -> None:
+    await history(office)
+    async with unguarded(office) as db:
+        await db.execute("UPDATE account SET held = held + 1 WHERE id = 100")
+    running = asyncio.ensure_future(loop.run_ledger(office))
+    try:
+        standing = await standing_when(office, "wrong")
+        assert [(one.check, one.where) for one in standing.findings] == [("held", "account 100")]
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+
+
+async def test_what_is_too_slow_is_named_and_not_taken_for_a_database_that_is_away(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "AGAIN_SECONDS", 0.0)
+    begun, again = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> float:
+        if begun.is_set():
+            again.set()
+            return 60.0
+        begun.set()
+        async with office.database.reader() as db, db.transaction():
+            await db.execute("SET LOCAL statement_timeout = '50ms'")
+            await load_head(db)
+        return 0.0
+
+    async with office.database.reader() as db, db.transaction():
+        await db.execute("LOCK TABLE entry_block")
+        with capture_logs() as logs:
+            running = asyncio.ensure_future(loop._repeat("verify", slow))
+            await again.wait()
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+    (line,) = logs
+    assert (line["log_level"], line["event"], line["duty"]) == ("error", "keeping the ledger is too slow", "verify")
+    assert line["error"].startswith("load_head took too long")
+
+
+async def test_a_ledger_that_cannot_be_sealed_is_tried_again(office: Office) -> None:
+    await history(office)
+    async with unguarded(office) as db:
+        row = await db.fetchrow("DELETE FROM entry WHERE number = 40 RETURNING *")
+    with pytest.raises(Broken):
+        await loop.seal_once(office)
+    assert (await load_standing(office)).unsealed == 3
+    async with office.database.reader() as db:
+        places = ", ".join(f"${index}" for index in range(1, len(row) + 1))
+        await db.execute(f"INSERT INTO entry VALUES ({places})", *row)
+    await pass_time(office, 1)
+    await beat(office, 99)
+    assert await loop.seal_once(office) == 60
+    assert (await load_standing(office)).unsealed == 0

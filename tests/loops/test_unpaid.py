@@ -1,0 +1,187 @@
+"""What cannot be paid for waits with its reason, is tried again when its account changes, and is in nobody's way."""
+
+import asyncio
+
+import pytest
+
+from bursar.core.money import nanocredits
+from bursar.ops import credit
+from bursar.ops.credit import PutAccount
+from bursar.ops.ledger import Owner
+from bursar.ops.office import Office
+from evictions import assert_books_balance as assert_rooms_balance
+from houses import eventually
+from ledgers import LAB, assert_books_balance, funded, priced, receipt
+from offices import change, code, end, namespace, tenant
+from paying import account, assert_all_is_paid, ended, leases, machine, prepaid, submitted_by
+from schedulers import HASTY, acting, is_in, scheduling, settled, status, submit, until, waits_for
+
+RUNNING = is_in("Running")
+BOUND = is_in("Scheduled", "Running")
+WAIT = 3600.0  # what is tried again only because time passes is not tried in these tests
+
+
+@pytest.fixture
+async def lab(office: Office) -> Office:
+    await prepaid(office)
+    await priced(office)
+    for name in ("n1", "n2"):
+        await machine(office, name)
+    return office
+
+
+async def amend(office: Office, owner: Owner = LAB, **changes: object) -> None:
+    receipt(await credit.put_account(office, PutAccount(actor="user:test", whose=owner, changes=changes)))
+
+
+async def until_leased(office: Office, count: int) -> None:
+    async def are_there() -> bool:
+        return len(await leases(office)) >= count
+
+    await eventually(are_there, 30)
+
+
+async def test_without_credit_it_waits_and_says_so_and_a_top_up_starts_it_at_once(lab: Office) -> None:
+    await funded(lab, "0.1")
+    async with scheduling(lab, quota_backoff_seconds=WAIT) as scheduler:
+        await submit(lab, "train")
+        told = await until(lab, "train", waits_for("insufficient_credit"))
+        assert told["message"] == "account default has 0.1 credits available, 0.15 are needed"
+        assert await leases(lab) == []
+        assert not scheduler.world.placed
+        await funded(lab, "0.05")
+        await until(lab, "train", BOUND)
+        await settled(scheduler)
+    await assert_all_is_paid(lab)
+    await assert_books_balance(lab)
+
+
+async def test_an_account_that_is_opened_later_is_found(lab: Office) -> None:
+    async with scheduling(lab, quota_backoff_seconds=WAIT):
+        await submitted_by(lab, "default/ann", "train")
+        told = await until(lab, "train", waits_for("insufficient_credit"))
+        assert "there is no account default/ann or default" in told["message"]
+        await amend(lab, Owner("default", "ann"), credit_limit=nanocredits("1"))
+        await until(lab, "train", BOUND)
+    assert (await account(lab, user="ann"))["held"] == nanocredits("0.15")
+
+
+async def test_one_users_empty_account_does_not_keep_others_waiting(lab: Office) -> None:
+    """What they ask for is alike in everything but who pays."""
+    await funded(lab, "10")
+    await amend(lab, Owner("default", "ann"))
+    async with scheduling(lab, quota_backoff_seconds=WAIT):
+        for number in range(3):
+            await submitted_by(lab, "default/ann", f"ann-{number}")
+        await until(lab, "ann-0", waits_for("insufficient_credit"))
+        await submitted_by(lab, "default/bob", "bob")
+        await until(lab, "bob", BOUND)
+    assert [(await status(lab, f"ann-{number}"))["phase"] for number in range(3)] == ["Pending"] * 3
+
+
+async def test_a_limit_on_gpus_lets_the_next_start_when_one_has_ended(lab: Office) -> None:
+    await funded(lab, "100")
+    await amend(lab, gpus_max=2000)
+    names = [f"w{number}" for number in range(6)]
+    async with scheduling(lab, quota_backoff_seconds=WAIT):
+        for name in names:
+            await submit(lab, name)
+        done: list[str] = []
+        async with asyncio.timeout(60):
+            while len(done) < len(names):
+                ready = [name for name in names if name not in done and BOUND(await status(lab, name))]
+                assert len(ready) <= 2
+                for name in ready:
+                    assert code(await end(lab, "default", name)) == "ok"
+                    done.append(name)
+                await asyncio.sleep(0.01)
+    assert len(await ended(lab)) == 6
+    await assert_books_balance(lab)
+    await assert_rooms_balance(lab)
+
+
+async def test_credit_for_some_of_many_is_used_and_the_rest_waits(lab: Office) -> None:
+    await funded(lab, "0.75")
+    names = [f"w{number}" for number in range(16)]
+    async with scheduling(lab, quota_backoff_seconds=WAIT) as scheduler:
+        await asyncio.gather(*(submit(lab, name) for name in names))
+        await until_leased(lab, 5)
+        waiting = [name for name in names if not BOUND(await status(lab, name))]
+        assert len(waiting) == 11
+        for name in waiting[:2]:
+            await until(lab, name, waits_for("insufficient_credit"))
+        await funded(lab, "10")
+        for name in names:
+            await until(lab, name, BOUND)
+        await settled(scheduler)
+        assert not scheduler.world.probes.most or max(scheduler.world.probes.most.values()) > 1
+    assert (await account(lab))["held"] == nanocredits("2.4")
+    await assert_all_is_paid(lab)
+
+
+async def test_what_cannot_be_paid_for_takes_no_room_from_others(lab: Office) -> None:
+    """All of the nodes are asked for by somebody without credit, who comes first."""
+    await tenant(lab, "free")
+    await namespace(lab, "free", "free")
+    async with scheduling(lab, quota_backoff_seconds=WAIT):
+        for number in range(4):
+            await submit(lab, f"broke-{number}", spec={"priority": 100}, gpu=8)
+        await until(lab, "broke-0", waits_for("insufficient_credit"))
+        for number in range(2):
+            await submit(lab, f"free-{number}", where="free", gpu=8)
+        for number in range(2):
+            await until(lab, f"free-{number}", BOUND, where="free")
+
+
+async def test_nobody_is_stopped_for_who_cannot_pay(lab: Office) -> None:
+    await tenant(lab, "free")
+    await namespace(lab, "free", "free")
+    await funded(lab, "0.1")
+    async with acting(lab), scheduling(lab, HASTY, quota_backoff_seconds=WAIT):
+        for number in range(2):
+            await submit(lab, f"free-{number}", where="free", gpu=8)
+        for number in range(2):
+            await until(lab, f"free-{number}", RUNNING, where="free")
+        await submit(lab, "urgent", spec={"priority": 1000}, gpu=8)
+        await until(lab, "urgent", waits_for("insufficient_credit"))
+        assert [(await status(lab, f"free-{number}", "free"))["phase"] for number in range(2)] == ["Running"] * 2
+        await funded(lab, "10")
+        await until(lab, "urgent", BOUND)
+    await assert_all_is_paid(lab)
+
+
+async def test_a_gang_waits_for_credit_as_a_whole(lab: Office) -> None:
+    await funded(lab, "0.3")
+    gang = {"gangScheduling": {"groupId": "g", "minMembers": 3}}
+    async with scheduling(lab, quota_backoff_seconds=WAIT):
+        for name in ("a", "b", "c"):
+            await submit(lab, name, spec=gang)
+        told = await until(lab, "a", waits_for("insufficient_credit"))
+        assert "0.3 credits available, 0.45 are needed" in told["message"]
+        assert await leases(lab) == []
+        await funded(lab, "0.15")
+        for name in ("a", "b", "c"):
+            await until(lab, name, BOUND)
+    await assert_all_is_paid(lab)
+
+
+async def test_a_price_that_is_missing_is_told(lab: Office) -> None:
+    await funded(lab, "10")
+    await change(lab, "Tenant", "", "default", billing={"mode": "prepaid", "leaseSeconds": 15})
+    async with scheduling(lab, quota_backoff_seconds=0.2):
+        await submit(lab, "train", spec={"nodeSelector": {"gpu-type": "b200"}})
+        await machine(lab, "new", "b200")
+        told = await until(lab, "train", waits_for("unpriced"))
+        assert "b200" in told["message"]
+        await priced(lab, "0.02", "b200")
+        await until(lab, "train", BOUND)
+
+
+async def test_spending_too_fast_is_a_matter_of_time(lab: Office) -> None:
+    await funded(lab, "10")
+    await amend(lab, spend_rate_max=nanocredits("0.15"), spend_burst=nanocredits("0.15"))
+    async with scheduling(lab, quota_backoff_seconds=WAIT):
+        for name in ("one", "two"):
+            await submit(lab, name)
+        await until_leased(lab, 2)
+    await assert_all_is_paid(lab)

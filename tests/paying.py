@@ -1,0 +1,103 @@
+"""Short words for what tests do with work that is paid for beforehand."""
+
+from typing import Any
+
+import msgspec
+
+from bursar.core.allocation import Phase
+from bursar.core.billing import Billing
+from bursar.core.object import Key, Origin, Stored
+from bursar.ops import object as object_ops
+from bursar.ops.allocation import Report, report
+from bursar.ops.command import Reply
+from bursar.ops.dispatch import create_command
+from bursar.ops.office import Office
+from bursar.wire.kinds import BY_NAME
+from offices import TEST, change, code, create
+
+WINDOW = 15  # seconds
+
+
+async def prepaid(office: Office, tenant: str = "default", **billing: Any) -> None:
+    """From now on this tenant pays for the next 15 seconds before they begin."""
+    terms = {"mode": Billing.PREPAID, "leaseSeconds": WINDOW, **billing}
+    assert code(await change(office, "Tenant", "", tenant, billing=terms)) == "ok"
+
+
+async def machine(office: Office, name: str, klass: str = "h100", gpus: int = 8, **capacity: Any) -> None:
+    """A node whose GPUs are of a class."""
+    resources = {"nvidia.com/gpu": str(gpus), **{key: str(value) for key, value in capacity.items()}}
+    document = {"metadata": {"name": name, "labels": {"gpu-type": klass}}, "spec": {"capacity": resources}}
+    assert code(await create(office, "Node", document)) == "ok"
+
+
+async def submitted_by(office: Office, user: str, name: str, gpus: int = 1, namespace: str = "default") -> Reply:
+    """An allocation of somebody: `default/ann` is ann of the tenant default."""
+    body = {"resources": {"requests": {"nvidia.com/gpu": str(gpus)}}}
+    one = msgspec.convert(
+        {"metadata": {"name": name, "namespace": namespace}, "spec": body}, BY_NAME["Allocation"].type
+    )
+    command = create_command(BY_NAME["Allocation"], one, Origin(f"user:{user}", "create"))
+    return await object_ops.submit(office, command, tenant="test")
+
+
+async def ends(office: Office, on: str, name: str, phase: Phase = Phase.SUCCEEDED, **said: Any) -> Reply:
+    """A node says that something ended there."""
+    key = Key("Allocation", "default", name)
+    found = await object_ops.get(office, key)
+    assert isinstance(found, Stored), found
+    command = Report(key=key, origin=TEST, phase=phase, node=on, gang=found.gang, **said)
+    return await report(office, command)
+
+
+async def leases(office: Office, name: str = "") -> list[dict[str, Any]]:
+    """Open leases, in the order of their numbers; of one allocation, or all."""
+    async with office.database.reader() as db:
+        rows = await db.fetch("SELECT * FROM lease ORDER BY id")
+    uid = ""
+    if name:
+        found = await object_ops.get(office, Key("Allocation", "default", name))
+        assert isinstance(found, Stored), found
+        uid = found.uid
+    return [dict(row) for row in rows if uid in ("", row["uid"])]
+
+
+async def ended(office: Office) -> list[dict[str, Any]]:
+    async with office.database.reader() as db:
+        return [dict(row) for row in await db.fetch("SELECT * FROM lease_ended ORDER BY id")]
+
+
+async def account(office: Office, tenant: str = "default", user: str = "") -> dict[str, Any]:
+    async with office.database.reader() as db:
+        row = await db.fetchrow("SELECT * FROM account WHERE (tenant, username) = ($1, $2)", tenant, user)
+    assert row is not None, f"there is no account {tenant}/{user}"
+    return dict(row)
+
+
+STATE = {
+    "account": "account ORDER BY id",
+    "lease": "lease ORDER BY id",
+    "lease_ended": "lease_ended ORDER BY id",
+    "ledger": "ledger",
+    "entry": "entry ORDER BY number",
+    "notice": "notice ORDER BY id",
+    "quota": "quota WHERE (accepted, bound) <> (0, 0) ORDER BY scope, dimension",  # an empty counter is none
+    "node": "node ORDER BY name",
+    "placement": "placement ORDER BY node, uid",
+    "object": "object ORDER BY kind, namespace, name",
+    "revision": "revision",
+}
+
+
+async def state(office: Office) -> dict[str, list[tuple[Any, ...]]]:
+    """Everything that what is refused must leave as it was."""
+    async with office.database.reader() as db, db.transaction(isolation="repeatable_read"):
+        return {table: [tuple(row) for row in await db.fetch(f"SELECT * FROM {rows}")] for table, rows in STATE.items()}
+
+
+async def assert_all_is_paid(office: Office) -> None:
+    """Each placement of who pays beforehand has its own open lease, and each lease of a placement has its placement."""
+    async with office.database.reader() as db, db.transaction(isolation="repeatable_read"):
+        placed = await db.fetch("SELECT node, uid, epoch, lease FROM placement WHERE lease IS NOT NULL")
+        open_ = await db.fetch("SELECT node, uid, epoch, id AS lease FROM lease WHERE uid <> ''")
+    assert sorted(map(tuple, placed)) == sorted(map(tuple, open_))

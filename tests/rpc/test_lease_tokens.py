@@ -1,0 +1,156 @@
+"""What is granted to a node is signed: for that node, that stream and that beat, with keys that the stream was told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bursar.agent.speech import read_answer
+from bursar.agent.token import Believed, Distrusted, Trust
+from bursar.core.refusal import Refusal
+from bursar.ops.office import Office
+from bursar.ops.signing import Ring, rotate
+from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
+from ledgers import funded, priced
+from offices import change, node
+from streams import Agent, Door, opened_door, placed, running
+
+
+class Node:
+    """A node's agent that believes only what is signed."""
+
+    def __init__(self, door: Door, name: str = "n1") -> None:
+        self.agent: Agent = door.agent(name)
+        self.trust = Trust(name)
+        self.answers: list[pb.HeartbeatResponse] = []
+
+    async def beat(self, *statuses: pb.PodStatus) -> Believed:
+        first = self.agent.seq == 0
+        said: dict[str, Any] = {"inventory": True, "nonce": self.trust.begin()} if first else {}
+        self.answers.append(await self.agent.beat(*statuses, **said))
+        answer = read_answer(self.answers[-1])
+        self.trust.learn(answer.signing_keys)
+        return self.trust.believe(answer.leases, answer.lease_token, answer.seq)
+
+    @property
+    def keys(self) -> list[str]:
+        """Those that the last answer told."""
+        return [one.id for one in self.answers[-1].signing_keys]
+
+
+async def paying(office: Office, *, seconds: int = 120, credits: str = "1000") -> None:  # noqa: A002
+    """Everybody pays beforehand, and can."""
+    await priced(office, "0.01", "")
+    await funded(office, credits)
+    reply = await change(office, "Tenant", "", "default", billing={"mode": "prepaid", "leaseSeconds": seconds})
+    assert not isinstance(reply, Refusal), reply
+
+
+async def test_every_grant_is_in_the_token_and_every_beat_has_its_own(door: Door) -> None:
+    await paying(door.office)
+    await node(door.office, "n1", gpu=8)
+    uids = {await placed(door.office, name, "n1", gpu=2) for name in ("a", "b")}
+    one = Node(door)
+    seen = []
+    for _ in range(3):
+        believed = await one.beat(*(running(uid) for uid in uids))
+        assert not believed.why
+        assert {uid for uid, _ in believed.grants} == uids
+        assert {lease.seconds for lease in believed.signed.values()} == {120.0}
+        assert all(lease.id.startswith("lease-") for lease in believed.signed.values())
+        seen.append(one.answers[-1].lease_token)
+    assert len({*seen}) == 3
+
+
+async def test_who_pays_for_nothing_is_told_neither_tokens_nor_keys(door: Door) -> None:
+    await node(door.office, "n1", cpu=8)
+    uid = await placed(door.office, "a", "n1")
+    one = Node(door)
+    await one.beat(running(uid))
+    assert (one.answers[-1].lease_token, one.keys) == ("", [])
+
+
+async def test_keys_are_told_with_the_first_token_of_a_stream_and_when_they_change(door: Door) -> None:
+    office = door.office
+    await paying(office)
+    await node(office, "n1", gpu=8)
+    uid = await placed(office, "a", "n1", gpu=2)
+    one = Node(door)
+    assert not (await one.beat(running(uid))).why
+    (old,) = one.keys
+    assert not (await one.beat(running(uid))).why
+    assert one.keys == []
+    ring = await rotate(office.database, by="user:test")
+    assert isinstance(ring, Ring)
+    office.signing.forget()
+    assert not (await one.beat(running(uid))).why, "what the new key signs is believed at once"
+    assert one.keys == [old, ring.ids[-1]]
+    stolen = await rotate(office.database, by="user:test", overlap_seconds=0)
+    assert isinstance(stolen, Ring)
+    office.signing.forget()
+    assert not (await one.beat(running(uid))).why
+    assert one.keys == [stolen.ids[-1]]
+    outcome = one.trust.verify(ring.sign("n1", "word", one.agent.seq + 1, []), one.agent.seq + 1)
+    assert isinstance(outcome, Distrusted)
+    assert outcome.why.startswith("the token is signed with a key that is not believed")
+
+
+async def test_a_stream_that_moves_to_another_process_is_told_the_keys_of_that_one(database_url: str) -> None:
+    async with opened_door(database_url) as first, opened_door(database_url) as second:
+        await paying(first.office)
+        await node(first.office, "n1", gpu=8)
+        uid = await placed(first.office, "a", "n1", gpu=2)
+        assert not (await Node(first).beat(running(uid))).why
+        ring = await rotate(first.office.database, by="user:test")
+        assert isinstance(ring, Ring)
+        moved = Node(second)
+        assert not (await moved.beat(running(uid))).why
+        assert moved.keys[-1] == ring.ids[-1]
+
+
+async def test_a_token_that_was_heard_on_another_stream_or_by_another_node_is_worth_nothing(door: Door) -> None:
+    office = door.office
+    await paying(office)
+    for name in ("n1", "n2"):
+        await node(office, name, gpu=8)
+    first, second = [await placed(office, name, where, gpu=2) for name, where in (("a", "n1"), ("b", "n2"))]
+    one, other = Node(door, "n1"), Node(door, "n2")
+    await one.beat(running(first))
+    await other.beat(running(second))
+    kept = one.answers[-1].lease_token
+    assert isinstance(other.trust.verify(kept, 1), Distrusted)
+    again = Node(door, "n1")
+    await again.beat(running(first))
+    assert isinstance(again.trust.verify(kept, 2), Distrusted)
+    assert not (await again.beat(running(first))).why
+
+
+async def test_the_last_of_paid_time_is_signed_to_be_that(door: Door) -> None:
+    office = door.office
+    await paying(office, seconds=60, credits="1.2")  # for one minute of two GPUs, and no more
+    await node(office, "n1", gpu=8)
+    uid = await placed(office, "a", "n1", gpu=2)
+    one = Node(door)
+    await one.beat(running(uid))
+    believed = await one.beat(running(uid))
+    assert not believed.why
+    (lease,) = believed.signed.values()
+    (grant,) = believed.grants.values()
+    assert lease.final
+    assert grant.final == "insufficient_credit"
+    assert lease.seconds <= 60
+
+
+async def test_an_agent_that_names_no_word_for_its_stream_is_answered_all_the_same(door: Door) -> None:
+    """One of the version before."""
+    await paying(door.office)
+    await node(door.office, "n1", gpu=8)
+    uid = await placed(door.office, "a", "n1", gpu=2)
+    answer = await door.agent("n1").beat(running(uid), inventory=True)
+    assert answer.lease_token
+    assert [one.allocation_id for one in answer.leases] == [uid]
+
+
+async def test_a_word_that_is_too_long_is_refused(door: Door) -> None:
+    await node(door.office, "n1", cpu=8)
+    _, why = await door.agent("n1").refusal_of(nonce="x" * 65)
+    assert "nonce" in why

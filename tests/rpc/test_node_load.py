@@ -1,0 +1,57 @@
+"""What agents measure to be in use on their nodes is shown with the nodes, and counted in the cluster's figures."""
+
+from typing import Any
+
+import msgspec
+
+from bursar.api.show import show
+from bursar.ops.cluster import ClusterCache
+from bursar.store.listing import Item
+from bursar.wire.node import NODE
+from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
+from offices import node
+from silences import stored_node
+from streams import Door
+
+GPU = "nvidia.com/gpu"
+
+
+def usage(cpu: float, memory: int, *gpus: float) -> pb.ResourceUsage:
+    busy = [pb.GpuUsage(index=index, utilization=one) for index, one in enumerate(gpus)]
+    return pb.ResourceUsage(cpu_cores=cpu, memory_bytes=memory, gpus=busy)
+
+
+async def shown(door: Door, name: str) -> dict[str, Any]:
+    stored = await stored_node(door.office, name)
+    [body] = await show(door.office.database, NODE, [Item("", name, "", stored.revision, stored.doc, stored.status)])
+    status: dict[str, Any] = msgspec.json.decode(body)["status"]
+    return status
+
+
+async def test_what_an_agent_measures_is_shown_and_counted(door: Door) -> None:
+    for name in ("n1", "n2", "n3"):
+        await node(door.office, name, cpu=10, memory="64Gi", gpu=4)
+    await door.agent("n1").beat(inventory=True, current_usage=usage(2.5, 8 << 30, 1.0, 0.25))
+    await door.agent("n2").beat(inventory=True, current_usage=usage(0.5, 1 << 30, 0.0))
+    await door.agent("n3").beat(inventory=True)
+    assert (await shown(door, "n1"))["used"] == {
+        "cpu": "2500m", "memory": "8Gi", "ephemeral-storage": "0", GPU: "1250m",
+    }  # fmt: skip
+    assert "used" not in await shown(door, "n3")
+    totals = await ClusterCache(door.office.database).totals()
+    assert (totals.used["cpu"], totals.used["memory"], totals.used[GPU]) == (3000, 9 << 30, 1250)
+
+
+async def test_what_cannot_be_measured_is_left_out(door: Door) -> None:
+    await node(door.office, "n1", cpu=10, memory="64Gi", gpu=4)
+    await door.agent("n1").beat(inventory=True, current_usage=usage(float("nan"), -5, float("inf"), 7.0))
+    assert (await shown(door, "n1"))["used"] == {"ephemeral-storage": "0", GPU: "2"}
+
+
+async def test_what_was_measured_long_ago_says_nothing_of_now(door: Door) -> None:
+    await node(door.office, "n1", cpu=10, memory="64Gi", gpu=4)
+    await door.agent("n1").beat(inventory=True, current_usage=usage(2.5, 8 << 30))
+    async with door.office.database.reader() as db:
+        await db.execute("UPDATE node_load SET at = at - interval '1 hour'")
+    assert "used" not in await shown(door, "n1")
+    assert (await ClusterCache(door.office.database).totals()).used == {}

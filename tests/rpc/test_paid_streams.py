@@ -1,0 +1,316 @@
+"""Beats pay for what runs: each extends the leases of its node, all at once, and the answer says for how long."""
+
+from __future__ import annotations
+
+import pytest
+
+from bursar.core.money import MICROS, nanocredits
+from bursar.loops.leases import Watch, end_lapsed
+from bursar.ops import credit, lapse
+from bursar.ops.credit import PutAccount
+from bursar.ops.office import Office
+from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
+from ledgers import LAB, assert_books_balance, funded, pass_time, priced, receipt, stop_clock
+from offices import change
+from paying import WINDOW, account, assert_all_is_paid, leases, machine, prepaid
+from paying import ended as ended_leases
+from streams import Agent, Door, acknowledged, ended, joined, placed, running, shown, stopped
+
+SECOND = nanocredits("0.01")  # what a GPU costs
+
+
+@pytest.fixture
+async def lab(door: Door) -> Door:
+    """A prepaid tenant with a node of H100s at 0.01 credits a second, and a clock that stands still."""
+    await stop_clock(door.office)
+    await prepaid(door.office)
+    await priced(door.office)
+    await machine(door.office, "n1")
+    return door
+
+
+def grants(answer: pb.HeartbeatResponse) -> list[tuple[str, int, bool, str, int]]:
+    return [(one.allocation_id, one.seconds, one.final, one.reason, one.freeze_seconds) for one in answer.leases]
+
+
+async def begun(lab: Door, agent: Agent, name: str = "train") -> str:
+    """One GPU that runs; its uid."""
+    uid = await placed(lab.office, name, "n1", gpu=1)
+    await agent.directive()
+    await agent.beat(running(uid))
+    return uid
+
+
+async def passed(office: Office, seconds: float) -> None:
+    await pass_time(office, round(seconds * MICROS))
+
+
+async def amend(office: Office, **changes: object) -> None:
+    receipt(await credit.put_account(office, PutAccount(actor="user:test", whose=LAB, changes=changes)))
+
+
+async def test_what_is_paid_for_is_told_so_granted_its_window_and_extended_beat_by_beat(lab: Door) -> None:
+    await funded(lab.office, "1")
+    agent = await joined(lab)
+    uid = await placed(lab.office, "train", "n1", gpu=1)
+    order = await agent.directive()
+    assert (order.paid, order.leased) == (True, False)
+    answer = await agent.beat()
+    assert grants(answer) == [(uid, WINDOW, False, "", 0)]
+    (lease,) = await leases(lab.office)
+    assert lease["started_at"] == 0, "nothing is spent before it runs"
+    await agent.beat(running(uid))
+    await passed(lab.office, 5)
+    answer = await agent.beat()
+    assert grants(answer) == [(uid, WINDOW, False, "", 0)]
+    held = await account(lab.office)
+    assert (held["posted"], held["held"]) == (nanocredits("1") - 5 * SECOND, WINDOW * SECOND)
+    await assert_all_is_paid(lab.office)
+    await assert_books_balance(lab.office)
+
+
+async def test_work_that_nobody_pays_for_asks_for_nothing(door: Door) -> None:
+    agent = await joined(door)
+    uid = await placed(door.office, "free", "n1")
+    assert not (await agent.directive()).paid
+    answer = await agent.beat(running(uid))
+    assert not answer.leases
+    async with door.office.database.reader() as db:
+        assert await db.fetchval("SELECT count(*) FROM entry") == 0
+
+
+async def test_an_end_is_settled_by_what_the_node_measured(lab: Door) -> None:
+    await funded(lab.office, "1")
+    agent = await joined(lab)
+    uid = await begun(lab, agent)
+    await passed(lab.office, 7)
+    answer = await agent.beat(ended(uid, usage=pb.AllocationUsage(seconds=6.25)))
+    assert (acknowledged(answer), grants(answer)) == ([(uid, 1)], [])
+    (lease,) = await ended_leases(lab.office)
+    assert (lease["state"], lease["posted"]) == ("closed", 6.25 * SECOND)
+    assert (await account(lab.office))["posted"] == nanocredits("1") - 6.25 * SECOND
+    await assert_books_balance(lab.office)
+
+
+async def test_without_credit_the_rest_of_the_window_is_the_last_unless_somebody_tops_up(lab: Door) -> None:
+    await funded(lab.office, "0.2")
+    agent = await joined(lab)
+    uid = await begun(lab, agent)
+    await passed(lab.office, 5)
+    await agent.beat()
+    await passed(lab.office, 5)
+    answer = await agent.beat()
+    assert grants(answer) == [(uid, 10, True, "insufficient_credit", 0)]
+    await passed(lab.office, 4)
+    assert grants(await agent.beat()) == [(uid, 6, True, "insufficient_credit", 0)]
+    await funded(lab.office, "1")
+    assert grants(await agent.beat()) == [(uid, WINDOW, False, "", 0)]
+    await assert_books_balance(lab.office)
+
+
+async def test_what_ended_for_want_of_credit_has_failed_and_says_so(lab: Door) -> None:
+    await funded(lab.office, "0.15")
+    agent = await joined(lab)
+    uid = await begun(lab, agent)
+    await passed(lab.office, 15)
+    await agent.beat()
+    usage = pb.AllocationUsage(seconds=15.0)
+    answer = await agent.beat(stopped(uid, exit_code=143, reason="CreditExhausted", message="over", usage=usage))
+    assert acknowledged(answer) == [(uid, 1)]
+    told = (await shown(lab.office, "train"))["status"]
+    assert (told["phase"], told["reason"]) == ("Failed", "CreditExhausted")
+    held = await account(lab.office)
+    assert (held["posted"], held["held"], held["gpus"]) == (0, 0, 0)
+    await assert_books_balance(lab.office)
+
+
+async def test_what_spends_too_fast_is_to_be_frozen_and_goes_on_when_there_is_more(lab: Door) -> None:
+    await change(lab.office, "Settings", "", "system", credits={"throttleSecondsMax": 77})
+    await funded(lab.office, "10")
+    await amend(lab.office, spend_rate_max=SECOND // 10, spend_burst=WINDOW * SECOND)
+    agent = await joined(lab)
+    uid = await begun(lab, agent)
+    await passed(lab.office, 5)
+    answer = await agent.beat()
+    assert grants(answer) == [(uid, 10, True, "spend_rate_exceeded", 77)]
+    await passed(lab.office, 30)
+    assert grants(await agent.beat()) == [(uid, 0, True, "spend_rate_exceeded", 77)]
+    await passed(lab.office, 150)
+    assert grants(await agent.beat()) == [(uid, WINDOW, False, "", 0)]
+    # Nobody pays for the time in which it was frozen.
+    assert (await account(lab.office))["posted"] == nanocredits("10") - WINDOW * SECOND
+    await assert_books_balance(lab.office)
+
+
+async def test_a_closed_lease_stops_what_it_paid_for_at_once(lab: Door) -> None:
+    await funded(lab.office, "1")
+    agent = await joined(lab)
+    uid = await begun(lab, agent)
+    (lease,) = await leases(lab.office)
+    assert await lapse.lapse(lab.office, {lease["id"]: lease["paid_until"]}) == [lease["id"]]
+    assert grants(await agent.beat()) == [(uid, 0, True, "fenced", 0)]
+
+
+async def test_another_stream_goes_on_where_the_first_was_and_is_never_behind_it(lab: Door) -> None:
+    await funded(lab.office, "1")
+    agent = await joined(lab)
+    uid = await begun(lab, agent)
+    for _ in range(5):
+        await agent.beat()
+    await passed(lab.office, 5)
+    again = lab.agent("n1")
+    answer = await again.beat(running(uid), inventory=True)
+    assert answer.complete
+    assert [one.paid for one in answer.directives] == [True]
+    assert grants(answer) == [(uid, WINDOW, False, "", 0)]
+    held = await account(lab.office)
+    assert held["posted"] == nanocredits("1") - 5 * SECOND
+    await assert_books_balance(lab.office)
+
+
+async def test_numbers_catch_up_when_the_databases_clock_went_back(lab: Door) -> None:
+    await funded(lab.office, "1")
+    agent = await joined(lab)
+    uid = await begun(lab, agent)
+    await passed(lab.office, 5)
+    again = await joined(lab)
+    await again.beat(running(uid))
+    await passed(lab.office, -5)
+    third = lab.agent("n1")
+    assert grants(await third.beat(running(uid), inventory=True)) == [], "somebody has beaten after this"
+    await passed(lab.office, 6)
+    assert grants(await third.beat()) == [(uid, WINDOW, False, "", 0)]
+    await assert_books_balance(lab.office)
+
+
+async def test_all_leases_of_a_node_are_paid_in_one_answer(lab: Door) -> None:
+    await funded(lab.office, "10")
+    agent = await joined(lab)
+    uids = [await begun(lab, agent, f"train-{index}") for index in range(4)]
+    await passed(lab.office, 5)
+    assert sorted(grants(await agent.beat())) == sorted((uid, WINDOW, False, "", 0) for uid in uids)
+    assert (await account(lab.office))["posted"] == nanocredits("10") - 4 * 5 * SECOND
+
+
+async def test_work_that_needs_both_leases_is_told_both(lab: Door) -> None:
+    await funded(lab.office, "10")
+    agent = await joined(lab)
+    await placed(lab.office, "moves", "n1", spec={"onNodeLost": "requeue"}, gpu=1)
+    order = await agent.directive()
+    assert (order.paid, order.leased) == (True, True)
+
+
+async def test_what_lost_its_lease_because_we_were_away_waits_again_and_pays_for_what_it_ran(lab: Door) -> None:
+    await funded(lab.office, "10")
+    agent = await joined(lab)
+    uid = await begun(lab, agent)
+    await passed(lab.office, 100)
+    usage = pb.AllocationUsage(seconds=15.5)
+    answer = await agent.beat(stopped(uid, exit_code=143, reason="LeaseExpired", usage=usage))
+    assert acknowledged(answer) == [(uid, 1)]
+    assert (await shown(lab.office, "train"))["status"]["phase"] == "Pending"
+    assert (await account(lab.office))["posted"] == nanocredits("10") - 15.5 * SECOND
+    await assert_books_balance(lab.office)
+
+
+# Leases that nobody extends.
+
+
+async def test_a_lease_that_nobody_extends_is_ended_when_its_work_must_be_dead(lab: Door) -> None:
+    await funded(lab.office, "10")
+    agent = await joined(lab)
+    await begun(lab, agent)
+    watch = Watch()
+    await passed(lab.office, WINDOW - 1)
+    assert await end_lapsed(lab.office, watch, 1000.0) == []
+    await passed(lab.office, 60)
+    assert await end_lapsed(lab.office, watch, 1005.0) == [], "by our own clock it is not overdue for long enough"
+    assert await end_lapsed(lab.office, watch, 1039.0) == []
+    assert len(await end_lapsed(lab.office, watch, 1040.0)) == 1
+    (lease,) = await ended_leases(lab.office)
+    assert (lease["state"], lease["posted"]) == ("lapsed", WINDOW * SECOND)
+    held = await account(lab.office)
+    assert (held["held"], held["gpus"]) == (0, 0)
+    await assert_books_balance(lab.office)
+
+
+async def test_who_beats_after_a_jump_of_the_clock_loses_nothing(lab: Door) -> None:
+    await funded(lab.office, "10")
+    agent = await joined(lab)
+    uid = await begun(lab, agent)
+    watch = Watch()
+    await passed(lab.office, 3600)
+    await end_lapsed(lab.office, watch, 1000.0)
+    assert grants(await agent.beat()) == [(uid, WINDOW, False, "", 0)]
+    await passed(lab.office, 3600)
+    assert await end_lapsed(lab.office, watch, 2000.0) == []
+    (number, paid_until), *_ = watch.since
+    await agent.beat()
+    assert await lapse.lapse(lab.office, {number: paid_until}) == [], "it was extended meanwhile"
+
+
+async def test_what_is_frozen_is_not_overdue_until_it_may_be_no_longer(lab: Door) -> None:
+    await funded(lab.office, "10")
+    await amend(lab.office, spend_rate_max=1, spend_burst=WINDOW * SECOND)
+    agent = await joined(lab)
+    await begun(lab, agent)
+    await passed(lab.office, 5)
+    await agent.beat()
+    watch = Watch()
+    await passed(lab.office, 300)
+    await end_lapsed(lab.office, watch, 1000.0)
+    assert not watch.since
+    await passed(lab.office, 11)
+    await end_lapsed(lab.office, watch, 2000.0)
+    assert len(watch.since) == 1
+
+
+async def test_a_lease_that_never_began_ends_with_its_placement(lab: Door) -> None:
+    await funded(lab.office, "10")
+    await joined(lab)
+    await placed(lab.office, "train", "n1", gpu=1)
+    watch = Watch()
+    await passed(lab.office, 3600)
+    await end_lapsed(lab.office, watch, 1000.0)
+    assert not watch.since, "it may still begin"
+    async with lab.office.database.reader() as db:
+        await db.execute("DELETE FROM placement")
+    await end_lapsed(lab.office, watch, 1001.0)
+    assert len(await end_lapsed(lab.office, watch, 2000.0)) == 1
+    held = await account(lab.office)
+    assert (held["posted"], held["held"]) == (nanocredits("10"), 0)
+    await assert_books_balance(lab.office)
+
+
+async def test_a_lease_that_was_paid_by_a_clock_that_ran_ahead_ends_when_nobody_beats_for_it(lab: Door) -> None:
+    await funded(lab.office, "1")
+    agent = await joined(lab)
+    await begun(lab, agent)
+    await passed(lab.office, 10**8)
+    await agent.beat()
+    await passed(lab.office, -(10**8))
+    watch = Watch()
+    assert await end_lapsed(lab.office, watch, 0) == [], "whoever is alive beats meanwhile"
+    assert len(await end_lapsed(lab.office, watch, 10**6)) == 1
+    assert await leases(lab.office) == []
+    held = await account(lab.office)
+    assert (held["held"], held["gpus"]) == (0, 0)
+    await assert_books_balance(lab.office)
+
+
+async def test_a_lease_that_was_paid_by_a_clock_that_ran_ahead_is_put_right_by_its_next_beat(lab: Door) -> None:
+    await funded(lab.office, "1")
+    agent = await joined(lab)
+    uid = await begun(lab, agent)
+    await passed(lab.office, 10**8)
+    await agent.beat()
+    await passed(lab.office, -(10**8))
+    assert grants(await agent.beat()) == [(uid, WINDOW, False, "", 0)]
+    before = (await account(lab.office))["posted"]
+    await passed(lab.office, 5)
+    assert grants(await agent.beat()) == [(uid, WINDOW, False, "", 0)]
+    assert (await account(lab.office))["posted"] == before - 5 * SECOND
+    watch = Watch()
+    await end_lapsed(lab.office, watch, 0)
+    assert await end_lapsed(lab.office, watch, 10**6) == []
+    await assert_books_balance(lab.office)
