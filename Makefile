@@ -27,7 +27,7 @@ serve: venv  ## Start Bursar and stay up; prints the URL and an admin token
 
 test: venv  ## Run all tests
 	@sh scripts/test-tools.sh
-	@$(BIN)/pytest -n 2 --dist worksteal tests
+	@$(BIN)/pytest -n 3 --dist worksteal tests
 
 check: lint types contracts test  ## What CI does: lint, types, import contracts, tests
 
