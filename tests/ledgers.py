@@ -1,11 +1,11 @@
 """A ledger for tests: a clock that stands still until it is moved, and the checks that hold after every step."""
 
-from bursar.core.account import FIRST_ACCOUNT, Account
+from bursar.core.account import FIRST_ACCOUNT, Account, Owner
 from bursar.core.money import MICROS, nanocredits
 from bursar.core.refusal import Refusal
 from bursar.ops import credit
 from bursar.ops.credit import OpenLease, PutPrice
-from bursar.ops.ledger import Owner, Receipt
+from bursar.ops.ledger import Receipt
 from bursar.ops.office import Office
 from bursar.store import ledger as store
 

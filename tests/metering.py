@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
+from bursar.core.account import Owner
 from bursar.core.book import Book
 from bursar.core.lease import Lease
 from bursar.core.money import MICROS, nanocredits
@@ -11,7 +12,7 @@ from bursar.core.refusal import Refusal
 from bursar.core.usage_event import UsageEvent
 from bursar.loops.reconcile import reconcile_due, reconciler
 from bursar.ops.credit import CloseLease, OpenLease, PutPrice, close_lease, open_lease, put_price, top_up
-from bursar.ops.ledger import Owner, Receipt
+from bursar.ops.ledger import Receipt
 from bursar.ops.office import Office
 from bursar.ops.reconcile import Reconciled
 from bursar.ops.usage import Measure, Noted, note_usage

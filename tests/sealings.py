@@ -10,11 +10,11 @@ from typing import Any, cast
 
 import asyncpg
 
-from bursar.core.account import QUARTER
+from bursar.core.account import QUARTER, Owner
 from bursar.core.money import MICROS, nanocredits
 from bursar.ops import credit, ledger
 from bursar.ops.credit import CloseLease, PutAccount
-from bursar.ops.ledger import Extend, Owner
+from bursar.ops.ledger import Extend
 from bursar.ops.office import Office
 from bursar.ops.proof import verify
 from bursar.ops.seal import seal

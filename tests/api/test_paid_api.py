@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from bursar.core.account import Owner
 from bursar.loops.schedule import run_schedule
 from bursar.ops.leader import resign, stand
-from bursar.ops.ledger import Owner
 from bursar.ops.pay import pay_on
 from houses import Document, Reply, Site, allocation, eventually
 from ledgers import funded, priced

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
+from bursar.core.account import Owner
 from bursar.core.money import nanocredits
 from bursar.ops import credit
 from bursar.ops.credit import PutAccount
-from bursar.ops.ledger import Owner
 from bursar.ops.office import Office
 from evictions import assert_books_balance as assert_rooms_balance
 from houses import eventually

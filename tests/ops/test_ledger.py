@@ -7,13 +7,13 @@ from typing import Any
 import asyncpg
 import pytest
 
-from bursar.core.account import Status
+from bursar.core.account import Owner, Status
 from bursar.core.lease import Grant, Lease, LeaseState, Mode
 from bursar.core.money import AMOUNT_MAX, MICROS, NANO, credits_of, nanocredits
 from bursar.core.refusal import Code, Refusal
 from bursar.ops import credit, ledger
 from bursar.ops.credit import CloseLease, ExtendLease, PutAccount, PutPrice, Refund
-from bursar.ops.ledger import Credit, CreditWalk, Extend, Owner, Payers, book_for, ledger_claim
+from bursar.ops.ledger import Credit, CreditWalk, Extend, Payers, book_for, ledger_claim
 from bursar.ops.office import Office, now
 from bursar.ops.price import Prices
 from bursar.store import ledger as store

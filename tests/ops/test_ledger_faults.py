@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
+from bursar.core.account import Owner
 from bursar.core.lease import Grant
 from bursar.core.money import MICROS, NANO, nanocredits
 from bursar.core.refusal import Refusal
 from bursar.ops import credit, ledger
 from bursar.ops.credit import CloseLease, PutAccount
-from bursar.ops.ledger import Extend, Owner, ledger_claim
+from bursar.ops.ledger import Extend, ledger_claim
 from bursar.ops.office import Office
 from bursar.store.database import connect
 from ledgers import LAB, account_of, asking, assert_books_balance, funded, leased, priced, receipt, stop_clock

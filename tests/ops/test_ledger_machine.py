@@ -17,11 +17,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from bursar.core.account import Owner
 from bursar.core.lease import Grant, Mode
 from bursar.core.money import MICROS, NANO
 from bursar.ops import credit, ledger
 from bursar.ops.credit import CloseLease, ExtendLease, OpenLease, PutAccount, PutPrice
-from bursar.ops.ledger import Extend, Owner, Receipt, ledger_claim
+from bursar.ops.ledger import Extend, Receipt, ledger_claim
 from bursar.store import ledger as store
 from bursar.store.embedded import Embedded
 from ledgers import GPU, START, assert_books_balance, pass_time, stop_clock

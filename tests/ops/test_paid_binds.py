@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from bursar.core.account import Owner
 from bursar.core.money import nanocredits
 from bursar.core.object import Key, Stored
 from bursar.core.refusal import Refusal
@@ -11,7 +12,6 @@ from bursar.ops import object as object_ops
 from bursar.ops.bind import Bind, bind
 from bursar.ops.credit import PutAccount
 from bursar.ops.evict import Preempt, Victim, preempt
-from bursar.ops.ledger import Owner
 from bursar.ops.office import Office, now
 from evictions import PREEMPTED, running, status, stored
 from ledgers import LAB, assert_books_balance, funded, priced, receipt, stop_clock

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from bursar.core.account import Owner
 from bursar.core.allocation import Phase
 from bursar.core.money import nanocredits
 from bursar.core.object import Key, Stored
@@ -19,7 +20,7 @@ from bursar.ops.allocation import Report, request_in
 from bursar.ops.bind import Bind
 from bursar.ops.command import Reply, Written
 from bursar.ops.dispatch import change_command
-from bursar.ops.ledger import Owner, Receipt
+from bursar.ops.ledger import Receipt
 from bursar.ops.office import Office
 from bursar.store import node as node_store
 from bursar.wire.kinds import BY_NAME

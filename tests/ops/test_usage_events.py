@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from bursar.core.account import Owner
 from bursar.core.money import MICROS, credits_of, nanocredits
 from bursar.core.usage_event import UsageEvent
 from bursar.ops.credit import top_up
-from bursar.ops.ledger import Owner
 from bursar.ops.office import Office
 from bursar.store import usage_event as store
 from metering import (

@@ -20,14 +20,14 @@ from bursar.api.credit import (
     words_faults,
 )
 from bursar.api.route import Answer, Call, Outcome
-from bursar.core.account import Account
+from bursar.core.account import Account, Owner
 from bursar.core.amendment import GPUS_MAX
 from bursar.core.lease import lease_number
 from bursar.core.money import credits_of, nanocredits
 from bursar.core.quantity import amount
 from bursar.core.refusal import Cause, Code, Refusal, field_fault
 from bursar.ops import credit as ops
-from bursar.ops.ledger import Owner, Receipt
+from bursar.ops.ledger import Receipt
 from bursar.store import ledger as store
 from bursar.wire.credit import (
     GPU,

@@ -17,7 +17,7 @@ from bursar.api.credit import (
 )
 from bursar.api.route import Answer, Call, Outcome
 from bursar.core.access import Role, reach
-from bursar.core.account import Account
+from bursar.core.account import Account, Owner
 from bursar.core.billing import CreditPolicy
 from bursar.core.lease import Lease
 from bursar.core.money import MICROS, credits_of
@@ -26,7 +26,7 @@ from bursar.core.quantity import amount
 from bursar.core.refusal import Cause, Code, Refusal, field_fault, invalid
 from bursar.core.tree import billing_terms
 from bursar.ops import credit as ops
-from bursar.ops.ledger import Owner, Receipt
+from bursar.ops.ledger import Receipt
 from bursar.store import lease as lease_store
 from bursar.store import ledger as store
 from bursar.wire.credit import (

@@ -20,12 +20,13 @@ from typing import Any
 
 from bursar.bench.crowd import percentile_ms
 from bursar.bench.server import running_database
+from bursar.core.account import Owner
 from bursar.core.lease import Grant
 from bursar.core.money import MICROS, NANO
 from bursar.core.refusal import Refusal
 from bursar.ops.collector import calm_collector
 from bursar.ops.credit import OpenLease, PutPrice, TopUp
-from bursar.ops.ledger import Extend, Owner, Receipt
+from bursar.ops.ledger import Extend, Receipt
 from bursar.ops.office import Office
 from bursar.store import ledger as store
 from bursar.store.database import Database

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import lru_cache
+from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 from msgspec import Struct
@@ -61,6 +62,13 @@ class Account(Struct):
     @property
     def available(self) -> int:
         return self.posted - self.held + self.credit_limit
+
+
+class Owner(NamedTuple):
+    """Whose account it is: a user's within a tenant, or the tenant's pool."""
+
+    tenant: str
+    user: str = ""
 
 
 def account_name(tenant: str, user: str = "") -> str:

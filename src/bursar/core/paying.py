@@ -11,15 +11,13 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec import Struct
 
-from bursar.core.account import account_name
+from bursar.core.account import Owner, account_name
 from bursar.core.book import Book
 from bursar.core.lease import Lease, LeaseState
 from bursar.core.node import EXCLUSIVE, Placement
 from bursar.core.object import Stored
 from bursar.core.refusal import Code, Refusal
 from bursar.core.sheet import Sheet
-
-Owner = tuple[str, str]  # (tenant, user); a tenant's pool has no user
 
 # What a node counts and nobody pays for.
 UNPRICED = frozenset({"pods", EXCLUSIVE})
@@ -35,7 +33,8 @@ class Payment(Struct, frozen=True):
 def owners_of(tenant: str, submitter: str) -> tuple[Owner, ...]:
     """Whose account pays, the first that there is: that of who submitted it, if they are of this tenant; the pool."""
     whose, _, user = submitter.partition("/")
-    return ((tenant, user), (tenant, "")) if user and whose == tenant else ((tenant, ""),)
+    pool = Owner(tenant)
+    return (Owner(tenant, user), pool) if user and whose == tenant else (pool,)
 
 
 def payer(sheet: Sheet, owners: Sequence[Owner]) -> int | Refusal:

@@ -17,11 +17,11 @@ from bursar.core.object import Key, Write
 from bursar.core.paying import payer
 from bursar.core.price import class_of
 from bursar.core.quota import Counters
-from bursar.core.refusal import Refusal
 from bursar.core.sheet import Sheet
 from bursar.core.tree import Row, Tree, rows_of
-from bursar.ops.command import DEPOSED, REUSED, Command, Reply, Result, decode_reply, encode_reply, written
+from bursar.ops.command import DEPOSED, Command, Reply, Result, decode_reply, encode_reply, written
 from bursar.ops.ledger import book_for
+from bursar.ops.once import claim, decide_once, remember
 from bursar.ops.price import Prices
 from bursar.ops.tree import TreeCache
 from bursar.store import authority as authority_store
@@ -33,11 +33,10 @@ from bursar.store import liveness as liveness_store
 from bursar.store import node as node_store
 from bursar.store import object as object_store
 from bursar.store import quota as quota_store
-from bursar.store import request as request_store
 from bursar.store import token as token_store
 from bursar.store import tree as tree_store
 from bursar.store.database import Connection, Stale
-from bursar.store.request import Claim, Remembered, RequestKey
+from bursar.store.request import Remembered, RequestKey
 
 KNOWN_MAX = 200_000
 
@@ -75,7 +74,7 @@ class Walk:
         results = decide(sheet, commands, remembered)
         await save(db, sheet)
         replies = [finished(result) for result in results]
-        await remember(db, commands, claimed, replies)
+        await remember(db, commands, claimed, replies, encode_reply)
         return replies
 
     async def _read(self, db: Connection, tree: Tree, commands: Sequence[Command]) -> Sheet:
@@ -171,24 +170,6 @@ async def lock_fence(db: Connection, commands: Sequence[Command]) -> int | None:
     return await leader_store.lock(db)
 
 
-async def claim(db: Connection, commands: Sequence[Command]) -> tuple[set[RequestKey], Mapping[RequestKey, Remembered]]:
-    """Which request ids are ours to answer, and what the others were answered before."""
-    claims: dict[RequestKey, Claim] = {}
-    for command in commands:
-        if command.claim is not None:
-            claims.setdefault(command.claim.key, command.claim)
-    if not claims:
-        return set(), {}
-    ours = await request_store.claim(db, list(claims.values()))
-    theirs = [key for key in claims if key not in ours]
-    if not theirs:
-        return ours, {}
-    remembered = await request_store.load(db, theirs)
-    if len(remembered) != len(theirs) or any(one.outcome is None for one in remembered.values()):
-        raise Stale("a request was claimed by a rival that did not answer it")
-    return ours, remembered
-
-
 async def lock_gangs(db: Connection, sheet: Sheet, commands: Sequence[Command]) -> None:
     wanted: dict[GangKey, int] = {}
     for command in commands:
@@ -201,25 +182,9 @@ async def lock_gangs(db: Connection, sheet: Sheet, commands: Sequence[Command]) 
             raise Stale("a gang's last member left while another was joining")
 
 
-def decide(
-    sheet: Sheet,
-    commands: Sequence[Command],
-    remembered: Mapping[RequestKey, Remembered],
-) -> list[Result]:
-    """One command after another. A request that comes twice, in this batch or before, gets its one answer."""
-    results: list[Result] = []
-    answered: dict[RequestKey, tuple[str, Result]] = {
-        key: (one.fingerprint, decode_reply(one.outcome)) for key, one in remembered.items() if one.outcome is not None
-    }
-    for command in commands:
-        if command.claim is None:
-            results.append(command.decide(sheet))
-            continue
-        key, fingerprint = command.claim
-        if key not in answered:
-            answered[key] = (fingerprint, command.decide(sheet))
-        results.append(answered[key][1] if answered[key][0] == fingerprint else REUSED)
-    return results
+def decide(sheet: Sheet, commands: Sequence[Command], remembered: Mapping[RequestKey, Remembered]) -> list[Result]:
+    """One command after another, on one sheet."""
+    return decide_once(commands, remembered, decode_reply, lambda command: command.decide(sheet))
 
 
 def finished(result: Result) -> Reply:
@@ -255,21 +220,3 @@ async def save(db: Connection, sheet: Sheet) -> None:
     if sheet.placed:
         revisions = {write.shown.uid: write.revision for write in sheet.writes}
         await node_store.put_placements(db, list(sheet.placed.values()), revisions)
-
-
-async def remember(
-    db: Connection, commands: Sequence[Command], claimed: set[RequestKey], replies: Sequence[Reply]
-) -> None:
-    outcomes: dict[RequestKey, bytes] = {}
-    forgotten: set[RequestKey] = set()
-    for command, reply in zip(commands, replies, strict=True):
-        if command.claim is None or command.claim.key not in claimed or command.claim.key in outcomes:
-            continue
-        if isinstance(reply, Refusal) and not reply.remembered:
-            forgotten.add(command.claim.key)
-        else:
-            outcomes[command.claim.key] = encode_reply(reply)
-    if outcomes:
-        await request_store.save_outcomes(db, outcomes)
-    if forgotten:
-        await request_store.forget(db, sorted(forgotten))

@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bursar.core.account import Owner
 from bursar.core.amendment import amend
 from bursar.core.lease import Lease, LeaseState, Mode, fenced, lease_name
 from bursar.core.money import AMOUNT_MAX, MICROS, credits_of
 from bursar.core.paying import gpus_in
 from bursar.core.price import Price
 from bursar.core.refusal import Code, Refusal, field_fault, invalid
-from bursar.ops.ledger import Credit, Desk, Owner, Receipt, no_account, no_lease
+from bursar.ops.ledger import Credit, Desk, Receipt, no_account, no_lease
 from bursar.ops.office import Office
 from bursar.store import ledger as store
 from bursar.store.request import Claim

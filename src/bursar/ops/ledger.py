@@ -11,24 +11,23 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
 
-from bursar.core.account import Account
+from bursar.core.account import Account, Owner
 from bursar.core.book import Book
 from bursar.core.lease import Grant, Lease, fenced, lease_name
 from bursar.core.price import Price
 from bursar.core.refusal import Code, Refusal
-from bursar.ops.command import REUSED
 from bursar.ops.lane import Lane
+from bursar.ops.once import claim, decide_once, remember
 from bursar.ops.price import Prices
 from bursar.store import ledger as store
 from bursar.store import price as price_store
-from bursar.store import request as request_store
 from bursar.store.database import Connection, Stale
-from bursar.store.request import Claim, Remembered, RequestKey
+from bursar.store.request import Claim, RequestKey
 
 if TYPE_CHECKING:
     from bursar.ops.office import Office
@@ -153,13 +152,6 @@ async def extend(office: Office, asked: Sequence[Extend]) -> list[Grant | Refusa
 # Everything else.
 
 
-class Owner(NamedTuple):
-    """Whose account it is: a user's within a tenant, or the tenant's pool."""
-
-    tenant: str
-    user: str = ""
-
-
 class Receipt(Struct, frozen=True, omit_defaults=True):
     """What was decided, as things stood then."""
 
@@ -238,16 +230,16 @@ class CreditWalk:
         self._payers = payers
 
     async def __call__(self, db: Connection, commands: Sequence[Credit]) -> Sequence[Receipt | Refusal]:
-        claimed, remembered = await _claim(db, commands)
+        claimed, remembered = await claim(db, commands)
         fresh = [one for one in commands if one.claim is None or one.claim.key in claimed]
         desk = await self._read(db, fresh)
-        replies = _decide(desk, commands, remembered)
+        replies = decide_once(commands, remembered, _decoded, lambda one: one.decide(desk))
         if desk.prices:
             await _add_prices(db, desk)
         await store.save(db, desk.book, added=desk.added, amended=desk.amended)
         if desk.prices:
             await price_store.raise_version(db)
-        await _remember(db, commands, claimed, replies)
+        await remember(db, commands, claimed, replies, _encoded)
         return replies
 
     async def _read(self, db: Connection, commands: Sequence[Credit]) -> Desk:
@@ -302,56 +294,6 @@ def ledger_claim(tenant: str, verb: str, request_id: str, fingerprint: str) -> C
     return Claim(RequestKey(f"{SCOPE}{tenant}/{verb}", request_id), fingerprint)
 
 
-async def _claim(db: Connection, commands: Sequence[Credit]) -> tuple[set[RequestKey], dict[RequestKey, Remembered]]:
-    claims: dict[RequestKey, Claim] = {}
-    for one in commands:
-        if one.claim is not None:
-            claims.setdefault(one.claim.key, one.claim)
-    if not claims:
-        return set(), {}
-    ours = await request_store.claim(db, list(claims.values()))
-    theirs = [key for key in claims if key not in ours]
-    remembered = await request_store.load(db, theirs) if theirs else {}
-    if len(remembered) != len(theirs) or any(one.outcome is None for one in remembered.values()):
-        raise Stale("a request was claimed by a rival that did not answer it")
-    return ours, remembered
-
-
-def _decide(
-    desk: Desk, commands: Sequence[Credit], remembered: dict[RequestKey, Remembered]
-) -> list[Receipt | Refusal]:
-    """One after another; a request that comes twice, in this batch or before, gets its one answer."""
-    answered = {key: (one.fingerprint, _decoded(one.outcome or b"{}")) for key, one in remembered.items()}
-    replies: list[Receipt | Refusal] = []
-    for one in commands:
-        if one.claim is None:
-            replies.append(one.decide(desk))
-            continue
-        key, fingerprint = one.claim
-        if key not in answered:
-            answered[key] = (fingerprint, one.decide(desk))
-        replies.append(answered[key][1] if answered[key][0] == fingerprint else REUSED)
-    return replies
-
-
-async def _remember(
-    db: Connection, commands: Sequence[Credit], claimed: set[RequestKey], replies: Sequence[Receipt | Refusal]
-) -> None:
-    outcomes: dict[RequestKey, bytes] = {}
-    forgotten: set[RequestKey] = set()
-    for one, reply in zip(commands, replies, strict=True):
-        if one.claim is None or one.claim.key not in claimed or one.claim.key in outcomes:
-            continue
-        if isinstance(reply, Refusal) and not reply.remembered:
-            forgotten.add(one.claim.key)
-        else:
-            outcomes[one.claim.key] = _encode(_Outcome(reply) if isinstance(reply, Refusal) else _Outcome(None, reply))
-    if outcomes:
-        await request_store.save_outcomes(db, outcomes)
-    if forgotten:
-        await request_store.forget(db, sorted(forgotten))
-
-
 class _Outcome(Struct, omit_defaults=True):
     refusal: Refusal | None = None
     receipt: Receipt | None = None
@@ -359,6 +301,10 @@ class _Outcome(Struct, omit_defaults=True):
 
 _encode = msgspec.json.Encoder().encode
 _outcome = msgspec.json.Decoder(_Outcome)
+
+
+def _encoded(reply: Receipt | Refusal) -> bytes:
+    return _encode(_Outcome(reply) if isinstance(reply, Refusal) else _Outcome(None, reply))
 
 
 def _decoded(raw: bytes) -> Receipt | Refusal:

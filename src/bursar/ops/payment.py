@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 from bursar.core.access import unauthenticated
+from bursar.core.account import Owner
 from bursar.core.refusal import Refusal
 from bursar.core.webhook import signature_fault, verify
 from bursar.ops import credit
-from bursar.ops.ledger import Owner, Receipt, ledger_claim, no_account
+from bursar.ops.ledger import Receipt, ledger_claim, no_account
 from bursar.ops.office import Office
 from bursar.store import ledger as ledger_store
 from bursar.store import notice as store

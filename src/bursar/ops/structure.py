@@ -36,8 +36,9 @@ from bursar.core.tree import (
     tenant_scope,
 )
 from bursar.core.wording import quota_refusal
-from bursar.ops.batch import claim, decide, finished, remember, save
-from bursar.ops.command import Command, Reply, Result
+from bursar.ops.batch import decide, finished, save
+from bursar.ops.command import Command, Reply, Result, encode_reply
+from bursar.ops.once import claim, remember
 from bursar.ops.tree import TreeCache, applied
 from bursar.store import ledger as ledger_store
 from bursar.store import object as object_store
@@ -72,7 +73,7 @@ class StructureWalk:
         else:
             await save(db, sheet)
         replies = [finished(result) for result in results]
-        await remember(db, commands, claimed, replies)
+        await remember(db, commands, claimed, replies, encode_reply)
         return replies
 
     async def _reshape(self, db: Connection, sheet: Sheet) -> Refusal | None:

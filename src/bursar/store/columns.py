@@ -27,5 +27,6 @@ def documents(values: Sequence[bytes | None]) -> str:
 
 
 def numbers(values: Sequence[int]) -> str:
-    """Numbers, and truths as the numbers they are."""
-    return ",".join(map(str, map(int, values)))
+    """Numbers, and truths as the numbers they are. As a list prints them, which is the fastest way to write many: the
+    server passes over the spaces."""
+    return str(list(map(int, values)))[1:-1]
