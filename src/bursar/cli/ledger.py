@@ -35,7 +35,7 @@ def verify(connection: Connection, anchor: str, as_json: bool) -> None:
     else:
         for one in found["findings"]:
             click.secho(f"{one['where']}: {one['message']} ({one['check']})", fg="red", err=True)
-        looked = f"{found['blocks']} blocks, {found['entries']} entries"
+        looked = f"{found['blocks']} sealed blocks with {found['entries']} entries, and what is not sealed yet"
         click.echo(f"the ledger is whole: {looked}" if found["sound"] else f"THE LEDGER IS NOT WHOLE: {looked}")
         if found["head"]:
             click.echo(f"head: {found['head']}")

@@ -9,6 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from bursar.core.liveness import Standing
 from bursar.core.names import label_key, label_value
+from bursar.core.quantity import amount, is_bytes
 from bursar.core.refusal import Cause, field_fault
 from bursar.wire.kind import Column, Kind, column, read
 from bursar.wire.limits import amounts, amounts_faults
@@ -208,9 +209,17 @@ def _free(resource: str, label: str) -> Column:
         if resource not in whole:
             return "<none>"
         given = (read(document, "status.allocated", {}) or {}).get(resource, "0")
-        return f"{given}/{whole[resource]}"
+        return f"{_short(resource, given)}/{_short(resource, whole[resource])}"
 
     return Column(label, value)
+
+
+def _short(resource: str, quantity: Any) -> str:
+    """As people read it: bytes that are no whole number of MiB to a tenth of a GiB."""
+    text = str(quantity)
+    if not is_bytes(resource) or not text.endswith("Ki"):
+        return text
+    return f"{amount(resource, text) / (1 << 30):.1f}Gi"
 
 
 NODE = Kind(
