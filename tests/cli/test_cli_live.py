@@ -165,16 +165,19 @@ def test_watching_in_a_terminal(shell: Shell, command: str, heading: str) -> Non
         text=True,
         env={**os.environ, **shell.environment},
     ) as process:
-        assert process.stdout is not None
-        if heading:
-            assert process.stdout.readline().startswith(heading)
-        assert "first" in process.stdout.readline()
-        shell(f"create -n {shell.namespace} -f -", given=manifest("later"))
-        # The scheduler may say meanwhile why the first one waits.
-        news = next(line for line in process.stdout if "first" not in line)
-        assert "later" in news
-        process.send_signal(2)
-        assert process.wait() == 130
+        try:
+            assert process.stdout is not None
+            if heading:
+                assert process.stdout.readline().startswith(heading)
+            assert "first" in process.stdout.readline()
+            shell(f"create -n {shell.namespace} -f -", given=manifest("later"))
+            # The scheduler may say meanwhile why the first one waits.
+            news = next(line for line in process.stdout if "first" not in line)
+            assert "later" in news
+            process.send_signal(2)
+            assert process.wait(60) == 130
+        finally:
+            process.kill()
 
 
 # --- Changing
