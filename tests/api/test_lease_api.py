@@ -216,7 +216,7 @@ async def test_an_extension_without_credit_leaves_what_is_paid(site: Site) -> No
     assert code(refused) == (403, "insufficient_credit")
     shown = (await site.get(f"leases/{lease}")).body
     assert (shown["expires_at"], shown["state"]) == (opened.body["expires_at"], "open")
-    assert (shown["final"], shown["reason"]) == (True, "insufficient_credit")
+    assert "final" not in shown  # They asked for too much, and may ask for less.
     await one.topup("1")
     assert (await one.act(lease, "extend", delta_seconds=10)).status == 200
     assert "final" not in (await site.get(f"leases/{lease}")).body

@@ -186,7 +186,7 @@ async def test_whoever_is_killed_in_the_middle_is_replaced_and_nothing_is_lost(o
     async with acting(office):
         for number, name in enumerate(names[:16]):
             await bind(office, "default", name, f"sim-{number % 4 + 1:04}")
-        await until(office, names[0], is_in("Running"))
+        await until(office, names[0], is_in("Running", "Succeeded"))
     await delete(office, "Allocation", "default", names[1])
     for number, name in enumerate(names[16:]):
         await bind(office, "default", name, f"sim-{number % 4 + 1:04}")

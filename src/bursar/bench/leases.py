@@ -12,9 +12,11 @@ import random
 import re
 import tempfile
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +96,7 @@ class Taken:
     offered: int = 0
     seconds: float = 0.0
     waits: list[float] = field(default_factory=list)
+    refused: list[Grant | Refusal] = field(default_factory=list)
 
     @property
     def per_second(self) -> float:
@@ -137,6 +140,8 @@ async def run(*, jobs: int, delta: float, seconds: float, accounts: int, log: Lo
 async def _measured(office: Office, jobs: Sequence[Job], delta: float, seconds: float) -> dict[str, Any]:
     offered = await _offered(office, jobs, delta, seconds)
     flat = await _flat_out(office, jobs, seconds)
+    if refused := offered.refused + flat.refused:
+        raise RuntimeError(f"{len(refused)} beats were not answered with time, the first: {refused[0]}")
     return {
         "offered_per_s": round(offered.offered / offered.seconds, 1),
         "extended_per_s": round(offered.per_second, 1),
@@ -168,26 +173,24 @@ async def _flat_out(office: Office, jobs: Sequence[Job], seconds: float) -> Take
     """As many as are answered: so many wait at any time, each for another job."""
     loop = asyncio.get_running_loop()
     taken, began = Taken(), loop.time()
-    turn = 0
-    idle = asyncio.Event()
-    flying = 0
+    resting, waiting = deque(jobs), set[asyncio.Future[Grant | Refusal]]()
 
-    def next_beat(_: object = None) -> None:
-        nonlocal turn, flying
-        if loop.time() - began >= seconds:
-            flying -= 1
-            if not flying:
-                idle.set()
-            return
-        job = jobs[turn % len(jobs)]
-        turn += 1
-        _beat(office, job, taken, next_beat)
+    def heard(job: Job, future: asyncio.Future[Grant | Refusal]) -> None:
+        waiting.discard(future)
+        resting.append(job)  # A job has one beat under way: its next one must not overtake it.
+        if loop.time() - began < seconds and not future.exception():
+            send()
+
+    def send() -> None:
+        job = resting.popleft()
+        taken.offered += 1
+        waiting.add(_beat(office, job, taken, partial(heard, job)))
 
     for _ in range(min(FLIGHT, len(jobs))):
-        flying += 1
-        next_beat()
-    await idle.wait()
-    taken.offered, taken.seconds = turn, loop.time() - began
+        send()
+    while waiting:
+        await asyncio.gather(*waiting)
+    taken.seconds = loop.time() - began
     return taken
 
 
@@ -199,10 +202,12 @@ def _beat(
     answer = office.extending.put(Extend(job.lease, job.seq))
 
     def heard(future: asyncio.Future[Grant | Refusal]) -> None:
-        grant = future.result()
-        if not isinstance(grant, Grant) or grant.final:
-            raise RuntimeError(f"a lease was not extended: {grant}")
-        taken.waits.append(time.perf_counter() - sent)
+        if not future.cancelled() and future.exception() is None:
+            grant = future.result()
+            if isinstance(grant, Grant) and not grant.final:
+                taken.waits.append(time.perf_counter() - sent)
+            else:
+                taken.refused.append(grant)
         then(future)
 
     answer.add_done_callback(heard)
