@@ -1,7 +1,7 @@
 """Asking the leader through a real PostgreSQL: askers with connections of their own, a leader that answers or not."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -19,7 +19,8 @@ from bursar.ops import inquiry as inquiry_ops
 from bursar.ops.inquiry import Draft, Explain, Inquiries, Look, Simulate
 from bursar.ops.leader import stand
 from bursar.ops.office import Office
-from bursar.store.database import Database, connect
+from bursar.store import inquiry as store
+from bursar.store.database import Connection, Database, connect
 from houses import eventually
 
 GPU = "nvidia.com/gpu"
@@ -120,7 +121,28 @@ async def test_a_question_that_fails_is_answered_with_an_error_and_the_next_one_
         assert (refused.code, "could not answer" in refused.message) == (Code.UNAVAILABLE, True)
         async with office.database.reader() as db:
             await db.execute("INSERT INTO inquiry (question) VALUES ('[\"not a question\"]')")
-        assert isinstance(await inquiries.explain("a"), Explanation)
+        assert not isinstance(await inquiries.ask(Explain("a"), seconds=60), Refusal)
+
+
+async def test_a_question_that_was_given_up_while_it_was_put_is_withdrawn(
+    office: Office, inquiries: Inquiries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await stand(office.database, "silent", 60.0)
+    go_on, asked, put = asyncio.Event(), asyncio.Event(), store.ask
+
+    async def slowly(db: Connection, questions: Sequence[bytes]) -> Sequence[int]:
+        ids = await put(db, questions)
+        asked.set()
+        await go_on.wait()
+        return ids
+
+    monkeypatch.setattr(store, "ask", slowly)
+    asking = asyncio.create_task(inquiries.ask(Explain("a"), seconds=0.05))
+    await asked.wait()
+    assert await asking is inquiry_ops.SILENT
+    assert await left(office) == 1
+    go_on.set()
+    await eventually(lambda: nothing_left(office))
 
 
 async def test_a_leader_that_is_silent_is_given_up(
