@@ -23,7 +23,7 @@ demo: venv  ## Start Bursar on its embedded PostgreSQL and watch it work (ends b
 	@$(BIN)/python scripts/demo.py
 
 serve: venv  ## Start Bursar and stay up; prints the URL and an admin token
-	@$(BIN)/bursar serve --data .data --grpc 127.0.0.1:8081 --admin-token-file .data/admin-token --show-token
+	@$(BIN)/bursar serve --data .data --grpc 127.0.0.1:8081 --grpc-admin 127.0.0.1:8082 --admin-token-file .data/admin-token --show-token
 
 test: venv  ## Run all tests
 	@sh scripts/test-tools.sh
@@ -43,13 +43,14 @@ contracts: venv
 	@$(BIN)/lint-imports --no-cache | tail -n 12
 
 soak: venv  ## The long races and fault tests
-	@BURSAR_SOAK=1 $(BIN)/pytest -n 2 --dist worksteal --timeout 1800 tests/ops/test_machine.py tests/ops/test_races.py tests/ops/test_ledger_machine.py tests/ops/test_ledger_faults.py tests/api/test_schema.py tests/loops/test_keeper.py tests/loops/test_scheduler_races.py tests/process/test_scheduling.py tests/process/test_agent_outages.py tests/process/test_credit_faults.py
+	@BURSAR_SOAK=1 $(BIN)/pytest -n 2 --dist worksteal --timeout 1800 -o faulthandler_timeout=3600 tests/ops/test_machine.py tests/ops/test_races.py tests/ops/test_ledger_machine.py tests/ops/test_ledger_faults.py tests/api/test_schema.py tests/loops/test_keeper.py tests/loops/test_scheduler_races.py tests/process/test_scheduling.py tests/process/test_agent_outages.py tests/process/test_credit_faults.py tests/process/test_waldur_serve.py tests/store/test_usage_machine.py tests/ops/test_claims_machine.py
 
 bench: venv  ## All benchmarks, briefly
 	@$(BIN)/bursar bench api --seconds 5 --json
 	@$(BIN)/bursar bench schedule --nodes 1000 --allocations 4000 --singles 50 --json
 	@$(BIN)/bursar bench agents --agents 500 --beat 1 --seconds 5 --secure 50 --binds 50 --json
 	@$(BIN)/bursar bench leases --jobs 2000 --seconds 3 --json
+	@$(BIN)/bursar bench usage --records 200000 --reports 20 --json
 
 proto: venv  ## Make the Python of proto/ anew
 	@sh scripts/proto.sh

@@ -7,4 +7,6 @@ compile() {
 }
 echo uv | compile - --output-file requirements/bootstrap.txt
 compile pyproject.toml --extra embedded --output-file requirements/runtime.txt
-compile pyproject.toml --extra embedded --group dev --constraint requirements/runtime.txt --output-file requirements/dev.txt
+compile pyproject.toml --extra embedded --extra waldur --group dev --constraint requirements/runtime.txt --output-file requirements/dev.txt
+# What reads from Waldur is pinned to what was tested.
+compile pyproject.toml --extra embedded --extra waldur --constraint requirements/dev.txt --output-file requirements/waldur.txt

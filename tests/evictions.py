@@ -14,6 +14,7 @@ from bursar.ops.command import Reply
 from bursar.ops.evict import evict
 from bursar.ops.office import Office
 from bursar.store import node as node_store
+from hourly import assert_hours_agree
 from offices import TEST, allocation, assert_counters_equal_charges, bind, code
 
 GPU = "nvidia.com/gpu"
@@ -51,8 +52,9 @@ async def running(office: Office, name: str, *nodes: str, spec: dict[str, Any] |
 
 
 async def assert_books_balance(office: Office) -> None:
-    """Counters are the sum of charges, and each node has given what its placements hold."""
+    """Counters are the sum of charges, each node has given what its placements hold, and hours count what runs."""
     await assert_counters_equal_charges(office)
+    await assert_hours_agree(office)
     async with office.database.reader() as db, db.transaction(isolation="repeatable_read"):
         rooms = await node_store.load_all(db)
         placements = await node_store.load_placements_on(db, rooms)

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,7 +64,13 @@ def admin(server: Server) -> Iterator[Client]:
 
 @contextmanager
 def started(
-    data: Path, port: int = 0, *, grpc_port: int = 0, tls: bool = False, database_url: str = ""
+    data: Path,
+    port: int = 0,
+    *,
+    grpc_port: int = 0,
+    tls: bool = False,
+    database_url: str = "",
+    options: Sequence[str] = (),
 ) -> Iterator[Server]:
     """`bursar serve` on this directory, or on another database, from when it is ready until the end of the block."""
     address = f"127.0.0.1:{port or free_port()}"
@@ -73,7 +79,7 @@ def started(
     addresses = ["--http", address, "--grpc", f"127.0.0.1:{grpc_port or free_port()}"]
     database = ["--database-url", database_url] if database_url else ["--data", str(data)]
     files = [*database, "--admin-token-file", str(token_file)]
-    command = [str(BURSAR), "serve", *addresses, *files, *(["--tls", "auto"] if tls else [])]
+    command = [str(BURSAR), "serve", *addresses, *files, *(["--tls", "auto"] if tls else []), *options]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True)
     try:
         _await_ready(process, Path(log.name))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
+from uuid import UUID
 
 from bursar.api.oidc import OidcSettings
 from bursar.api.ratelimit import LIMIT_PER_MINUTE_DEFAULT
@@ -36,6 +39,19 @@ def parse_address(text: str, what: str) -> Address:
 
 
 @dataclass(frozen=True, slots=True)
+class WaldurSettings:
+    """Where what is left of budgets is read. A component is its type, and how many hours one unit of it is."""
+
+    url: str
+    token_file: Path
+    offerings: tuple[UUID, ...]
+    gpu_hours: tuple[str, float]
+    node_hours: tuple[str, float]
+    ca_file: Path | None
+    poll_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """What a server process needs to know."""
 
@@ -53,6 +69,8 @@ class Settings:
     grpc_advertise: Address | None = None
     grpc_hosts: tuple[str, ...] = ()
     grpc_insecure: bool = False  # no certificates, on loopback only
+    grpc_admin: Address | None = None  # where administrators and tenants are served over gRPC
+    waldur: WaldurSettings | None = None
 
     @property
     def grpc_address(self) -> str:
@@ -88,6 +106,53 @@ def requests_per_minute_from_environment() -> int:
     if not (text.isascii() and text.isdigit() and int(text) > 0):
         raise ConfigError(f"BURSAR_REQUESTS_PER_MINUTE must be a number from 1 on, got {text!r}")
     return int(text)
+
+
+def waldur_from_environment() -> WaldurSettings | None:
+    url = os.environ.get("BURSAR_WALDUR_URL", "").rstrip("/").removesuffix("/api")
+    if not url:
+        return None
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"BURSAR_WALDUR_URL must be a URL as in https://waldur.example.com, got {url!r}")
+    if parts.scheme == "http" and not is_loopback_host(parts.hostname):
+        raise ConfigError("BURSAR_WALDUR_URL must begin with https: its token could be read on the wire")
+    token_file, offerings = os.environ.get("BURSAR_WALDUR_TOKEN_FILE"), os.environ.get("BURSAR_WALDUR_OFFERINGS")
+    if not token_file or not offerings:
+        raise ConfigError("BURSAR_WALDUR_URL needs BURSAR_WALDUR_TOKEN_FILE and BURSAR_WALDUR_OFFERINGS (uuid,uuid…)")
+    ca_file = os.environ.get("BURSAR_WALDUR_CA_FILE")
+    return WaldurSettings(
+        url=url,
+        token_file=Path(token_file),
+        offerings=tuple(_offering(one.strip()) for one in offerings.split(",") if one.strip()),
+        gpu_hours=_component("BURSAR_WALDUR_GPU_HOURS", "gpu_hours"),
+        node_hours=_component("BURSAR_WALDUR_NODE_HOURS", "node_hours"),
+        ca_file=Path(ca_file) if ca_file else None,
+        poll_seconds=_positive("BURSAR_WALDUR_POLL_SECONDS", os.environ.get("BURSAR_WALDUR_POLL_SECONDS") or "20"),
+    )
+
+
+def _offering(text: str) -> UUID:
+    try:
+        return UUID(text)
+    except ValueError:
+        raise ConfigError(f"BURSAR_WALDUR_OFFERINGS must be the offerings' UUIDs, got {text!r}") from None
+
+
+def _component(variable: str, default: str) -> tuple[str, float]:
+    """`gpu_hours`, or `gpu_khours:1000` where one unit of the component is a thousand hours."""
+    type_, colon, hours = (os.environ.get(variable) or default).partition(":")
+    return type_, _positive(variable, hours) if colon else 1.0
+
+
+def _positive(variable: str, text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise ConfigError(f"{variable} must have a number above 0, got {text!r}")
+    return number
 
 
 def with_password_hidden(url: str) -> str:

@@ -1,6 +1,6 @@
 """The entry point: the client's commands, and the server's, each loaded when it is called.
 
-`serve` starts everything on one machine. For more machines its parts run apart, as `api` and `controller`.
+`serve` starts everything on one machine. For more machines its parts run apart, as `api`, `controller` and `waldur`.
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ GRPC_HOST = click.option(
 GRPC_INSECURE = click.option(
     "--grpc-insecure", is_flag=True, help="Serve gRPC without certificates, on loopback only; nodes are believed."
 )
+GRPC_ADMIN = click.option(
+    "--grpc-admin", default="", help="HOST:PORT to serve AdminService on: gRPC for administrators, by token."
+)
 CERT = click.option(
     "--tls-cert", type=click.Path(path_type=Path, exists=True), help="Serve HTTPS with this certificate."
 )
@@ -60,6 +63,7 @@ TOKEN_FILE = click.option(
 @GRPC_ADVERTISE
 @GRPC_HOST
 @GRPC_INSECURE
+@GRPC_ADMIN
 @TOKEN_FILE
 @click.option("--show-token", is_flag=True, help="Print the token in that file when ready.")
 @DATABASE
@@ -82,6 +86,7 @@ def serve(**options: Any) -> None:
 @GRPC_ADVERTISE
 @GRPC_HOST
 @GRPC_INSECURE
+@GRPC_ADMIN
 @DATABASE
 @REDIS
 @CERT
@@ -102,6 +107,19 @@ def controller(**options: Any) -> None:
     import bursar.serve
 
     raise SystemExit(bursar.serve.run_controller(_settings({"http": "127.0.0.1:0", **options})))
+
+
+@click.command()
+@DATABASE
+def waldur(**options: Any) -> None:
+    """Read what is left of tenants' budgets from Waldur, for a database that others share.
+
+    Set by the environment: BURSAR_WALDUR_URL, BURSAR_WALDUR_TOKEN_FILE, BURSAR_WALDUR_OFFERINGS. `bursar serve` starts
+    it by itself where they are set.
+    """
+    import bursar.serve
+
+    raise SystemExit(bursar.serve.run_waldur(_settings({"http": "127.0.0.1:0", **options})))
 
 
 @click.group()
@@ -208,6 +226,7 @@ def _settings(options: dict[str, Any]) -> Settings:
         oidc_from_environment,
         parse_address,
         requests_per_minute_from_environment,
+        waldur_from_environment,
     )
 
     try:
@@ -228,6 +247,8 @@ def _settings(options: dict[str, Any]) -> Settings:
             ),
             grpc_hosts=tuple(options.get("grpc_host", ())),
             grpc_insecure=options.get("grpc_insecure", False),
+            grpc_admin=parse_address(options["grpc_admin"], "--grpc-admin") if options.get("grpc_admin") else None,
+            waldur=waldur_from_environment(),
         )
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
@@ -237,6 +258,7 @@ def main() -> None:
     cli.add_lazy("serve", "bursar.main:serve", help="Start everything on this machine.")
     cli.add_lazy("api", "bursar.main:api", help="Serve the API alone.")
     cli.add_lazy("controller", "bursar.main:controller", help="Run the loops alone.")
+    cli.add_lazy("waldur", "bursar.main:waldur", help="Read budgets from Waldur alone.")
     cli.add_lazy("agent", "bursar.agent.main:agent", help="Run a node's part.")
     cli.add_lazy("sim", "bursar.main:sim", help="Simulate nodes.")
     cli.add_lazy("bench", "bursar.bench.main:bench", help="Measure.")

@@ -1,7 +1,7 @@
 """`bursar serve`: one parent that owns PostgreSQL and the listening socket, and keeps its children alive.
 
-The children are the API workers and the controller. They are started by exec, die with the parent, and are started
-again when they die alone.
+The children are the API workers, the controller, and what reads from Waldur where that is set. They are started by
+exec, die with the parent, and are started again when they die alone.
 """
 
 from __future__ import annotations
@@ -15,18 +15,20 @@ import sys
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import structlog
 import uvloop
 
-from bursar.api.serve import opened_house, serve_http
+from bursar.api.serve import door_of, opened_house, serve_http
 from bursar.api.tls import ensure_server_certificate
 from bursar.bridges.webhook import run_webhooks
-from bursar.config import Settings, with_password_hidden
+from bursar.config import Address, Settings, with_password_hidden
 from bursar.logs import set_up_logs
 from bursar.loops.drain import run_drains
+from bursar.loops.hours import run_hours
 from bursar.loops.jobs import run_jobs
 from bursar.loops.lead import run_lead
 from bursar.loops.leases import run_leases
@@ -121,22 +123,36 @@ async def _api(settings: Settings, fd: int | None) -> int:
                     )
                 )
             except AddressTaken as error:
-                raise _cannot_serve_grpc(settings, str(error)) from error
+                raise _cannot_serve_grpc(settings.grpc, "--grpc", str(error)) from error
+        door = door_of(house)
+        if settings.grpc_admin is not None:
+            from bursar.rpc.serve import AddressTaken, opened_admin
+
+            tls = (settings.tls_cert, settings.tls_key) if settings.tls_cert and settings.tls_key else None
+            try:
+                await opened.enter_async_context(opened_admin(house.database, door, str(settings.grpc_admin), tls=tls))
+            except AddressTaken as error:
+                raise _cannot_serve_grpc(settings.grpc_admin, "--grpc-admin", str(error)) from error
         calm_collector()
         print(READY, flush=True)
-        await serve_http(house, listener, tls_cert=settings.tls_cert, tls_key=settings.tls_key)
+        await serve_http(door, listener, tls_cert=settings.tls_cert, tls_key=settings.tls_key)
     return 0
 
 
-def _check_grpc(settings: Settings) -> None:
+def _check_grpc(settings: Settings, *, tls_auto: bool = False) -> None:
     if settings.grpc is not None and settings.grpc_insecure and not settings.grpc.is_loopback:
         raise StartError(
             f"--grpc {settings.grpc} is not on loopback: with --grpc-insecure gRPC is served on loopback only"
         )
+    if settings.grpc_admin is not None and not settings.grpc_admin.is_loopback and not (settings.tls_cert or tls_auto):
+        raise StartError(
+            f"--grpc-admin {settings.grpc_admin} is not on loopback: tokens could be read on the wire; "
+            "give --tls-cert and --tls-key, or --tls auto"
+        )
 
 
-def _cannot_serve_grpc(settings: Settings, why: str) -> StartError:
-    return StartError(f"cannot listen on {settings.grpc} for gRPC: {why}; choose another address with --grpc HOST:PORT")
+def _cannot_serve_grpc(address: Address, option: str, why: str) -> StartError:
+    return StartError(f"cannot listen on {address} for gRPC: {why}; choose another address with {option} HOST:PORT")
 
 
 def run_controller(settings: Settings) -> int:
@@ -158,6 +174,7 @@ async def _controller(settings: Settings) -> int:
         run_jobs(office),
         run_nodes(office),
         run_ledger(office),
+        run_hours(office),
         run_leases(office),
         run_reconcile(office),
         run_webhooks(office),
@@ -170,6 +187,43 @@ async def _controller(settings: Settings) -> int:
     await office.close()
     await database.close()
     return 0
+
+
+def run_waldur(settings: Settings) -> int:
+    return _run(_waldur(settings))
+
+
+async def _waldur(settings: Settings) -> int:
+    die_with_parent()
+    if not settings.database_url:
+        raise StartError("`bursar waldur` needs --database-url or BURSAR_DATABASE_URL")
+    if settings.waldur is None:
+        raise StartError("`bursar waldur` needs BURSAR_WALDUR_URL")
+    _check_waldur(settings)
+    stopping = _on_signals()
+    if "BURSAR_PARENT" not in os.environ:
+        await prepare(settings.database_url)
+    database = await Database.open(settings.database_url)
+    # Nobody waits for what Waldur says: its client takes seconds to import.
+    print(READY, flush=True)
+    from bursar.bridges.budget import Pace, run_budget_source
+    from bursar.bridges.waldur import Component, Waldur
+
+    said = settings.waldur
+    source = Waldur(
+        said.url, said.token_file, said.offerings, Component(*said.gpu_hours), Component(*said.node_hours), said.ca_file
+    )
+    reading = asyncio.ensure_future(run_budget_source(database, source, Pace(said.poll_seconds)))
+    await _until(stopping, reading)
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    await database.close()
+    return 0
+
+
+def _check_waldur(settings: Settings) -> None:
+    if settings.waldur is not None and find_spec("waldur_api_client") is None:
+        raise StartError("BURSAR_WALDUR_URL is set, and Waldur's client is not installed: pip install 'bursar[waldur]'")
 
 
 async def _until(stopping: asyncio.Event, loops: asyncio.Future[Any]) -> None:
@@ -213,17 +267,17 @@ def listen(settings: Settings) -> socket.socket:
     return listener
 
 
-def _try_grpc_address(settings: Settings) -> None:
+def _try_grpc_address(address: Address | None, option: str) -> None:
     """The child that serves it would be started again and again: better said before there is one."""
-    if settings.grpc is None:
+    if address is None:
         return
-    family = socket.AF_INET6 if ":" in settings.grpc.host else socket.AF_INET
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((settings.grpc.host, settings.grpc.port))
+            probe.bind((address.host, address.port))
         except OSError as error:
-            raise _cannot_serve_grpc(settings, str(error.strerror)) from error
+            raise _cannot_serve_grpc(address, option, str(error.strerror)) from error
 
 
 # The parent.
@@ -288,8 +342,10 @@ def run(settings: Settings, *, data: Path | None, tls_auto: bool) -> int:
 
 async def _serve(settings: Settings, data: Path | None, tls_auto: bool) -> int:
     stopping = _on_signals()
-    _check_grpc(settings)
-    _try_grpc_address(settings)
+    _check_grpc(settings, tls_auto=tls_auto)
+    _check_waldur(settings)
+    _try_grpc_address(settings.grpc, "--grpc")
+    _try_grpc_address(settings.grpc_admin, "--grpc-admin")
     if bool(settings.tls_cert) != bool(settings.tls_key):
         raise StartError("--tls-cert and --tls-key go together")
     if not settings.http.is_loopback and not (settings.tls_cert or tls_auto):
@@ -373,8 +429,13 @@ def _children(settings: Settings, listener: socket.socket) -> list[Child]:
     children: list[Child] = []
     for index in range(settings.workers):
         grpc = ["--grpc", str(settings.grpc)] if settings.grpc is not None and index == 0 else []
+        if settings.grpc_admin is not None and index == 0:
+            grpc += ["--grpc-admin", str(settings.grpc_admin)]
         children.append(Child(f"api-{index}", [*shared, *grpc], environment, (fd,)))
-    return [*children, Child("controller", ["controller"], environment)]
+    children.append(Child("controller", ["controller"], environment))
+    if settings.waldur is not None:
+        children.append(Child("waldur", ["waldur"], environment))
+    return children
 
 
 def _announce(settings: Settings, listener: socket.socket, token: str | None, ca: Path | None) -> None:

@@ -13,6 +13,7 @@ from bursar.agent.folder import Folder
 from bursar.agent.state import (
     CREDIT_EXHAUSTED,
     FENCED,
+    FROZEN,
     LEASE_EXPIRED,
     Limit,
     Machine,
@@ -96,10 +97,25 @@ def test_what_spends_too_fast_is_frozen_and_goes_on_when_it_may() -> None:
     machine = Machine()
     begun(machine, paid(), 15)
     assert machine.paid({A: Grant(10, TOO_FAST, 300)}, 5) == [MoveDeadline(A, 15, None, 315, CREDIT_EXHAUSTED)]
+    assert machine.next_at == 15
+    assert machine.due(15) == []
+    assert [(one.state, one.reason) for one in machine.news()] == [(State.RUNNING, FROZEN)]
     assert machine.due(100) == []
+    assert not machine.has_news
     assert machine.next_at == 315
     assert machine.paid({A: Grant(15)}, 100) == [MoveDeadline(A, 115)]
+    assert [(one.state, one.reason) for one in machine.news()] == [(State.RUNNING, "")]
     assert told(machine) == [(State.RUNNING, "")]
+
+
+def test_what_was_frozen_when_the_agent_was_killed_is_told_so_again() -> None:
+    machine = Machine()
+    machine.adopt(paid(), 50, started=True, started_at=0, limit=Limit(15, 315, CREDIT_EXHAUSTED))
+    machine.news()
+    assert machine.next_at == 15
+    assert machine.due(50) == []
+    assert told(machine) == [(State.RUNNING, FROZEN)]
+    assert machine.has_news
 
 
 def test_what_is_frozen_for_too_long_is_ended() -> None:

@@ -105,6 +105,29 @@ async def test_the_same_id_with_another_body_is_refused(site: Site, change: dict
     assert await money(site) == before
 
 
+async def test_how_a_body_is_written_makes_no_other_request_of_it(site: Site) -> None:
+    one = await bank(site, "")
+    id_ = one.id()
+    written = f'{{"amount": "10", "account": "{one.tenant}", "request_id": "{id_}"}}'.encode()
+    first = await site.post("topups", written)
+    assert first.status == 201
+    for other in (
+        f'{{\n  "request_id": "{id_}",\n  "account": "{one.tenant}",\n  "amount": "10"\n}}\n'.encode(),
+        f'{{"account":"{one.tenant}","amount":"\\u0031\\u0030","request_id":"{id_}","reason":""}}'.encode(),
+    ):
+        again = await site.post("topups", other)
+        assert (again.status, again.body) == (201, first.body)
+    headed = f'{{"account": "{one.tenant}", "amount": "10"}}'.encode()
+    again = await site.post("topups", headed, headers={"idempotency-key": id_})
+    assert (again.status, again.body) == (201, first.body)
+    assert (await one.balance())["posted"] == "10"
+    id_ = one.id()
+    resources = [{"cpu": 1, "example.com/chip": 0}, {"example.com/chip": 0, "cpu": 1}]
+    opened = [await one.lease(request_id=id_, resources=each) for each in resources]
+    assert opened[0].status == 201
+    assert opened[0].body == opened[1].body
+
+
 async def test_nobody_is_given_the_answer_that_was_anothers(site: Site) -> None:
     one = await bank(site, "")
     body = {"amount": "10", "account": one.tenant, "request_id": one.id()}
@@ -243,19 +266,39 @@ async def test_refunds_and_adjustments_keep_who_and_why(site: Site) -> None:
     one = await bank(site, "10")
     clerk = await site.token("billing-admin", user="bill")
     lease = await one.leased()
+    cost = (await one.act(lease, "close")).body["cost"]
     common = {"account": one.tenant, "reason": "the switch was down"}
-    back = {**common, "amount": "1.5", "request_id": one.id(), "lease_id": lease}
-    assert (await site.post("refunds", back, token=clerk)).body["new_balance"] == "11.5"
+    back = {**common, "amount": cost, "request_id": one.id(), "lease_id": lease}
+    assert (await site.post("refunds", back, token=clerk)).body["new_balance"] == "10"
     less = {**common, "amount": "-2.25", "request_id": one.id()}
     assert (await site.post("adjustments", less, token=clerk)).body == {
-        "account": one.tenant, "amount": "-2.25", "new_balance": "9.25", "available": "8.65",
+        "account": one.tenant, "amount": "-2.25", "new_balance": "7.75", "available": "7.75",
     }  # fmt: skip
     statement = (await site.get("statements", account=one.tenant)).body
     item = statement["items"][-1]
     assert (item["type"], item["amount"], item["actor"], item["reason"]) == (
         "adjustment", "-2.25", "user:bill", "the switch was down",
     )  # fmt: skip
-    assert [line["refunded"] for line in statement["leases"]] == ["1.5"]
+    assert [line["refunded"] for line in statement["leases"]] == [cost]
+
+
+async def test_no_more_is_refunded_of_a_lease_than_it_cost(site: Site) -> None:
+    one = await bank(site, "10")
+    lease = await one.leased()
+    cost = (await one.act(lease, "close")).body["cost"]
+    body = {"account": one.tenant, "reason": "the node was slow", "amount": "2", "lease_id": lease}
+    before = await money(site)
+    refused = await site.post("refunds", {**body, "request_id": one.id()})
+    assert code(refused) == (422, "unprocessable")
+    details = refused.body["details"]
+    assert (details["limit"], details["current_usage"], details["requested_delta"]) == (cost, "0", "2")
+    assert details["hint"] == f"Refund {cost} credits or less; for goodwill, leave the lease out."
+    assert await money(site) == before
+    assert (await site.post("refunds", {**body, "amount": cost, "request_id": one.id()})).status == 201
+    again = await site.post("refunds", {**body, "amount": "0.000000001", "request_id": one.id()})
+    assert code(again) == (422, "unprocessable")
+    assert again.body["details"]["current_usage"] == cost
+    assert (await site.get(f"leases/{lease}")).body["refunded"] == cost
 
 
 async def test_an_adjustment_takes_only_what_is_there(site: Site) -> None:

@@ -413,6 +413,7 @@ async def test_the_flat_put_changes_the_named_fields_of_a_tenant_only(site: Site
     assert unknown.status == 400
     assert "colour" in unknown.message
     assert "shape" in unknown.message
+    assert "gpu_hours_budget" in unknown.body["details"]["hint"]
     assert (await site.put("tenants/nobody", {"max_nodes": 1})).status == 404
 
     replaced = await site.put(f"tenants/{name}", {"metadata": {"name": name}, "spec": {"limits": {"nodes": "1"}}})

@@ -8,12 +8,16 @@ from typing import Any
 import pytest
 
 from bursar.core.account import Owner
+from bursar.core.allocation import Phase
+from bursar.core.lease import FROZEN
+from bursar.core.object import Key
 from bursar.loops.schedule import run_schedule
+from bursar.ops.allocation import Report, report
 from bursar.ops.leader import resign, stand
 from bursar.ops.pay import pay_on
-from houses import Document, Reply, Site, allocation, eventually
+from houses import TABLE, Document, Reply, Site, allocation, eventually
 from ledgers import funded, priced
-from offices import bind
+from offices import TEST, bind, code
 from paying import account
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -232,3 +236,53 @@ async def test_what_runs_and_is_paid_no_further_is_told_so(site: Site) -> None:
     body = (await site.get(f"{where}/train/explain")).body
     assert " (no more time is paid for after " in body["message"]
     assert body["message"].endswith("Z: insufficient_credit)")
+
+
+async def test_a_lease_remembers_what_it_paid_for_after_that_is_gone(site: Site) -> None:
+    team = await paying_team(site)
+    await h100(site, team)
+    await funded(site.house.office, "5", Owner(team))
+    where = f"namespaces/{team}/allocations"
+    assert (await site.post(where, asking("train", team))).status == 201
+    await bind(site.house.office, team, "train", f"node-{team}")
+    (lease,) = (await site.get("leases", account=team)).body["items"]
+    assert lease["work"] == f"{team}/train"
+    assert (await site.get(f"leases/{lease['lease_id']}")).body["work"] == f"{team}/train"
+    for phase in ("Running", "Succeeded"):
+        # Sooner or later than its end by our clock, it cost something.
+        await pay_on(site.house.office, [f"node-{team}"])
+        assert (await site.patch(f"{where}/train/status", {"status": {"phase": phase}})).status == 200
+    assert (await site.delete(f"{where}/train")).status == 200
+    (ended,) = (await site.get("leases", account=team, state="ended")).body["items"]
+    assert ended["work"] == f"{team}/train"
+    (line,) = (await site.get("statements", account=team)).body["leases"]
+    assert (line["work"], line["job_id"]) == (f"{team}/train", lease["uid"])
+    table = (await site.get("statements", account=team, format="csv")).body
+    assert f"{team}/train" in table
+    command = {"job_id": "elsewhere", "gpu_type": f"h100-{team}", "gpu_count": 1, "account": team, "request_id": "r"}
+    assert (await site.post("leases", command)).status == 201
+    (other,) = (await site.get("leases", account=team)).body["items"]
+    assert "work" not in other
+
+
+async def test_what_stands_still_is_told_so_wherever_it_is_looked_at(site: Site) -> None:
+    team = await paying_team(site)
+    await h100(site, team)
+    await funded(site.house.office, "5", Owner(team))
+    where = f"namespaces/{team}/allocations"
+    assert (await site.post(where, asking("train", team))).status == 201
+    await bind(site.house.office, team, "train", f"node-{team}")
+    key = Key("Allocation", team, "train")
+    for frozen in (False, True):
+        said = Report(key=key, origin=TEST, phase=Phase.RUNNING, node=f"node-{team}", frozen=frozen)
+        assert code(await report(site.house.office, said)) == "ok"
+    still = f"its account spends too fast: it stands still on node-{team}, and goes on once more may be spent"
+    status = (await site.get(f"{where}/train")).body["status"]
+    assert (status["reason"], status["message"]) == (FROZEN, still)
+    assert (await site.get(f"{where}/train/explain")).body["message"].endswith(f" ({FROZEN}: {still})")
+    table = (await site.get(where, headers={"accept": TABLE})).body
+    reason = [one["name"] for one in table["columnDefinitions"]].index("Reason")
+    assert table["rows"][0]["cells"][reason] == FROZEN
+    said = Report(key=key, origin=TEST, phase=Phase.RUNNING, node=f"node-{team}", frozen=False)
+    assert code(await report(site.house.office, said)) == "ok"
+    assert FROZEN not in (await site.get(f"{where}/train/explain")).body["message"]

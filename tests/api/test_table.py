@@ -68,7 +68,8 @@ def test_name_comes_first_and_wide_columns_come_after_the_age() -> None:
     assert (columns[0]["name"], columns[0]["format"]) == ("Name", "name")
     narrow = [column["name"] for column in columns if column["priority"] == 0]
     assert narrow[-1] == "Age"
-    assert [column["name"] for column in columns if column["priority"] == 1] == ["Priority", "Priority-Class"]
+    wide = [column["name"] for column in columns if column["priority"] == 1]
+    assert wide == ["Priority", "Priority-Class", "Message"]
 
 
 @pytest.mark.parametrize(

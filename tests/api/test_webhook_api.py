@@ -175,3 +175,55 @@ async def test_metrics_tell_of_reconciliation_and_of_notices_that_wait(site: Sit
     text = (await site.get("/metrics")).body
     assert 'bursar_notices_waiting{webhook="out"} 0.0' in text
     assert "bursar_unreconciled_leases 0.0" in text
+
+
+# Trying one, and what was not taken.
+
+
+async def test_a_trial_is_for_one_webhook_alone_and_waits_to_be_sent(site: Site) -> None:
+    for name in ("ops", "other"):
+        assert (await site.post("webhooks", {"name": name, "url": "https://hooks.example/x"})).status == 201
+    sent = await site.post("webhooks/ops/test", {})
+    assert (sent.status, sent.body["webhook"]) == (202, "ops")
+    (item,) = (await site.get("webhooks/ops/deliveries")).body["items"]
+    assert item["notice"] == sent.body["notice"]
+    assert (item["type"], item["subject"], item["tries"], item["lastSaid"]) == ("io.bursar.webhook.test", "ops", 0, "")
+    assert item["nextAt"] is not None
+    assert (await site.get("webhooks/other/deliveries")).body["items"] == []
+    async with site.house.database.reader() as db:
+        await db.execute("UPDATE notice_delivery SET next_at = 'infinity', tries = 9, last_said = 'HTTP 500'")
+    (item,) = (await site.get("webhooks/ops/deliveries")).body["items"]
+    assert (item["nextAt"], item["tries"], item["lastSaid"]) == (None, 9, "HTTP 500")
+
+
+async def test_deliveries_come_in_pages(site: Site) -> None:
+    assert (await site.post("webhooks", {"name": "ops", "url": "https://hooks.example/x"})).status == 201
+    sent = [(await site.post("webhooks/ops/test", {})).body["notice"] for _ in range(5)]
+    seen: list[str] = []
+    following = ""
+    while True:
+        page = (
+            await site.get("webhooks/ops/deliveries", limit=2, **({"continue": following} if following else {}))
+        ).body
+        seen += [one["notice"] for one in page["items"]]
+        if not (following := page["continue"]):
+            break
+    assert seen == sent
+
+
+async def test_only_what_notices_are_sent_to_can_be_tried(site: Site) -> None:
+    await payer(site)
+    assert (await site.post("webhooks", {"name": "ops", "url": "https://hooks.example/x"})).status == 201
+    refused = await site.post("webhooks/bank/test", {})
+    assert (refused.status, refused.body["details"]["code"]) == (422, "unprocessable")
+    async with site.house.database.reader() as db:
+        await db.execute("UPDATE webhook SET stopped = 'the receiver answered 410 Gone' WHERE name = 'ops'")
+    stopped = await site.post("webhooks/ops/test", {})
+    assert (stopped.status, stopped.body["details"]["hint"]) == (409, "Remove it, and make it anew.")
+    assert (await site.post("webhooks/ghost/test", {})).status == 404
+    assert (await site.get("webhooks/ghost/deliveries")).status == 404
+    token = await site.token("tenant-admin", user="ann", tenant="default")
+    assert (await site.post("webhooks/ops/test", {}, token=token)).status == 403
+    assert (await site.get("webhooks/ops/deliveries", token=token)).status == 403
+    async with site.house.database.reader() as db:
+        assert await db.fetchval("SELECT count(*) FROM notice WHERE type = 'webhook.test'") == 0

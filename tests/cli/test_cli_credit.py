@@ -17,6 +17,7 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
 from bursar.cli.credit import show_statement
+from bursar.cli.lease import lease_row
 from bursar.cli.main import cli
 from bursar.client import AsyncClient, Client, Conflict, CreditRefused, Forbidden, Invalid, NotFound
 from server import Server
@@ -139,8 +140,12 @@ def test_who_names_no_account_that_exists_is_told_how_to_open_one(shell: Shell) 
 def test_an_account_is_closed_for_ever_only_when_that_was_meant(shell: Shell) -> None:
     shell("credit topup 7 --account TENANT")
     asked = shell("credit set TENANT --status closed", code=1)
-    assert "stays closed, with the 7 credits that are in it" in asked.stderr
+    assert "A closed account stays closed." in asked.stderr
     assert shell.json("balance TENANT")["status"] == "active"
+    full = shell("credit set TENANT --status closed --yes", code=5).stderr
+    assert f"account {shell.tenant} has 7 credits left: only an empty account is closed" in full
+    assert f"hint: First refund or adjust: bursar credit adjust -7 --account {shell.tenant} --reason WHY" in full
+    shell("credit adjust -7 --account TENANT --reason over")
     shell("credit set TENANT --status closed --yes")
     assert shell("credit set TENANT --status active", code=5).stderr.endswith("hint: It stays closed.\n")
 
@@ -163,15 +168,36 @@ def test_a_statement_as_text_and_as_a_table(shell: Shell) -> None:
     assert shell.said("balance TENANT --at 2020-01-01").splitlines()[1:] == ["  posted       0 credits"]
 
 
+def test_the_sums_of_all_accounts_of_a_tenant(shell: Shell, admin: Client) -> None:
+    shell("credit topup 50 --account TENANT")
+    shell("credit open TENANT/ada")
+    shell("credit topup 7.5 --account TENANT/ada")
+    shell("credit adjust -2 --account TENANT --reason counted-twice")
+    heading, _, header, *rows = shell.said("credit statement --tenant TENANT").splitlines()
+    assert heading.startswith(f"{shell.tenant}, ")
+    assert header.split() == ["ACCOUNT", "OPENING", "TOPUP", "DEBIT", "REFUND", "ADJUSTMENT", "CLOSING"]
+    assert [row.split() for row in rows] == [
+        [shell.tenant, "0", "50", "0", "0", "-2", "48"],
+        [f"{shell.tenant}/ada", "0", "7.5", "0", "0", "0", "7.5"],
+        ["all", "0", "57.5", "0", "0", "-2", "55.5"],
+    ]
+    assert shell.json("credit statement --tenant TENANT --month 2020-01")["closing"] == "0"
+    assert shell("credit statement TENANT --tenant TENANT", code=2)
+    assert shell("credit statement --tenant TENANT --csv", code=2)
+    assert shell("credit statement --tenant TENANT", code=3, token=user(admin, shell.tenant))
+
+
 def test_what_was_refunded_stands_with_its_lease(shell: Shell, admin: Client) -> None:
     ada = user(admin, shell.tenant)
     shell("credit topup 50 --account TENANT")
     lease = shell.said("lease open train-8 --gpus 4 --gpu-type h100 --window 15s", token=ada).split()[0]
-    shell(f"lease close {lease}", token=ada)
-    shell(f"credit refund 2 --account TENANT --lease {lease} --reason", "the node was slow")
-    assert " s, refunded 2)" in shell.said("credit statement TENANT")
+    cost = shell.json(f"lease close {lease}", token=ada)["cost"]
+    refused = shell(f"credit refund 2 --account TENANT --lease {lease} --reason", "the node was slow", code=1).stderr
+    assert refused.startswith(f"Error: {lease} cost {cost} credits, of which 0 are refunded: 2 cannot be\n")
+    shell(f"credit refund {cost} --account TENANT --lease {lease} --reason", "the node was slow")
+    assert f" s, refunded {cost})" in shell.said("credit statement TENANT")
     rows = csv.DictReader(io.StringIO(shell.said("credit statement TENANT --csv")))
-    assert [row["refunded"] for row in rows if row["lease_id"] == lease] == ["2"]
+    assert [row["refunded"] for row in rows if row["lease_id"] == lease] == [cost]
 
 
 def test_a_lease_of_no_type_is_of_gpus(capsys: pytest.CaptureFixture[str]) -> None:
@@ -180,6 +206,16 @@ def test_a_lease_of_no_type_is_of_gpus(capsys: pytest.CaptureFixture[str]) -> No
     line = {**lease, "to": period["to"], "amount": "-0.07"}
     show_statement({**period, "opening": "1", "closing": "0.93", "leases": [line]})
     assert "x (2 GPU, 20 s)" in capsys.readouterr().out
+    show_statement({**period, "opening": "1", "closing": "0.93", "leases": [{**line, "work": "lab/train"}]})
+    assert "lab/train (2 GPU, 20 s)" in capsys.readouterr().out
+
+
+def test_a_lease_is_listed_with_what_it_pays_for() -> None:
+    """By its name where we placed it, and not by a uid that nobody knows."""
+    lease = {"lease_id": "lease-1", "account": "physics", "job_id": "0f8f-uid", "gpu_count": "2", "gpu_type": ""}
+    lease |= {"rate_per_sec": "0.01", "cost": "0", "expires_at": "2026-11-01T00:00:00Z", "state": "open"}
+    assert lease_row(lease)[2] == "0f8f-uid"
+    assert lease_row({**lease, "work": "lab/train"})[2] == "lab/train"
 
 
 def test_prices_are_set_and_listed(shell: Shell) -> None:
@@ -191,6 +227,12 @@ def test_prices_are_set_and_listed(shell: Shell) -> None:
     assert listed[0].split() == ["RESOURCE", "CLASS", "PER", "SECOND", "FROM"]
     assert len(listed) == 3
     assert shell(f"price set {name} 0.5 --class big --from 2020-01-01", code=1)
+    gone = shell.said(f"price delete {name} --class big --from 2100-01-01")
+    assert gone == f"price of {name} big from 2100-01-01T00:00:00Z on deleted\n"
+    assert shell(f"price delete {name} --class big --from 2100-01-01", code=3)
+    begun = shell.json(f"price list --resource {name} --history")["items"][0]["effective_from"]
+    kept = shell(f"price delete {name} --class big --from {begun}", code=5).stderr
+    assert "has begun, or is about to" in kept
     assert "warning: gpu is no device" in shell("price set gpu 0.5").stderr
 
 

@@ -342,6 +342,11 @@ def test_taint(shell: Shell) -> None:
     shell(f"delete node {name}")
 
 
+def test_what_is_not_there_may_be_in_another_namespace(shell: Shell) -> None:
+    assert "hint: it was looked for in namespace default; -n names another" in shell("status nobody", code=3).stderr
+    assert "hint" not in shell(f"status nobody -n {shell.namespace}", code=3).stderr
+
+
 def test_tenant_limits(shell: Shell) -> None:
     shell(f"admin tenant update {shell.namespace} --max-nodes 250 --gpu-hours-budget 150000 --limit memory=40Ti")
     shell(f"admin tenant update {shell.namespace} --limit nvidia.com/gpu=none --max-concurrent-allocations 50")
@@ -350,8 +355,32 @@ def test_tenant_limits(shell: Shell) -> None:
     lines = shell(f"tenant quotas {shell.namespace}").stdout.splitlines()
     assert lines[0].split() == ["DIMENSION", "LIMIT", "SOURCE", "ACCEPTED", "BOUND", "USED"]
     assert ["nodes", "250"] in [line.split()[:2] for line in lines]
+    shown = [shell.json(f"tenant quotas {shell.namespace} {form}") for form in ("--json", "-o json")]
+    assert shown[0] == shown[1]
+    header, row = shell(f"get tenant {shell.namespace} -o wide").stdout.splitlines()
+    assert header.split()[-3:] == ["GPU-HOURS", "NODE-HOURS", "BILLING"]
+    assert row.split()[-3:] == ["150000", "<none>", "<none>"]
+    assert "whole name, as nvidia.com/gpu" in shell(f"admin tenant update {shell.namespace} --limit gpu=8").stderr
     shell(f"admin tenant update {shell.namespace}", code=2)
     shell("admin tenant update missing --max-nodes 1", code=3)
+
+
+def test_a_limit_below_what_is_used_is_told(shell: Shell) -> None:
+    for name in ("a", "b"):
+        body = {"metadata": {"name": name}, "spec": {"resources": {"requests": {"cpu": 1}}}}
+        shell(f"create allocation -n {shell.namespace} -f -", given=json.dumps(body))
+    lower = f"admin tenant update {shell.namespace} --max-concurrent-allocations"
+    assert shell(f"{lower} 1 --dry-run").output == f"tenant/{shell.namespace} updated (dry run)\n"
+    assert "allocations" not in shell.json(f"get tenant {shell.namespace} -o json")["spec"]["limits"]
+    for limit in (1, 0):
+        done = shell(f"{lower} {limit}")
+        assert done.stdout == f"tenant/{shell.namespace} updated\n"
+        assert done.stderr == (
+            f"note: max_concurrent_allocations: 2 are in use, the limit is {limit}; "
+            "nothing is stopped, new work is refused until there is room\n"
+        )
+    assert shell(f"{lower} 2").stderr == ""
+    assert shell(f"{lower} none").stderr == ""
 
 
 def test_tokens(shell: Shell) -> None:

@@ -48,6 +48,16 @@ def test_the_message_then_the_hint_then_the_causes() -> None:
     )
 
 
+def test_a_cause_of_several_lines_stands_below_its_first() -> None:
+    causes = (Cause("x", "rejected: max_nodes\n  Current usage: 3 nodes\n  New limit: 1 nodes"),)
+    assert rendered("rejected: something else", "", causes) == (
+        "Error: rejected: something else\n"
+        "  - rejected: max_nodes\n"
+        "      Current usage: 3 nodes\n"
+        "      New limit: 1 nodes"
+    )
+
+
 def test_causes_that_the_message_names_are_not_named_again() -> None:
     causes = (Cause("x", "unknown field", field="spec.a"), Cause("x", "unknown field", field="spec.b"))
     message = "invalid: spec.a: unknown field; spec.b: unknown field"

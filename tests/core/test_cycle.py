@@ -292,7 +292,8 @@ def test_a_quota_comes_before_what_the_nodes_say_and_an_incomplete_gang_before_b
     assert one_reason(world, ask("x"))[0] == "quota_exceeded"
     assert one_reason(world, members("g", 1, least=2)[0])[0] == "gang_incomplete"
     order = [one for one in Why if one not in UNPAID]
-    assert order[:4] == [Why.GANG_INCOMPLETE, Why.QUOTA_EXCEEDED, Why.NO_NODES_ACTIVE, Why.NO_MATCHING_NODES]
+    nodes = [Why.NO_NODES_ACTIVE, Why.NO_CLAIMED_NODES, Why.NO_MATCHING_NODES]
+    assert order[:5] == [Why.GANG_INCOMPLETE, Why.QUOTA_EXCEEDED, *nodes]
     assert set(list(Why)[2:8]) == UNPAID  # what cannot be paid for comes right after quota
 
 

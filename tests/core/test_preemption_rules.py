@@ -269,6 +269,49 @@ def test_who_would_be_burst_may_evict_burst_of_lower_priority() -> None:
     assert victims_for(world, priority=1) == {"u3": "LowerPriority"}
 
 
+@pytest.mark.parametrize(
+    ("penalty", "expected"),
+    [
+        pytest.param(1.0, {"u3": "Burst"}, id="within its budget it takes what is beyond the others' share"),
+        pytest.param(0.06, {"u3": "Burst"}, id="also with little of it left"),
+        pytest.param(0.05, {}, id="with none left it waits until nobody else wants the room"),
+    ],
+)
+def test_who_has_used_up_its_budget_evicts_nobody_for_being_burst(penalty: float, expected: dict[str, str]) -> None:
+    tenants = [ShareOf("t", target=0.5, penalty=penalty), ShareOf("u", target=0.5)]
+    world = world_of(machine("a", gpus=4), tenants=tenants)
+    crowd(world, "u", 4)
+    assert victims_for(world, priority=-5) == expected
+
+
+@pytest.mark.parametrize(
+    ("penalty", "priority", "expected"),
+    [
+        pytest.param(1.0, 5, {"u1"}, id="within its budget it takes from who is less urgent"),
+        pytest.param(0.05, 5, set[str](), id="with none left only from who is also beyond the share"),
+        pytest.param(0.05, 15, {"u2"}, id="as this one is"),
+        pytest.param(0.05, 15, {"own"}, id="and from its own tenant as ever"),
+    ],
+)
+def test_who_has_used_up_its_budget_evicts_others_only_where_they_are_burst_and_less_urgent(
+    penalty: float, priority: int, expected: set[str]
+) -> None:
+    tenants = [ShareOf("t", target=0.5, penalty=penalty), ShareOf("u", target=0.5)]
+    world = world_of(machine("a", gpus=4), tenants=tenants)
+    crowd(world, "u", 2)
+    urgent = ask("u2", gpus=1, tenant="u", namespace="u", priority=10)
+    run(world, urgent, "a", since=LONG_AGO + 2)
+    run(world, ask("own", gpus=1, priority=0 if expected == {"own"} else 20), "a", since=LONG_AGO)
+    assert set(victims_for(world, priority=priority)) == expected
+
+
+def test_a_parents_budget_holds_for_those_below_it() -> None:
+    family = [ShareOf("p", target=0.5, penalty=0.05), ShareOf("t", "p"), ShareOf("u", target=0.5)]
+    world = world_of(machine("a", gpus=4), tenants=family)
+    crowd(world, "u", 4)
+    assert victims_for(world, priority=-5) == {}
+
+
 def test_burst_is_not_used_inside_a_tenant() -> None:
     world = two(0.5, 0.5)
     crowd(world, "t", 4)
@@ -413,7 +456,7 @@ def rivals(draw: st.DrawFn) -> Callable[[], World]:
     targets = [draw(st.sampled_from([None, 0.0, 0.25, 0.4, 0.5, 0.75])) for _ in range(2)]
     weights = [draw(st.sampled_from([1.0, 3.0])) for _ in range(2)]
     shares = [
-        ShareOf(name, "p" if below else "", weight, target, burst)
+        ShareOf(name, "p" if below else "", weight, target, burst, draw(st.sampled_from([1.0, 1.0, 0.5, 0.05])))
         for name, weight, target in zip("tu", weights, targets, strict=True)
     ]
     if below:

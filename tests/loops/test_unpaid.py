@@ -1,14 +1,21 @@
 """What cannot be paid for waits with its reason, is tried again when its account changes, and is in nobody's way."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from bursar.core.account import Owner
 from bursar.core.money import nanocredits
+from bursar.core.reason import Reason, Why
+from bursar.core.world import World
+from bursar.loops.unpaid import TIDIED_MAX, Unpaid
 from bursar.ops import credit
 from bursar.ops.credit import PutAccount
 from bursar.ops.office import Office
+from bursar.store.ledger import ALL
+from core.worlds import ask
+from core.worlds import submit as submitted
 from evictions import assert_books_balance as assert_rooms_balance
 from houses import eventually
 from ledgers import LAB, assert_books_balance, funded, priced, receipt
@@ -185,3 +192,51 @@ async def test_spending_too_fast_is_a_matter_of_time(lab: Office) -> None:
             await submit(lab, name)
         await until_leased(lab, 2)
     await assert_all_is_paid(lab)
+
+
+class Counted(dict[Any, Any]):
+    """A dictionary that knows how often it was asked."""
+
+    asked = 0
+
+    def get(self, key: Any, otherwise: Any = None) -> Any:
+        self.asked += 1
+        return super().get(key, otherwise)
+
+    def __contains__(self, key: object) -> bool:
+        self.asked += 1
+        return super().__contains__(key)
+
+
+async def test_only_those_are_looked_at_whose_tenant_was_told_of(office: Office) -> None:
+    """Of the others only a few in passing, however many wait."""
+    number = await funded(office, "1")
+    world, unpaid = World(), Unpaid()
+    blocked = world.blocked = Counted()
+    mine = [ask(f"mine-{index}", tenant="default", namespace=f"m{index}") for index in range(3)]
+    others = [ask(f"other-{index}", tenant=f"t{index}", namespace=f"o{index}") for index in range(2000)]
+    submitted(world, *mine, *others)
+    unpaid.wait(world, [*mine, *others], Reason(Why.INSUFFICIENT_CREDIT), float("inf"), unpaid.heard)
+    blocked.asked = 0
+    async with office.database.reader() as db:
+        await unpaid.review(db, world)
+        assert blocked.asked <= TIDIED_MAX
+        assert len(world.blocked) == 2003
+        assert unpaid.tell(str(number))
+        blocked.asked = 0
+        await unpaid.review(db, world)
+        assert blocked.asked <= TIDIED_MAX + len(mine)
+        assert len(world.blocked) == 2000
+        # What was told while it was being tried helps as well.
+        unpaid.wait(world, mine, Reason(Why.INSUFFICIENT_CREDIT), float("inf"), unpaid.heard - 1)
+        await unpaid.review(db, world)
+        assert len(world.blocked) == 2000
+        # What is blocked no more for another reason is left, in turn.
+        world.blocked.clear()
+        for _ in range(2000 // TIDIED_MAX + 1):
+            await unpaid.review(db, world)
+        assert not unpaid.tell(str(number)), "nobody waits any more"
+        unpaid.wait(world, others, Reason(Why.INSUFFICIENT_CREDIT), float("inf"), unpaid.heard)
+        unpaid.tell(ALL)
+        await unpaid.review(db, world)
+    assert not world.blocked

@@ -1,13 +1,14 @@
 """The lane alone: bounded, fair, patient with poison, and silent until the batch is done."""
 
 import asyncio
+import gc
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
 from bursar.ops import lane as lane_module
-from bursar.ops.lane import Closed, Lane, Overloaded
+from bursar.ops.lane import Closed, Lane, Overloaded, put_all, raise_first
 from bursar.store.database import Unavailable
 
 Command = tuple[str, int]  # (tenant, number)
@@ -347,3 +348,24 @@ async def test_a_lane_that_two_runners_emptied_starts_again() -> None:
         tasks = [submitter(lane)("a", number) for number in range(8)]
         assert await answers(tasks) == [f"a-{number}" for number in range(8)], round_
     await lane.close()
+
+
+async def test_of_many_that_are_put_at_once_each_is_answered_whatever_becomes_of_the_others() -> None:
+    """Also when the lane is full halfway, and when what was queued fails: nothing is left behind that nobody asks."""
+    complaints: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+
+    async def run(commands: Sequence[Command]) -> list[str]:
+        raise Unavailable("the database is away")
+
+    lane: Lane[Command, str] = Lane("test", run, capacity=3)
+    found = await put_all(lane, [("a", number) for number in range(5)], "a")
+    assert [type(one) for one in found] == [Unavailable] * 3 + [Overloaded] * 2
+    await lane.close()
+    assert [type(one) for one in await put_all(lane, [("a", 6)], "a")] == [Closed]
+    del found
+    gc.collect()
+    assert complaints == []
+    with pytest.raises(Overloaded):
+        raise_first(["fine", Overloaded("test", 1), Unavailable("away")])
+    assert raise_first(["fine", "too"]) == ["fine", "too"]

@@ -7,7 +7,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from bursar.core.account import Owner, Status
+from bursar.core.account import Owner
 from bursar.core.lease import Grant, Lease, LeaseState, Mode
 from bursar.core.money import AMOUNT_MAX, MICROS, NANO, credits_of, nanocredits
 from bursar.core.refusal import Code, Refusal
@@ -186,7 +186,6 @@ async def test_an_ended_lease_is_put_right_under_locks(office: Office) -> None:
         pytest.param({"daily_cap": NANO // 2}, 4, 15, "daily_cap_exceeded", id="too much for a day"),
         pytest.param({"spend_rate_max": NANO, "spend_burst": NANO // 2}, 4, 15, "spend_rate_exceeded", id="too fast"),
         pytest.param({"status": "suspended"}, 4, 15, "account_inactive", id="suspended"),
-        pytest.param({"status": "closed"}, 4, 15, "account_inactive", id="closed"),
         pytest.param({"gpus_max": 3000, "status": "suspended"}, 4, 15, "account_inactive", id="the first of two"),
     ],
 )
@@ -286,23 +285,6 @@ async def test_extending_by_asking_ends_at_the_horizon(office: Office) -> None:
 
 
 # Accounts and prices.
-
-
-async def test_closing_an_account_waits_for_its_leases_and_is_for_ever(office: Office) -> None:
-    await priced(office)
-    await funded(office, "50")
-    lease = await leased(office)
-    closing = PutAccount(whose=LAB, changes={"status": "closed"})
-    assert code(await credit.put_account(office, closing)) == "in_use"
-    await credit.close_lease(office, CloseLease(number=lease))
-    assert (await account_of(office)).status is Status.ACTIVE
-    receipt(await credit.put_account(office, closing))
-    assert code(await credit.put_account(office, PutAccount(whose=LAB, changes={"status": "active"}))) == "ended"
-    assert code(await credit.top_up(office, LAB, NANO, actor="user:test")) == "account_inactive"
-    # What is left can still be paid out.
-    left = (await account_of(office)).posted
-    receipt(await credit.adjust(office, LAB, -left, actor="user:test", reason="paid out"))
-    assert await available(office) == "0"
 
 
 @pytest.mark.parametrize(

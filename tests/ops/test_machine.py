@@ -3,6 +3,7 @@
 import asyncio
 import os
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -26,8 +27,10 @@ from bursar.ops import object as object_ops
 from bursar.ops.command import Reply, Written
 from bursar.ops.dispatch import change_command
 from bursar.ops.evict import evict
+from bursar.ops.hours import roll
 from bursar.store.embedded import Embedded
 from bursar.wire.kinds import BY_NAME
+from hourly import assert_hours_agree
 from offices import (
     TEST,
     allocation,
@@ -270,6 +273,17 @@ class Quotas(RuleBasedStateMachine):
         if not expected:
             one.phase, one.node, one.nodes_accepted = "Scheduled", name, max(part, one.nodes_accepted)
 
+    @precondition(lambda self: self.any_in("Scheduled"))
+    @rule(data=st.data())
+    def start(self, data: st.DataObject) -> None:
+        """From now on its hours count; to quotas it is the same as before."""
+        (space, work), _ = self.some(data, "Scheduled")
+        assert code(self.run(end(self.office, space, work, Phase.RUNNING))) == "ok"
+
+    @rule()
+    def enter_hours(self) -> None:
+        self.runner.run(roll(self.office.database, datetime.now(UTC)))
+
     @precondition(lambda self: self.any_in())
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
@@ -416,6 +430,7 @@ class Quotas(RuleBasedStateMachine):
         for name, limits in self.model.tenants.items():
             assert {dimension: hard.get((f"tenant:{name}", dimension)) for dimension in limits.hard} == limits.hard
         self.runner.run(assert_counters_equal_charges(self.office))
+        self.runner.run(assert_hours_agree(self.office))
 
 
 def test_quotas_follow_the_model_whatever_is_done(embedded_postgres: Embedded, database_template: str) -> None:

@@ -12,7 +12,9 @@ from bursar.core.account import Owner
 from bursar.core.money import MICROS, credits_of, nanocredits
 from bursar.core.usage_event import UsageEvent
 from bursar.ops.credit import top_up
+from bursar.ops.lane import Overloaded
 from bursar.ops.office import Office
+from bursar.ops.usage import Measure, Noted, note_usage
 from bursar.store import usage_event as store
 from metering import (
     assert_books_balance,
@@ -174,6 +176,22 @@ async def test_an_event_belongs_to_the_lease_that_was_there_at_the_time(office: 
     assert [(row[1], row[2]) for row in await sums(office)] == [(first.id, 2), (second.id, 2)]
 
 
+async def test_where_not_all_are_taken_the_others_are_written_before_it_is_said(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await furnish(office)
+    await lease(office, "train")
+    monkeypatch.setattr(office.measuring, "_capacity", 2)
+    events = [Measure(event("train", seq, 1)) for seq in range(1, 6)]
+    with pytest.raises(Overloaded):
+        await note_usage(office, events)
+    assert await count(office) == 2
+    monkeypatch.undo()
+    assert [one.duplicate for one in await note_usage(office, events) if isinstance(one, Noted)] == [
+        True, True, False, False, False,
+    ]  # fmt: skip
+
+
 async def test_what_ended_too_long_ago_takes_no_usage_and_its_events_are_dropped(office: Office) -> None:
     await furnish(office)
     one = await lease(office, "train")
@@ -182,7 +200,8 @@ async def test_what_ended_too_long_ago_takes_no_usage_and_its_events_are_dropped
     async with office.database.reader() as db:
         assert await store.forget(db) == 0
         await db.execute("UPDATE lease_ended SET reconciled_at = now()")
-        await db.execute("UPDATE job_usage SET at = now() - interval '60 days'")
+        await db.execute("UPDATE job_usage SET at = now() - interval '60 days', made_at = now() - interval '60 days'")
+        await db.execute("UPDATE usage_event SET at = now() - interval '60 days'")
     await pass_time(office, 60 * 86_400, one)
     assert await send(office, event("train", 1, 5), event("train", 2, 5)) == ["not_found"] * 2
     async with office.database.reader() as db:

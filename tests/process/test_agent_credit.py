@@ -216,8 +216,10 @@ def test_what_spends_too_fast_is_frozen_and_thawed(lab: Lab) -> None:
     until(lambda: "frozen: its account" in lab.output(), "being frozen")
     until(lambda: not lab.ledger.is_alive(1.0), "standing still")
     lines = len(lab.ledger.lines())
+    until(lambda: lab.status().get("reason") == "SpendRateExceeded", "saying so")
     assert lab.status()["phase"] == "Running"
     until(lambda: len(lab.ledger.lines()) > lines, "going on")
+    until(lambda: "reason" not in lab.status(), "saying so no more")
     lab.ledger.finish()
     status = lab.await_phase("Succeeded", "Failed")
     assert status["exitCode"] == 5

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from bursar.core.lapse import Watch
+from bursar.core.lease import FROZEN
 from bursar.core.money import MICROS, nanocredits
-from bursar.loops.leases import Watch, end_lapsed
+from bursar.loops.leases import end_lapsed
 from bursar.ops import credit, lapse
 from bursar.ops.credit import PutAccount
 from bursar.ops.office import Office
@@ -142,12 +144,74 @@ async def test_what_spends_too_fast_is_to_be_frozen_and_goes_on_when_there_is_mo
     await assert_books_balance(lab.office)
 
 
+async def test_what_stands_still_says_so_until_it_goes_on(lab: Door) -> None:
+    await funded(lab.office, "10")
+    agent = await joined(lab)
+    uid = await begun(lab, agent)
+    before = (await shown(lab.office, "train"))["status"]
+    await agent.beat(running(uid, reason=FROZEN, message="its account spends too fast"))
+    told = (await shown(lab.office, "train"))["status"]
+    assert (told["phase"], told["reason"], told["nodes"][0]["frozen"]) == ("Running", FROZEN, True)
+    assert told["message"] == ("its account spends too fast: it stands still on n1, and goes on once more may be spent")
+    (condition,) = [one for one in told["conditions"] if one["type"] == FROZEN]
+    assert (condition["status"], condition["reason"]) == ("True", FROZEN)
+    async with lab.office.database.reader() as db:
+        revision = await db.fetchval("SELECT value FROM revision")
+    await agent.beat(running(uid, reason=FROZEN))
+    async with lab.office.database.reader() as db:
+        assert await db.fetchval("SELECT value FROM revision") == revision, "what was said before is no change"
+    await agent.beat(running(uid))
+    assert (await shown(lab.office, "train"))["status"] == before
+
+
+async def test_what_went_on_while_nobody_listened_is_told_so_by_the_next_stream(lab: Door) -> None:
+    await funded(lab.office, "10")
+    agent = await joined(lab)
+    uid = await begun(lab, agent)
+    await agent.beat(running(uid, reason=FROZEN))
+    other = lab.agent("n1")
+    await other.beat(running(uid, reason=FROZEN), inventory=True)
+    assert (await shown(lab.office, "train"))["status"]["reason"] == FROZEN
+    third = lab.agent("n1")
+    await third.beat(running(uid), inventory=True)
+    assert "reason" not in (await shown(lab.office, "train"))["status"]
+
+
+async def test_what_ends_while_it_stands_still_stands_still_no_more(lab: Door) -> None:
+    await funded(lab.office, "10")
+    agent = await joined(lab)
+    uid = await begun(lab, agent)
+    await agent.beat(running(uid, reason=FROZEN))
+    await agent.beat(stopped(uid, exit_code=143, reason="CreditExhausted", message="over"))
+    told = (await shown(lab.office, "train"))["status"]
+    assert (told["phase"], told["reason"]) == ("Failed", "CreditExhausted")
+    assert FROZEN not in {one["type"] for one in told["conditions"]}
+    assert "frozen" not in told["nodes"][0]
+
+
+async def test_what_stands_still_on_one_of_its_nodes_says_where(lab: Door) -> None:
+    await machine(lab.office, "n2")
+    await funded(lab.office, "10")
+    first, second = await joined(lab), await joined(lab, "n2")
+    uid = await placed(lab.office, "wide", "n1", "n2", spec={"nodes": 2}, gpu=1)
+    for agent in (first, second):
+        await agent.directive()
+        await agent.beat(running(uid))
+    for agent in (first, second):
+        await agent.beat(running(uid, reason=FROZEN))
+    assert "stands still on 2 of its nodes" in (await shown(lab.office, "wide"))["status"]["message"]
+    await first.beat(running(uid))
+    assert "stands still on n2" in (await shown(lab.office, "wide"))["status"]["message"]
+    await second.beat(ended(uid))
+    assert "reason" not in (await shown(lab.office, "wide"))["status"]
+
+
 async def test_a_closed_lease_stops_what_it_paid_for_at_once(lab: Door) -> None:
     await funded(lab.office, "1")
     agent = await joined(lab)
     uid = await begun(lab, agent)
     (lease,) = await leases(lab.office)
-    assert await lapse.lapse(lab.office, {lease["id"]: lease["paid_until"]}) == [lease["id"]]
+    assert await lapse.lapse(lab.office, {lease["id"]: lease["paid_until"]}) == {lease["id"]: True}
     assert grants(await agent.beat()) == [(uid, 0, True, "fenced", 0)]
 
 
@@ -190,6 +254,25 @@ async def test_all_leases_of_a_node_are_paid_in_one_answer(lab: Door) -> None:
     await passed(lab.office, 5)
     assert sorted(grants(await agent.beat())) == sorted((uid, WINDOW, False, "", 0) for uid in uids)
     assert (await account(lab.office))["posted"] == nanocredits("10") - 4 * 5 * SECOND
+
+
+async def test_where_not_all_can_be_extended_at_once_those_that_are_are_told(
+    lab: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await funded(lab.office, "10")
+    agent = await joined(lab)
+    uids = {await begun(lab, agent, f"train-{index}") for index in range(5)}
+    for lane in lab.office.extending.lanes:
+        monkeypatch.setattr(lane, "_capacity", 1)
+    await passed(lab.office, 5)
+    told = {one[0] for one in grants(await agent.beat())}
+    assert told < uids
+    assert len(told) in (1, 2), "one for each lane that has leases"
+    there = await leases(lab.office)
+    paid = [one["paid_until"] for one in there if one["uid"] in told]
+    unpaid = [one["paid_until"] for one in there if one["uid"] not in told]
+    assert min(paid) > max(unpaid), "who was told was extended, and nobody else was"
+    await assert_books_balance(lab.office)
 
 
 async def test_work_that_needs_both_leases_is_told_both(lab: Door) -> None:
@@ -246,7 +329,7 @@ async def test_who_beats_after_a_jump_of_the_clock_loses_nothing(lab: Door) -> N
     assert await end_lapsed(lab.office, watch, 2000.0) == []
     (number, paid_until), *_ = watch.since
     await agent.beat()
-    assert await lapse.lapse(lab.office, {number: paid_until}) == [], "it was extended meanwhile"
+    assert await lapse.lapse(lab.office, {number: paid_until}) == {number: False}, "it was extended meanwhile"
 
 
 async def test_what_is_frozen_is_not_overdue_until_it_may_be_no_longer(lab: Door) -> None:
@@ -275,7 +358,8 @@ async def test_a_lease_that_never_began_ends_with_its_placement(lab: Door) -> No
     assert not watch.since, "it may still begin"
     async with lab.office.database.reader() as db:
         await db.execute("DELETE FROM placement")
-    await end_lapsed(lab.office, watch, 1001.0)
+    await passed(lab.office, 31)
+    await end_lapsed(lab.office, watch, 1031.0)
     assert len(await end_lapsed(lab.office, watch, 2000.0)) == 1
     held = await account(lab.office)
     assert (held["posted"], held["held"]) == (nanocredits("10"), 0)

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bursar.core.money import NANO, MoneyError, credits_of, nanocredits
-from bursar.core.statement import Forecast, Item, Line, Statement
+from bursar.core.statement import Forecast, Item, LeaseLine, Statement
 from bursar.wire.credit import credit_faults, zone_faults
 from bursar.wire.instant import InstantError, micros_of, time_text
 from bursar.wire.statement import forecast_view, lasting, statement_csv, statement_view
@@ -101,7 +101,7 @@ def test_what_is_no_time_zone(zone: str) -> None:
 
 @given(st.text(max_size=12), st.text(max_size=12))
 def test_a_table_says_what_was_said_and_begins_no_formula(job: str, reason: str) -> None:
-    line = Line(7, -5, -5, 0, 0, 1_500_000, 1, 2, 1, job=job)
+    line = LeaseLine(7, -5, -5, 0, 0, 1_500_000, 1, 2, 1, job=job)
     item = Item(1, 0, "topup", 9, reason=reason)
     found = Statement(1, "physics", 0, 10, 0, 4, {"topup": 9, "debit": -5}, (item,), (line,))
     rows = list(csv.DictReader(io.StringIO(statement_csv(statement_view(found)), newline="")))

@@ -13,6 +13,7 @@ from bursar.wire.settings import (
     CreditSettings,
     NodeSettings,
     Settings,
+    budget_period_days_of,
     credit_policy_of,
     patience_of,
     policy_of,
@@ -48,6 +49,19 @@ def test_settings_that_say_nothing_of_it_change_nothing(spec: dict[str, Any] | N
 def test_times_are_bounded(name: str, value: int) -> None:
     (fault,) = SETTINGS.check(settings(**{name: value}))
     assert fault.field == f"spec.scheduling.{name}"
+
+
+@pytest.mark.parametrize("days", [-1, 0, 367])
+def test_the_budgets_period_is_bounded(days: int) -> None:
+    (fault,) = SETTINGS.check(settings(budgetPeriodDays=days))
+    assert fault.field == "spec.scheduling.budgetPeriodDays"
+
+
+def test_budgets_are_for_ninety_days_unless_something_else_is_said() -> None:
+    assert budget_period_days_of(b'{"metadata": {"name": "system"}}') == 90
+    assert budget_period_days_of(msgspec.json.encode(settings(backfill=False))) == 90
+    assert budget_period_days_of(msgspec.json.encode(settings(budgetPeriodDays=30))) == 30
+    assert policy_of(msgspec.json.encode(settings(budgetPeriodDays=30))) == {}  # It is no part of how a cycle decides.
 
 
 # How long silent nodes are waited for.

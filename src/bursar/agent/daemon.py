@@ -23,7 +23,8 @@ from bursar.agent.shell import Event, Settings, Shell, hear
 from bursar.agent.speech import NO_LOAD, Answer, Beat
 from bursar.agent.state import Instruction, Machine
 from bursar.agent.token import Trust
-from bursar.agent.work import ENDED, Directive, Grant, Place, State, Status, Stop
+from bursar.agent.wipe import NO_WIPE, Wipe
+from bursar.agent.work import ENDED, Directive, Grant, Place, Run, State, Status, Stop
 
 log = structlog.get_logger()
 
@@ -47,10 +48,12 @@ class Daemon:
         probe: Probe,
         *,
         run_as: str | None = None,
+        wipe: Wipe = NO_WIPE,
         clock: Callable[[], float] = boot_seconds,
     ) -> None:
         self.name = name
         self._probe = probe
+        self._wipe = wipe
         self._clock = clock
         self._machine = Machine()
         self._trust = Trust(name)
@@ -202,7 +205,8 @@ class Daemon:
             self._poke()
 
     def _tell(self, directives: Sequence[Directive], *, complete: bool = False) -> None:
-        done = self._machine.tell(directives, self._clock(), complete=complete)
+        wanted = [self._wipe.of(one) if isinstance(one, Run) and one.wipe else one for one in directives]
+        done = self._machine.tell(wanted, self._clock(), complete=complete)
         self._do(done)
         if directives or done:
             self._poke()

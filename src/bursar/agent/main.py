@@ -67,6 +67,21 @@ EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
     metavar="USER",
     help="Whom commands run as; needed by root, who may name itself. Else it is the agent's own user.",
 )
+@click.option(
+    "--wipe-hook",
+    envvar="BURSAR_AGENT_WIPE_HOOK",
+    default="",
+    metavar="COMMAND",
+    help="What wipes this node after sensitive work, run by the shell as the agent's own user; exit 0 is done.",
+)
+@click.option(
+    "--wipe-seconds",
+    envvar="BURSAR_AGENT_WIPE_SECONDS",
+    type=click.IntRange(min=1),
+    default=3600,
+    show_default=True,
+    help="How long that may take: it has failed then.",
+)
 @click.option("--insecure", is_flag=True, help="Without certificates, to a server on this machine; needs --grpc.")
 @click.option("--drain-on-stop", is_flag=True, help="Stop what runs here when the agent is stopped.")
 def agent(**options: Any) -> None:
@@ -80,6 +95,7 @@ def agent(**options: Any) -> None:
     bursar agent --server https://bursar:8080 --name gpu-01 --token-file token --run-as bursar-work
     """
     from bursar.agent.run import AgentSettings, run
+    from bursar.agent.wipe import Wipe
 
     _check(options)
     _check_user(options["run_as"])
@@ -98,6 +114,7 @@ def agent(**options: Any) -> None:
         run_as=options["run_as"],
         insecure=options["insecure"],
         drain_on_stop=options["drain_on_stop"],
+        wipe=Wipe(options["wipe_hook"], options["wipe_seconds"]),
     )
     raise SystemExit(run(settings))
 

@@ -22,6 +22,7 @@ from bursar.agent.identity import Identity, IdentityError
 from bursar.agent.papers import NodePapers, NoPapers
 from bursar.agent.probe import Inventory, Probe
 from bursar.agent.stream import Stream, backoff_seconds
+from bursar.agent.wipe import NO_WIPE, Wipe
 from bursar.client.errors import ApiError, BursarError, ConnectionFailed
 from bursar.core.address import is_loopback
 from bursar.logs import set_up_logs
@@ -54,6 +55,7 @@ class AgentSettings:
     run_as: str | None = None
     insecure: bool = False
     drain_on_stop: bool = False
+    wipe: Wipe = NO_WIPE
 
 
 def run(settings: AgentSettings) -> int:
@@ -74,7 +76,7 @@ async def _run(settings: AgentSettings) -> int:
     papers = _papers(settings, probe.inventory())
     if isinstance(papers, NodePapers) and not await _joined(papers, stopping):
         return 0
-    daemon = Daemon(settings.name, settings.data / WORK, probe, run_as=settings.run_as)
+    daemon = Daemon(settings.name, settings.data / WORK, probe, run_as=settings.run_as, wipe=settings.wipe)
     await daemon.open()
     try:
         await _serve(settings, papers, daemon, stopping)

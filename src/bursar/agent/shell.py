@@ -281,8 +281,12 @@ class Shell:
     async def _launch(self, child: Child) -> None:
         try:
             async with self._launches:
-                env = environment(child.run, self._node, self._user, os.environ)
-                await asyncio.to_thread(child.spawn, env, self._user, self.cgroups, self._options(child.run))
+                owner = user() if child.run.wipe else self._user
+                if child.run.wipe:
+                    # What ran here has also left its output.
+                    await asyncio.to_thread(self._tidy, keep_seconds=0.0)
+                env = environment(child.run, self._node, owner, os.environ)
+                await asyncio.to_thread(child.spawn, env, owner, self.cgroups, self._options(child.run))
             self._watch(child)
         except Exception as error:
             expected = isinstance(error, OSError | ValueError)
@@ -401,12 +405,12 @@ class Shell:
 
     # Housekeeping.
 
-    def _tidy(self) -> None:
+    def _tidy(self, keep_seconds: float | None = None) -> None:
         """Logs of what is over are kept for a while, the newest of them."""
         self._tidied_at = boot_seconds()
         kept_bytes = 0
         live = {self._path(place).name for place in self._journal.known.began}
-        old_at = time.time() - self._settings.keep_seconds
+        old_at = time.time() - (self._settings.keep_seconds if keep_seconds is None else keep_seconds)
         for path, changed_at, size in sorted(_folders(self._folder), key=lambda one: -one[1]):
             if path.name in live:
                 continue

@@ -15,6 +15,7 @@ from bursar.agent.work import Directive, Grant, Place, Run, State, Status, Stop,
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 
 PROTOCOL_VERSION = 1
+WIPE = "wipe"  # in place of an allocation's name
 
 _PHASES = {
     State.STARTING: pb.POD_PHASE_STARTING,
@@ -141,6 +142,8 @@ def read_directive(message: pb.SchedulingDirective) -> Directive | None:
         return None
     if message.type == pb.DIRECTIVE_TYPE_RUN:
         return _read_run(message)
+    if message.type == pb.DIRECTIVE_TYPE_WIPE:
+        return Run(message.allocation_id, message.epoch, "", WIPE, wipe=True)
     if message.type == pb.DIRECTIVE_TYPE_STOP:
         return Stop(
             uid=message.allocation_id,
@@ -189,7 +192,7 @@ def directive_message(directive: Directive) -> pb.SchedulingDirective:
             message=directive.message,
         )
     return pb.SchedulingDirective(
-        type=pb.DIRECTIVE_TYPE_RUN,
+        type=pb.DIRECTIVE_TYPE_WIPE if directive.wipe else pb.DIRECTIVE_TYPE_RUN,
         allocation_id=directive.uid,
         epoch=directive.epoch,
         namespace=directive.namespace,

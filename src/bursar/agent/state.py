@@ -27,10 +27,12 @@ REMEMBERED_MAX = 20_000  # allocations of the past
 EXPIRED = "Expired"  # it has run for as long as it may
 LEASE_EXPIRED = "LeaseExpired"
 CREDIT_EXHAUSTED = "CreditExhausted"  # paid time is over, and no more of it was granted
+FROZEN = "SpendRateExceeded"  # what runs says so while its account spends too fast for it to go on
 FENCED = "fenced"  # why there is no more paid time, where its lease is closed
 NOT_WANTED = "NotWanted"
 SUPERSEDED = "Superseded"  # a newer epoch of the same allocation is placed here
 OF_THE_PAST = "OfThePast"  # it was here before, and was acknowledged
+NO_HOOK = "NoWipeHook"  # the node is to be wiped, and nobody said how
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,7 @@ class _Held:
     final: str = ""  # why there is no more paid time than that, for now
     freeze_seconds: float = 0.0
     limit: Limit = NO_LIMIT
+    frozen: bool = False  # paid time is over, and whoever watches over it lets it stand still
     expires_at: float = math.inf
     stop: Stop | None = None
     kill_at: float = math.inf
@@ -124,7 +127,7 @@ class _Held:
             return math.inf
         if self.state is State.STOPPING:
             return self.kill_at + RETRY_SECONDS
-        return min(self.expires_at, self.limit.end_at)
+        return min(self.expires_at, self.limit.end_at if self.frozen else self.limit.at)
 
     def new_limit(self) -> Limit:
         """From the leases that it needs. What is frozen needs that of its node all the same."""
@@ -284,6 +287,8 @@ class Machine:
             elif held.expires_at <= now:
                 message = f"ran for its ttl of {held.run.ttl_seconds} seconds"
                 done += self._stop(held, Stop(*held.run.place, held.run.grace_seconds, EXPIRED, message))
+            elif now < held.limit.freeze_until:
+                self._set_frozen(held, True)
             else:
                 grace = held.run.grace_seconds if self._grace_seconds is None else int(self._grace_seconds)
                 done += self._stop(held, Stop(*held.run.place, grace, held.limit.reason, _why_over(held)))
@@ -327,7 +332,9 @@ class Machine:
             self._end(self._hold(run), State.FAILED, OF_THE_PAST, "it was here before, and has ended", None)
             return []
         done = self._supersede(run.uid, run.epoch)
-        self._hold(run)
+        held = self._hold(run)
+        if run.wipe and not run.command:
+            self._end(held, State.FAILED, NO_HOOK, "the agent was given no --wipe-hook", None)
         return done
 
     def _supersede(self, uid: str, epoch: int) -> list[Instruction]:
@@ -398,6 +405,7 @@ class Machine:
         if over or not held.handed or (limit := held.new_limit()) == held.limit:
             return []
         held.limit = limit
+        self._set_frozen(held, held.frozen and limit.at <= self._now < limit.freeze_until)
         return [MoveDeadline(held.run.place, limit.at, self._grace_seconds, limit.freeze_until, limit.reason)]
 
     def _hold(self, run: Run) -> _Held:
@@ -429,15 +437,25 @@ class Machine:
             held.state = state
             self._news[held.run.place] = None
 
+    def _set_frozen(self, held: _Held, frozen: bool) -> None:
+        if held.frozen is not frozen:
+            held.frozen = frozen
+            self._news[held.run.place] = None
+
     def _at(self, now: float) -> None:
         self._now = max(self._now, now)
 
 
 def _in_the_way(other: _Held, held: _Held) -> bool:
-    """Whether one has to be gone before the other starts: an older epoch of it, or one that leaves its devices."""
-    if other is held or not other.live or not other.handed:
+    """Whether one has to be gone before the other starts: an older epoch of it, or one that leaves its devices. A node
+    is wiped when nothing runs on it any more, and nothing starts on it before that is over."""
+    if other is held or not other.live:
         return False
-    if other.run.uid == held.run.uid:
+    if other.run.wipe and not held.run.wipe:
+        return True
+    if not other.handed:
+        return False
+    if held.run.wipe or other.run.uid == held.run.uid:
         return True
     return other.state is State.STOPPING and any(
         set(indices) & set(other.run.devices.get(resource, ())) for resource, indices in held.run.devices.items()
@@ -466,4 +484,6 @@ def _status(held: _Held) -> Status:
     state, stop = held.state, held.stop
     if state is State.STOPPING and stop is not None:
         return Status(*held.run.place, state, stop.reason, stop.message, None, held.usage)
+    if state is State.RUNNING and held.frozen:
+        return Status(*held.run.place, state, FROZEN, "its account spends too fast", None, held.usage)
     return Status(*held.run.place, state, held.reason, held.message, held.exit_code, held.usage)

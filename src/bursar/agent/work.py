@@ -32,6 +32,7 @@ class Run:
     nodes: tuple[str, ...] = ()
     exclusive: bool = False
     annotations: Mapping[str, str] = field(default_factory=dict)  # those under bursar.io/
+    wipe: bool = False  # no allocation: the node is to be wiped, by the agent's own user
 
     @property
     def place(self) -> Place:

@@ -13,14 +13,13 @@ from bursar.api.credit import (
     find_account,
     limit_of,
     named_owner,
-    no_account,
     own_account,
     read_order,
     sees,
     words_faults,
 )
 from bursar.api.route import Answer, Call, Outcome
-from bursar.core.account import Account, Owner
+from bursar.core.account import Account, Owner, no_account
 from bursar.core.amendment import GPUS_MAX
 from bursar.core.lease import lease_number
 from bursar.core.money import credits_of, nanocredits
@@ -128,7 +127,7 @@ async def _owner(call: Call, in_body: str) -> Owner | Refusal:
     if owner is None:
         account = await own_account(call)
         return account if isinstance(account, Refusal) else Owner(account.tenant, account.user)
-    return Owner(*owner) if await sees(call, *owner) else no_account(*owner)
+    return Owner(*owner) if await sees(call, *owner) else no_account(Owner(*owner))
 
 
 def _moved(receipt: Receipt | Refusal, order: NewTopup | NewRefund | NewAdjustment) -> Outcome:
@@ -187,7 +186,7 @@ async def open_account(call: Call) -> Outcome:
         return order
     owner = Owner(order.tenant, order.user)
     if not await sees(call, *owner):
-        return no_account(*owner)
+        return no_account(owner)
     changes: dict[str, Any] = {"credit_limit": nanocredits(order.credit_limit)}
     if order.low_balance is not None:
         changes["low_balance"] = nanocredits(order.low_balance)

@@ -11,11 +11,14 @@ from bursar.api import metrics
 from bursar.api.explain import time_of
 from bursar.api.house import House
 from bursar.api.route import Answer, Call, Outcome
+from bursar.core.access import Reach
 from bursar.core.answer import Figures, QueueFigures
+from bursar.core.claim import State
 from bursar.core.liveness import is_alarming
 from bursar.core.node import WHOLE
 from bursar.core.quantity import format_amount
 from bursar.core.refusal import Refusal
+from bursar.ops.claim import load_pool
 from bursar.ops.cluster import Totals
 from bursar.ops.fence import load_patience
 from bursar.ops.office import now, timestamp
@@ -187,17 +190,22 @@ def rate(per_second: float) -> str:
 async def show_nodes(house: House) -> None:
     """How nodes stand, as gauges."""
     metrics.NODES.clear()
+    metrics.NODES_CLAIMED.clear()
     try:
         patience = await load_patience(house.office)
         async with house.database.reader() as db:
             phases = await liveness_store.count_phases(db)
             heard, silent = await liveness_store.count_silent(db, patience.not_ready_seconds)
+        pool = await load_pool(house.office, Reach(everything=True))
     except AWAY:
         metrics.NODES_SILENT.set(UNKNOWN)
         metrics.NODES_ALARM.set(UNKNOWN)
         return
     for phase, count in phases.items():
         metrics.NODES.labels(phase).set(count)
+    for state in State:
+        metrics.NODES_CLAIMED.labels(str(state)).set(sum(claim.state is state for _, claim in pool.claims))
+    metrics.NODES_CLAIMABLE.set(pool.size)
     metrics.NODES_SILENT.set(silent / heard if heard else 0.0)
     metrics.NODES_ALARM.set(is_alarming(silent, heard))
 

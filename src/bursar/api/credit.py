@@ -15,7 +15,7 @@ from bursar.api.action import faulty
 from bursar.api.body import REQUEST_ID_CHARS_MAX, dry_run, read_document
 from bursar.api.route import JSON, Call, Param
 from bursar.core.access import Role, reach
-from bursar.core.account import Account, account_name
+from bursar.core.account import Account, Owner, account_name, no_account
 from bursar.core.lease import Lease, lease_number
 from bursar.core.refusal import Cause, Code, Refusal, field_fault, invalid
 from bursar.core.tree import lineage
@@ -60,6 +60,15 @@ def read_order(
     return order
 
 
+def bare_order(call: Call) -> Order | Refusal:
+    """A request without a body: all that it may say of itself is its id."""
+    if refusal := _no_dry_run(call):
+        return refusal
+    order = Order(call.headers.get("idempotency-key", ""))
+    causes = _request_faults(order.request_id, required=False)
+    return faulty("request", causes) if causes else order
+
+
 def _read(call: Call) -> Any:
     """The body as plain values. A number with a fraction becomes the text that it was written as: a float would have
     lost digits before anybody could count them."""
@@ -88,6 +97,7 @@ def _exact(text: str) -> Decimal | float:
 
 
 _decoder = msgspec.json.Decoder(float_hook=_exact)
+_canonical = msgspec.json.Encoder(order="deterministic").encode
 
 
 def _no_dry_run(call: Call) -> Refusal | None:
@@ -116,14 +126,15 @@ def words_faults(field: str, text: str, *, required: bool = False) -> list[Cause
 
 
 def claim_for(call: Call, order: Order, tenant: str) -> Claim | None:
-    """What the request id stands for: this body, sent here, by this caller. Ids are the tenant's own whose account it
-    is about, and are kept for ever."""
+    """What the request id stands for: this order, sent here, by this caller. How its body was written makes no
+    difference: the order of its fields, white space, or what is said and would be so anyway. Ids are the tenant's own
+    whose account it is about, and are kept for ever."""
     if not order.request_id:
         return None
     path = "/".join((call.route.path, *call.parameters.values()))
     query = urlencode(sorted(call.query.items()))
     parts = (call.route.method, path, query, call.identity.tenant, call.identity.actor)
-    what = hashlib.sha256(b"\0".join((*(part.encode() for part in parts), call.body))).hexdigest()
+    what = hashlib.sha256(b"\0".join((*(part.encode() for part in parts), _canonical(order)))).hexdigest()
     return ledger_claim(tenant, f"{call.route.verb} {call.route.resource}", order.request_id, what)
 
 
@@ -162,8 +173,12 @@ def continue_place(call: Call, form: type[P]) -> P | Refusal | None:
     except (ValueError, msgspec.MsgspecError):
         place = None
     if place is None or not all(_is_place(one) for one in place):
-        return invalid("the continue token is not one of ours", hint="Start the list anew, without it.")
+        return not_ours()
     return place
+
+
+def not_ours() -> Refusal:
+    return invalid("the continue token is not one of ours", hint="Start the list anew, without it.")
 
 
 def _is_place(one: int | str) -> bool:
@@ -182,11 +197,11 @@ async def find_account(call: Call, in_body: str = "") -> Account | Refusal:
     if owner is None:
         return await own_account(call)
     if not await sees(call, *owner):
-        return no_account(*owner)
+        return no_account(Owner(*owner))
     async with call.house.database.reader() as db:
         found = (await store.find_accounts(db, [owner])).get(owner)
         account = (await store.load_accounts(db, [found])).get(found) if found is not None else None
-    return account or no_account(*owner)
+    return account or no_account(Owner(*owner))
 
 
 def named_owner(call: Call, in_body: str = "") -> tuple[str, str] | Refusal | None:
@@ -219,7 +234,7 @@ async def own_account(call: Call) -> Account | Refusal:
         ids = await store.find_accounts(db, owners)
         found = next((ids[owner] for owner in owners if owner in ids), None)
         account = (await store.load_accounts(db, [found])).get(found) if found is not None else None
-    return account or no_account(identity.tenant)
+    return account or no_account(Owner(identity.tenant))
 
 
 async def sees(call: Call, tenant: str, user: str) -> bool:
@@ -227,17 +242,6 @@ async def sees(call: Call, tenant: str, user: str) -> bool:
     if whose.everything:
         return True
     return whose.sees_account(lineage(await call.house.tree(), tenant), user, call.identity.user)
-
-
-def no_account(tenant: str, user: str = "") -> Refusal:
-    name = account_name(tenant, user)
-    return Refusal(
-        Code.NOT_FOUND,
-        f'accounts "{name}" not found',
-        f"A billing admin opens it by a top-up: bursar credit topup AMOUNT --account {name}"
-        if not user
-        else f"A billing admin opens it: bursar credit open {name}",
-    )
 
 
 # Whose lease.

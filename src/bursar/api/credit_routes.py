@@ -43,6 +43,11 @@ def _moving(root: str) -> Iterator[Route]:
         "POST", f"{root}/prices", price.set_price, "Set a price, from now or from a later time on.", "create", "prices",
         body=wire.NewPrice, answer=wire.PriceView, status=201, refusals=(409, 422),
     )  # fmt: skip
+    yield Route(
+        "DELETE", f"{root}/prices", price.drop_price, "Take back a price that has not begun.", "delete", "prices",
+        params=(Param("resource", "Whose price."), Param("class", "Of which class; else that without one."),
+                Param("effective_from", "When it begins.")), answer=wire.PriceView, refusals=(404, 409, 422),
+    )  # fmt: skip
 
 
 def _accounts(root: str) -> Iterator[Route]:

@@ -14,6 +14,7 @@ from bursar.core.refusal import invalid
 from bursar.core.selector import Op, Selector, SelectorError, matches_fields, parse_fields
 from bursar.core.tree import Tree, lineage
 from bursar.ops.office import timestamp
+from bursar.ops.warn import BUDGETS
 from bursar.store import change as store
 from bursar.store.change import Happening
 from bursar.store.database import Connection
@@ -32,8 +33,15 @@ FIELDS = (
 
 # What belongs to no tenant and is for everybody to see. Other things without a tenant are the administrators' own.
 CATALOGUE = ("Node", "PriorityClass", "Queue", "Tier")
+CLAIMING = frozenset({"claim", "release"})
 
 _REASONS = {"ADDED": "Created", "MODIFIED": "Changed", "DELETED": "Deleted"}
+# What is told of tenants' budgets has a word of its own: (reason, type).
+_TOLD = {
+    (BUDGETS, "warn"): ("BudgetWarning", "Warning"),
+    (BUDGETS, "exhaust"): ("BudgetExhausted", "Warning"),
+    (BUDGETS, "restore"): ("BudgetRestored", "Normal"),
+}
 
 
 async def list_events(call: Call) -> Outcome:
@@ -73,6 +81,10 @@ def _visible(call: Call, tree: Tree, one: Happening) -> bool:
     whose = reach(call.identity)
     if whose.everything:
         return True
+    if one.key.kind == "Node" and one.verb in CLAIMING:
+        # That a node is claimed is for everybody to see, but not by whom.
+        tenant, of_a_tenant, _ = one.actor.removeprefix("user:").partition("/")
+        return bool(of_a_tenant) and tenant in tree.tenants and whose.sees(lineage(tree, tenant))
     return whose.sees(lineage(tree, one.tenant)) if one.tenant else one.key.kind in CATALOGUE
 
 
@@ -100,7 +112,10 @@ def event_of(one: Happening) -> dict[str, Any]:
     }
     if key.namespace:
         what["namespace"] = key.namespace
+    told = _TOLD.get((one.actor, one.verb))
+    reason, type_ = told or (_REASONS[one.type], "Normal")
     message = f"{one.verb} by {one.actor}" + (f": {one.reason}" if one.reason else "")
+    message = one.reason if told else message
     return {
         "kind": "Event",
         "apiVersion": "v1",
@@ -112,9 +127,9 @@ def event_of(one: Happening) -> dict[str, Any]:
             "creationTimestamp": at,
         },
         "involvedObject": what,
-        "reason": _REASONS[one.type],
+        "reason": reason,
         "message": message,
-        "type": "Normal",
+        "type": type_,
         "source": {"component": one.actor},
         "firstTimestamp": at,
         "lastTimestamp": at,

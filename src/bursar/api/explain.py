@@ -14,19 +14,20 @@ from bursar.api.object import find, key_of, kind_of, namespace_tenant, never_run
 from bursar.api.route import JSON, Answer, Call, Outcome
 from bursar.core import answer as told
 from bursar.core.job import all_turns, turn_name
+from bursar.core.lease import FROZEN
 from bursar.core.money import credits_of
 from bursar.core.object import Key, Stored
 from bursar.core.quantity import format_amount
 from bursar.core.reason import MEMBERS, NODES, Reason
 from bursar.core.refusal import Code, Refusal, invalid
-from bursar.core.telling import constraint, help, sentence  # noqa: A004
+from bursar.core.telling import BEYOND_SHARE, constraint, help, sentence  # noqa: A004
 from bursar.core.wording import dimension_label
 from bursar.ops import object as object_ops
 from bursar.ops.dispatch import create_command
 from bursar.ops.inquiry import Draft, Simulate
 from bursar.ops.job import CreateJob
 from bursar.ops.member import progress_in
-from bursar.ops.object import Create
+from bursar.ops.object import Create, submitter
 from bursar.ops.office import timestamp
 from bursar.ops.priority import load_classes
 from bursar.ops.quote import Quote, quote, refused_time
@@ -148,6 +149,7 @@ class Explanation(msgspec.Struct, rename="camel", omit_defaults=True):
     nomination: KeptRoom | None = None
     nodes: list[RoomOn] = []
     scheduled_time: str = ""
+    burst: bool = False  # beyond its tenant's share
 
 
 class WouldEvict(msgspec.Struct, rename="camel"):
@@ -223,14 +225,16 @@ async def _explained(call: Call, one: Stored) -> Outcome:
     status: dict[str, Any] = msgspec.json.decode(one.status)
     if status.get("phase") != "Pending":
         unpaid = await refused_time(call.house.office, (each.get("lease", "") for each in status.get("nodes") or []))
-        return Answer(200, encode(_settled(one, status, unpaid)))
+        placed = status.get("phase") in ("Scheduled", "Running")
+        holding = await call.house.inquiries.holding(one.uid) if placed else None
+        return Answer(200, encode(_settled(one, status, unpaid, holding)))
     found = await call.house.inquiries.explain(one.uid)
     if isinstance(found, Refusal):
         return found
     return Answer(200, encode(_waiting(one, found) if found is not None else _stored(one, status)))
 
 
-def _settled(one: Stored, status: dict[str, Any], unpaid: str) -> Explanation:
+def _settled(one: Stored, status: dict[str, Any], unpaid: str, holding: told.Holding | None) -> Explanation:
     """Of what does not wait there is only to say where it is, or was."""
     phase, nodes = str(status.get("phase", "")), status.get("nodes") or []
     where = ", ".join(node["name"] for node in nodes)
@@ -238,13 +242,15 @@ def _settled(one: Stored, status: dict[str, Any], unpaid: str) -> Explanation:
     message = f"it is not waiting: it is {phase}"
     if where:
         message += f" on {where}" + (f" since {since}" if since else "")
-    # Why it failed, or is about to.
-    if said := unpaid or ": ".join(each for each in (status.get("reason"), status.get("message")) if each):
+    # Why it failed, or is about to. Of what stands still its node says more than its lease.
+    own = ": ".join(each for each in (status.get("reason"), status.get("message")) if each)
+    if said := own if status.get("reason") == FROZEN else unpaid or own:
         message += f" ({said})"
+    burst = holding is not None and holding.burst
     return Explanation(
-        one.key.name, one.key.namespace, one.uid, phase, message, KIND,
+        one.key.name, one.key.namespace, one.uid, phase, message + (BEYOND_SHARE if burst else ""), KIND,
         nodes=[RoomOn(node["name"], node.get("devices") or {}) for node in nodes],
-        scheduled_time=status.get("scheduledTime") or "",
+        scheduled_time=status.get("scheduledTime") or "", share=_share(holding.share if holding else None), burst=burst,
     )  # fmt: skip
 
 
@@ -426,7 +432,8 @@ def _kind_of(document: Any) -> Kind:
 def _draft(number: int, creation: Create, tenant: str) -> Draft:
     """Of those that are alike the first comes first: it has the smaller uid."""
     draft = creation.draft
-    return Draft(f"{number:03}-{draft.uid}", tenant, dict(draft.labels), msgspec.Raw(draft.doc))
+    user = submitter(creation.origin)
+    return Draft(f"{number:03}-{draft.uid}", tenant, dict(draft.labels), msgspec.Raw(draft.doc), user)
 
 
 async def _priorities(call: Call) -> dict[str, PriorityClassView]:

@@ -36,11 +36,32 @@ PREEMPTIONS = Gauge("bursar_preemptions_last_hour", "Allocations that were preem
 
 # As the database tells them when /metrics is read.
 NODES = Gauge("bursar_nodes", "Nodes, by phase.", ["phase"])
+NODES_CLAIMED = Gauge(
+    "bursar_nodes_claimed", "Nodes that are claimed for sensitive work, or are not wiped since, by state.", ["state"]
+)
+NODES_CLAIMABLE = Gauge("bursar_nodes_claimed_max", "How many nodes may be claimed at once: the sensitive pool.")
 NODES_SILENT = Gauge(
     "bursar_nodes_silent_fraction", "What part of the nodes that were ever heard, and are not lost, is silent."
 )
 NODES_ALARM = Gauge(
     "bursar_nodes_alarm", "1 while so many nodes are silent at once that the work of none of them is given up."
+)
+
+BUDGET_UTILIZATION = Gauge(
+    "bursar_budget_utilization",
+    "What part of its budget of hours each tenant has used, of two the worse; and whose figures these are.",
+    ["tenant", "source"],
+)
+BUDGET_HOURS_USED = Gauge(
+    "bursar_budget_hours_used",
+    "Hours that each tenant with a budget used in the budget's window, with those below it.",
+    ["tenant", "of"],
+)
+BUDGET_HOURS = Gauge("bursar_budget_hours", "The budget of hours that each tenant has.", ["tenant", "of"])
+BUDGET_SOURCE_ANSWERS = Gauge(
+    "bursar_budget_source_answers",
+    "Whether who keeps budgets elsewhere answers: 1, or 0 while hours count here.",
+    ["source"],
 )
 
 RECONCILED = Gauge(

@@ -36,6 +36,7 @@ FIELD_WORDS: Final = {
     "AllocationSpec.resources": "What it needs on each node.",
     "AllocationSpec.nodes": "On how many nodes; 1 where not given.",
     "AllocationSpec.exclusive": "Whether it has its nodes to itself.",
+    "AllocationSpec.sensitive": "Whether it runs only on nodes that its user has claimed.",
     "AllocationSpec.priority": "Higher ones go first.",
     "AllocationSpec.priorityClass": "The name of a priority.",
     "AllocationSpec.preemptionPolicy": "PreemptLowerPriority or Never.",

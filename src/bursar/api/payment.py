@@ -40,7 +40,7 @@ async def take(call: Call) -> Outcome:
         return owner
     assert owner is not None, "the account was found to be named"
     amount = nanocredits(order.amount)
-    done = await ops.pay(call.house.office, payer, id_, call.body, Owner(*owner), amount, order.reason)
+    done = await ops.pay(call.house.office, payer, id_, Owner(*owner), amount, order.reason)
     if isinstance(done, Refusal):
         return done
     account = done.account

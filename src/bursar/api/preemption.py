@@ -7,16 +7,26 @@ import msgspec
 from bursar.api.action import faulty, grace_faults, read_action, words_faults
 from bursar.api.object import find, origin_of, recall
 from bursar.api.route import Answer, Call, Outcome
+from bursar.core.claim import SENSITIVE
 from bursar.core.eviction import Notice, Reason, Rule, admin_message
-from bursar.core.object import Key
+from bursar.core.object import Key, Stored
 from bursar.core.quantity import format_amount
-from bursar.core.refusal import Cause, Refusal, field_fault
+from bursar.core.refusal import Cause, Code, Refusal, field_fault
 from bursar.ops import evict as ops
 from bursar.ops.allocation import request_in
 from bursar.ops.command import Reply, Written
+from bursar.ops.object import get
+from bursar.wire.ask import queue_profile_of
 from bursar.wire.document import encode
 
 GRACE_SECONDS = 30
+
+
+_SENSITIVE = Refusal(
+    Code.CONFLICT,
+    "sensitive work is never preempted",
+    "Ask who submitted it to delete it. To empty its node all the same, drain it.",
+)
 
 
 class NewPreemption(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
@@ -47,11 +57,21 @@ async def create(call: Call) -> Outcome:
         # It may be gone since the same request was answered.
         recalled = await recall(call, claim, found)
         return recalled if isinstance(recalled, Refusal) else _answer(recalled)
+    if await _is_sensitive(call, found):
+        return _SENSITIVE
     by = wanted.initiated_by or call.identity.actor
     message = admin_message(by, wanted.reason)
     notice = Notice(Reason.PREEMPTED, Rule.ADMIN, by, message, wanted.grace_period_seconds)
     reply = await ops.evict(call.house.office, found, notice, origin_of(call, message), claim=claim, dry_run=dry)
     return reply if isinstance(reply, Refusal) else _answer(reply)
+
+
+async def _is_sensitive(call: Call, one: Stored) -> bool:
+    """By itself, or by the queue it is in."""
+    if request_in(one.doc).sensitive:
+        return True
+    queue = await get(call.house.office, Key("Queue", "", one.fields.get("spec.queue", "")))
+    return not isinstance(queue, Refusal) and queue_profile_of(queue.doc) == SENSITIVE
 
 
 def _faults(wanted: NewPreemption) -> list[Cause]:

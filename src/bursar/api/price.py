@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from bursar.api.credit import claim_for, instant_of, read_order
+from bursar.api.credit import bare_order, claim_for, instant_of, read_order
 from bursar.api.route import Answer, Call, Outcome
 from bursar.core.money import nanocredits
 from bursar.core.names import qualified_name
 from bursar.core.price import Price, is_device
-from bursar.core.refusal import Cause, Refusal, field_fault
+from bursar.core.refusal import Cause, Refusal, field_fault, invalid
 from bursar.ops import credit as ops
 from bursar.store import ledger as ledger_store
 from bursar.store import price as store
@@ -56,6 +56,31 @@ async def set_price(call: Call) -> Outcome:
         return receipt
     assert receipt.price is not None
     return Answer(201, encode(price_view(receipt.price)))
+
+
+async def drop_price(call: Call) -> Outcome:
+    """Take back a price that has not begun."""
+    order, begin = bare_order(call), instant_of(call, "effective_from")
+    if isinstance(order, Refusal):
+        return order
+    if isinstance(begin, Refusal):
+        return begin
+    missing = [name for name in ("resource", "effective_from") if not call.query.get(name, "")]
+    if missing or begin is None:
+        faults = [field_fault(name, "is required: it says which price is meant") for name in missing]
+        return invalid(f"{' and '.join(missing)} must be given", *faults)
+    command = ops.DropPrice(
+        claim=claim_for(call, order, ""),
+        actor=call.identity.actor,
+        resource=call.query["resource"],
+        klass=call.query.get("class", ""),
+        effective_from=begin,
+    )
+    receipt = await ops.drop_price(call.house.office, command)
+    if isinstance(receipt, Refusal):
+        return receipt
+    assert receipt.price is not None
+    return Answer(200, encode(price_view(receipt.price)))
 
 
 def _faults(order: NewPrice) -> list[Cause]:

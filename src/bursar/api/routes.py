@@ -8,6 +8,7 @@ from dataclasses import replace
 from bursar.api import (
     allocation,
     certificate,
+    claim,
     cluster,
     delete,
     discovery,
@@ -34,6 +35,7 @@ from bursar.api import object as objects
 from bursar.api.body import PROTOBUF, YAML
 from bursar.api.credit_routes import credit_routes
 from bursar.api.route import JSON, Handler, Param, Route
+from bursar.api.tenant_usage import usage_routes
 from bursar.api.watch import SSE
 from bursar.api.webhook import webhook_routes
 from bursar.wire.kind import Kind
@@ -78,7 +80,14 @@ WITH_STATUS = frozenset({"Allocation", "Node", "ResourceQuota", "Namespace", "Te
 
 def build_routes(release: str) -> list[Route]:
     """Everything that is served, with the documents that describe it."""
-    routes = [*_kind_routes(), *_other_routes(), *credit_routes(ROOT), *webhook_routes(ROOT), *_system_routes()]
+    routes = [
+        *_kind_routes(),
+        *_other_routes(),
+        *credit_routes(ROOT),
+        *usage_routes(ROOT),
+        *webhook_routes(ROOT),
+        *_system_routes(),
+    ]
     described = [*routes]
     for path, body in discovery.documents(described, release=release).items():
         if not any(route.path == path.rstrip("/") and route.method == "GET" for route in routes):
@@ -265,6 +274,25 @@ def _asking_routes() -> Iterator[Route]:
     )  # fmt: skip
 
 
+def _claim_routes(nodes: Kind) -> Iterator[Route]:
+    """Nodes for sensitive work."""
+    item = f"{_base(nodes)}/{{name}}"
+    for path, handler, summary, verb, body in (
+        ("claim", claim.start, "Claim a node for sensitive work.", "claim", claim.ClaimOrder),
+        ("release", claim.end, "Give a claimed node back, to be wiped.", "release", claim.ReleaseOrder),
+        ("wipe", claim.wipe, "Have a node that was given back wiped again.", "wipe", claim.ReleaseOrder),
+        ("wiped", claim.confirm, "Say that a node that was given back is wiped.", "wipe", claim.ReleaseOrder),
+    ):
+        yield Route(
+            "POST", f"{item}/{path}", handler, summary, verb, "nodes", kind=nodes, params=(DRY_RUN,), body=body,
+            answer=nodes.type, refusals=(409, 422),
+        )  # fmt: skip
+    yield Route(
+        "GET", f"{ROOT}/claims", claim.list_claims, "Whose nodes are claimed, and how many may be.", "list", "claims",
+        answer=claim.ClaimList,
+    )  # fmt: skip
+
+
 def _stopping_routes() -> Iterator[Route]:
     """Stopping work so that it waits again."""
     allocations = next(kind for kind in KINDS if kind.name == "Allocation")
@@ -292,6 +320,7 @@ def _stopping_routes() -> Iterator[Route]:
         "DELETE", f"{item}/fence", fence.end, "Take a fence back.", "fence", "nodes", kind=nodes, params=(DRY_RUN,),
         answer=nodes.type, refusals=(409,),
     )  # fmt: skip
+    yield from _claim_routes(nodes)
     yield Route(
         "GET", f"{item}/evictions", eviction.list_or_watch, "What must end on a node, and by when.", "list", "nodes",
         "evictions", kind=nodes, answer=eviction.EvictionList, answer_media=(JSON, SSE),

@@ -57,11 +57,14 @@ async def opened_house(
         await database.close()
 
 
+def door_of(house: House) -> Door:
+    return Door(house, build_routes(bursar.__version__))
+
+
 async def serve_http(
-    house: House, listener: socket.socket, *, tls_cert: Path | None = None, tls_key: Path | None = None
+    door: Door, listener: socket.socket, *, tls_cert: Path | None = None, tls_key: Path | None = None
 ) -> None:
     """Serve until told to stop by a signal; answer what was begun, and let watchers go."""
-    door = Door(house, build_routes(bursar.__version__))
     config = uvicorn.Config(
         door,
         loop="uvloop",

@@ -4,7 +4,6 @@ true."""
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
 
@@ -15,12 +14,13 @@ from bursar.api.credit import (
     instant_of,
     limit_of,
     named_owner,
-    no_account,
+    not_ours,
 )
 from bursar.api.route import Answer, Call, Outcome, Param
 from bursar.core.access import reach
+from bursar.core.account import Owner, no_account
 from bursar.core.refusal import Code, Refusal, field_fault, invalid
-from bursar.core.statement import Statement
+from bursar.core.statement import Item, LeaseLine, PageEnd, Statement
 from bursar.ops import statement as ops
 from bursar.store import ledger as store
 from bursar.wire.credit import balance_of
@@ -37,7 +37,6 @@ from bursar.wire.statement import (
 CSV = "text/csv"
 LINES_MAX = 1000
 CSV_LINES_MAX = 100_000
-ATTEMPTS_MAX = 3
 
 PERIOD = (
     Param("from", "Where the period begins: a time or a date; else with this month."),
@@ -114,7 +113,7 @@ async def _tenant_statement(call: Call, period: Period) -> Outcome:
     whose = reach(call.identity)
     # Who sees only its own account within the tenant is shown nothing of the others.
     if not tenant or not (whose.everything or (whose.subtree and await call.house.sees(call.identity, tenant))):
-        return no_account(tenant)
+        return no_account(Owner(tenant))
     if named_owner(call) is not None:
         return invalid("both a tenant and an account are named", hint="Name one.")
     if wants_csv(call):
@@ -124,62 +123,62 @@ async def _tenant_statement(call: Call, period: Period) -> Outcome:
 
 
 async def _page(call: Call, account: int, period: Period) -> Outcome:
-    limit, place = limit_of(call, LINES_MAX), continue_place(call, tuple[int, int])
+    limit, place = limit_of(call, LINES_MAX), _place(call)
     if isinstance(limit, Refusal):
         return limit
     if isinstance(place, Refusal):
         return place
-    lease, item = (min(max(0, one), NUMBER_MAX) for one in place or (0, 0))
-    found = await ops.statement(call.house.office, account, *period, limit=limit, after_lease=lease, after_item=item)
+    found = await ops.statement(call.house.office, account, *period, limit=limit, place=place)
     if isinstance(found, Refusal):
         return found
-    return Answer(200, encode(statement_view(found, _following(found))))
+    return Answer(200, encode(statement_view(found, _token(found.following))))
 
 
-def _following(found: Statement) -> str:
-    """What has no more to show is asked for beyond all there can be."""
-    if not (found.next_lease or found.next_item):
+def _token(place: PageEnd | None) -> str:
+    """What the next page goes on with. Amounts may be negative, and larger than a number of JSON: they are texts."""
+    if place is None:
         return ""
-    return continue_token(found.next_lease or NUMBER_MAX, found.next_item or NUMBER_MAX)
+    totals = [text for type_, amount in place.totals.items() for text in (type_, str(amount))]
+    return continue_token(
+        place.lease, place.last_lease, place.item, place.since, place.through, place.begin, place.end,
+        str(place.opening), str(place.closing), *totals,
+    )  # fmt: skip
 
 
-NUMBER_MAX = 2**62
+def _place(call: Call) -> PageEnd | Refusal | None:
+    given = continue_place(call, tuple[int | str, ...])
+    if given is None or isinstance(given, Refusal):
+        return given
+    try:
+        numbers, (opening, closing, *totals) = given[:7], given[7:]
+        sums = {str(type_): int(amount) for type_, amount in zip(totals[::2], totals[1::2], strict=True)}
+        return PageEnd(
+            *msgspec.convert(numbers, tuple[int, int, int, int, int, int, int]), int(opening), int(closing), sums
+        )
+    except (ValueError, msgspec.ValidationError):
+        return not_ours()
 
 
 async def _csv(call: Call, account: int, period: Period) -> Outcome:
-    """All of it. Should an entry of the period be committed while the pages are read, they are read anew."""
-    for _ in range(ATTEMPTS_MAX):
-        whole = await _whole(call, account, period)
-        if isinstance(whole, Refusal):
-            return whole
-        if whole is not None:
-            name = f"statement-{whole.name.replace('/', '-')}.csv"
-            disposition = f'attachment; filename="{name.encode("ascii", "replace").decode().replace(chr(34), "")}"'
-            body = statement_csv(statement_view(whole)).encode()
-            return Answer(200, body, f"{CSV}; charset=utf-8", {"Content-Disposition": disposition})
-    return Refusal(
-        Code.UNAVAILABLE,
-        "entries of this period are still being written",
-        "Ask for a period that is over.",
-        retry_after_seconds=1,
-    )
+    """All of it, page by page, of the same entries: what is committed meanwhile is not in it."""
+    whole = await _whole(call, account, period)
+    if isinstance(whole, Refusal):
+        return whole
+    name = f"statement-{whole.name.replace('/', '-')}.csv"
+    disposition = f'attachment; filename="{name.encode("ascii", "replace").decode().replace(chr(34), "")}"'
+    body = statement_csv(statement_view(whole)).encode()
+    return Answer(200, body, f"{CSV}; charset=utf-8", {"Content-Disposition": disposition})
 
 
-async def _whole(call: Call, account: int, period: Period) -> Statement | Refusal | None:
-    """A statement with all of its lines; None where its pages do not fit together."""
-    first: Statement | None = None
-    items: list[Any] = []
-    lines: list[Any] = []
-    after_lease = after_item = 0
+async def _whole(call: Call, account: int, period: Period) -> Statement | Refusal:
+    """A statement with all of its lines."""
+    items: list[Item] = []
+    lines: list[LeaseLine] = []
+    place: PageEnd | None = None
     while True:
-        found = await ops.statement(
-            call.house.office, account, *period, limit=LINES_MAX, after_lease=after_lease, after_item=after_item
-        )
+        found = await ops.statement(call.house.office, account, *period, limit=LINES_MAX, place=place)
         if isinstance(found, Refusal):
             return found
-        first = first or found
-        if found.through != first.through:
-            return None
         items += found.items
         lines += found.lines
         if len(items) + len(lines) > CSV_LINES_MAX:
@@ -187,6 +186,6 @@ async def _whole(call: Call, account: int, period: Period) -> Statement | Refusa
                 f"the statement has more than {CSV_LINES_MAX} lines",
                 hint="Ask for a shorter period, or for JSON by pages.",
             )
-        if not (found.next_lease or found.next_item):
-            return msgspec.structs.replace(first, items=tuple(items), lines=tuple(lines))
-        after_lease, after_item = found.next_lease or NUMBER_MAX, found.next_item or NUMBER_MAX
+        place = found.following
+        if place is None:
+            return msgspec.structs.replace(found, items=tuple(items), lines=tuple(lines))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from bursar.api import metrics
+from bursar.api.budget import show_budgets
 from bursar.api.cluster import show_nodes, show_scheduling
 from bursar.api.drift import show_drift
 from bursar.api.route import JSON, Answer, Call, Handler, Outcome
@@ -52,6 +53,7 @@ async def show_metrics(call: Call) -> Outcome:
     await show_scheduling(call.house)
     await show_nodes(call.house)
     await show_drift(call.house.office)
+    await show_budgets(call.house.office)
     await show_sealing(call.house.office)
     office = call.house.office
     for lane in (office.creating, office.changing, office.binding, office.shaping):

@@ -18,7 +18,7 @@ from bursar.core.tree import effective_limits, lineage, tenant_scope
 from bursar.ops.object import not_found
 from bursar.store import quota as quota_store
 from bursar.wire.document import encode
-from bursar.wire.tenant import merge_from_flat
+from bursar.wire.tenant import BILLING_MODE, FLAT_FIELDS, SOFT_FIELDS, merge_from_flat
 
 
 class DimensionQuota(msgspec.Struct, rename="camel", omit_defaults=True):
@@ -49,7 +49,8 @@ async def put_tenant(call: Call) -> Outcome:
     patch = merge_from_flat(document)
     if isinstance(patch, list):
         listed = "; ".join(one.message for one in patch[:CAUSES_IN_MESSAGE_MAX])
-        return invalid(listed, *patch[:CAUSES_MAX], hint="max_<dimension> sets a limit.")
+        fields = ", ".join((*SOFT_FIELDS, *FLAT_FIELDS, BILLING_MODE))
+        return invalid(listed, *patch[:CAUSES_MAX], hint=f"max_<dimension> sets a limit; the others are {fields}.")
 
     def edited(before: dict[str, Any]) -> Any:
         return merge(before, patch)

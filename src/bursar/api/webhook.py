@@ -8,13 +8,19 @@ import msgspec
 
 from bursar.api import payment
 from bursar.api.action import read_action
-from bursar.api.route import Answer, Call, Outcome, Route
+from bursar.api.credit import continue_place, continue_token, limit_of
+from bursar.api.route import Answer, Call, Outcome, Param, Route
 from bursar.core.refusal import Code, Refusal, invalid
 from bursar.ops import notice as ops
 from bursar.ops.office import timestamp
-from bursar.store.notice import Webhook
+from bursar.store.notice import Pending, Webhook
 from bursar.wire.credit import Moved
 from bursar.wire.document import encode
+from bursar.wire.notice import TYPE_PREFIX, event_id
+
+DELIVERIES_MAX = 500
+PAGING = (Param("limit", "At most so many; the rest follows with continue.", "integer"),
+          Param("continue", "From the page before."))  # fmt: skip
 
 
 class NewWebhook(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
@@ -68,6 +74,31 @@ class WebhookList(msgspec.Struct, rename="camel"):
     api_version: str = "v1"
 
 
+class Trial(msgspec.Struct):
+    """What is sent is told by its id, as the receiver sees it."""
+
+    webhook: str
+    notice: str
+
+
+class DeliveryView(msgspec.Struct, rename="camel"):
+    """A notice that was not taken yet; `nextAt` is null where it is given up."""
+
+    notice: str
+    type: str
+    tenant: str
+    subject: str
+    at: str
+    tries: int
+    last_said: str
+    next_at: str | None
+
+
+class DeliveryList(msgspec.Struct, rename="camel"):
+    items: list[DeliveryView]
+    following: str = msgspec.field(name="continue", default="")
+
+
 def webhook_routes(root: str) -> Iterator[Route]:
     """Part of the one table in routes.py."""
     yield Route(
@@ -81,6 +112,14 @@ def webhook_routes(root: str) -> Iterator[Route]:
     yield Route(
         "DELETE", f"{root}/webhooks/{{name}}", remove, "Remove a webhook.", "delete", "webhooks", answer=WebhookView
     )
+    yield Route(
+        "POST", f"{root}/webhooks/{{name}}/test", send_trial, "Send a notice that tells of nothing.", "create",
+        "webhooks", "test", answer=Trial, status=202, refusals=(404, 409, 422),
+    )  # fmt: skip
+    yield Route(
+        "GET", f"{root}/webhooks/{{name}}/deliveries", list_deliveries, "What a webhook has not taken yet.", "list",
+        "webhooks", "deliveries", params=PAGING, answer=DeliveryList, refusals=(404,),
+    )  # fmt: skip
     yield Route(
         "POST", f"{root}/payments", payment.take, "Top up an account, signed by one whose payments are believed.",
         body=payment.Payment, answer=Moved, status=201, public=True, refusals=(401, 403, 404, 422),
@@ -102,10 +141,11 @@ async def create(call: Call) -> Outcome:
     asked = read_action(call, NewWebhook, "webhook")
     if isinstance(asked, Refusal):
         return asked
-    wanted, claim, dry = asked
-    if dry or claim is not None:
-        # A secret is remembered nowhere, so that no answer could be given again; its name is taken once.
-        return invalid("dryRun and request_id are not offered here: a webhook's name is taken once")
+    # A request id is accepted and not needed: a name is taken once. The answer could not be given again, for a secret
+    # is remembered nowhere.
+    wanted, _, dry = asked
+    if dry:
+        return invalid("dryRun is not offered here")
     if wanted.tenant and wanted.tenant not in (await call.house.tree(fresh=True)).tenants:
         return Refusal(Code.NOT_FOUND, f'tenants "{wanted.tenant[:63]}" not found')
     webhook = Webhook(
@@ -126,3 +166,31 @@ async def remove(call: Call) -> Outcome:
     found = {one.name: one for one in await ops.list_webhooks(call.house.office)}
     refusal = await ops.remove_webhook(call.house.office, name, call.identity.actor)
     return refusal if refusal is not None else Answer(200, encode(shown(found.get(name, Webhook(name)))))
+
+
+async def send_trial(call: Call) -> Outcome:
+    name = call.parameters["name"]
+    made = await ops.try_webhook(call.house.office, name, call.identity.actor)
+    return made if isinstance(made, Refusal) else Answer(202, encode(Trial(name, event_id(*made))))
+
+
+async def list_deliveries(call: Call) -> Outcome:
+    limit, place = limit_of(call, DELIVERIES_MAX), continue_place(call, tuple[int])
+    if isinstance(limit, Refusal):
+        return limit
+    if isinstance(place, Refusal):
+        return place
+    after = place[0] if place else 0
+    found = await ops.list_pending(call.house.office, call.parameters["name"], after, limit + 1)
+    if isinstance(found, Refusal):
+        return found
+    following = continue_token(found[limit - 1].id) if len(found) > limit else ""
+    return Answer(200, encode(DeliveryList([_pending(one) for one in found[:limit]], following)))
+
+
+def _pending(one: Pending) -> DeliveryView:
+    again = timestamp(one.next_at) if one.next_at is not None else None
+    return DeliveryView(
+        event_id(one.id, one.at), TYPE_PREFIX + one.type, one.tenant, one.subject, timestamp(one.at), one.tries,
+        one.last_said, again,
+    )  # fmt: skip

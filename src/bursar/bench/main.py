@@ -77,6 +77,19 @@ def leases(as_json: bool, **options: Any) -> None:
 
 
 @bench.command()
+@click.option("--records", default=10_000_000, show_default=True, type=click.IntRange(100), help="Of a year.")
+@click.option("--tenants", default=50, show_default=True, type=click.IntRange(1, 9999), help="Whose they are.")
+@click.option("--users", default=20, show_default=True, type=click.IntRange(1), help="Of each tenant.")
+@click.option("--reports", default=50, show_default=True, type=click.IntRange(1), help="How many are measured.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, last.")
+def usage(as_json: bool, **options: Any) -> None:
+    """A year's report of a tenant and of a user, against adding up the tenant's records."""
+    from bursar.bench.usage import run
+
+    _report(run(log=_say, **options), as_json)
+
+
+@bench.command()
 @click.option("--format", "layout", default="openb", show_default=True, type=click.Choice(["openb"]))
 @click.option("--nodes", required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path), help="CSV file.")
 @click.option("--pods", required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path), help="CSV file.")

@@ -50,7 +50,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Reception:
     """What a receiver answered; 0 where it did not."""
 
     status: int
@@ -114,7 +114,7 @@ class Courier:
         finally:
             self._under_way[one.webhook] -= 1
 
-    async def _send(self, one: Delivery) -> Said:
+    async def _send(self, one: Delivery) -> Reception:
         """Every way in which a receiver can fail is an answer."""
         try:
             async with asyncio.timeout(self.send_seconds_max):
@@ -123,12 +123,12 @@ class Courier:
                 # What else it says is not of interest, however long it is.
                 await answer.aclose()
         except Refused as error:
-            return Said(0, str(error))
+            return Reception(0, str(error))
         except TimeoutError:
-            return Said(0, f"no answer within {self.send_seconds_max:g} s")
+            return Reception(0, f"no answer within {self.send_seconds_max:g} s")
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError) as error:
-            return Said(0, f"{type(error).__name__}: {error}"[:SAID_CHARS_MAX])
-        return Said(answer.status_code, f"HTTP {answer.status_code}", _retry_after(answer.headers))
+            return Reception(0, f"{type(error).__name__}: {error}"[:SAID_CHARS_MAX])
+        return Reception(answer.status_code, f"HTTP {answer.status_code}", _retry_after(answer.headers))
 
     def _request(self, one: Delivery, address: str) -> httpx2.Request:
         url = httpx2.URL(one.url)
@@ -147,7 +147,7 @@ class Courier:
             "POST", url.copy_with(host=address), content=body, headers=headers, extensions={"sni_hostname": url.host}
         )
 
-    async def _record(self, one: Delivery, said: Said) -> None:
+    async def _record(self, one: Delivery, said: Reception) -> None:
         async with self.office.database.reader() as db:
             if said.taken:
                 await store.save_delivered(db, one)

@@ -62,6 +62,11 @@ def lease(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[s
     return _starting(incomplete, within_time(lambda: listed(ctx, "leases", "lease_id")))
 
 
+def webhook(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    del param
+    return _starting(incomplete, within_time(lambda: [one["name"] for one in listed(ctx, "webhooks", "metadata")]))
+
+
 def context_name(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     del ctx, param
     from bursar.client.contexts import config_path, load
@@ -77,7 +82,7 @@ def kinds() -> list[str]:
     return [noun.plural for noun in known()]
 
 
-def listed(ctx: click.Context, path: str, field: str) -> list[str]:
+def listed(ctx: click.Context, path: str, field: str) -> list[Any]:
     """What the first page of a list that is of no kind calls its items."""
     with _client(ctx) as client:
         found = client.request("GET", f"/api/v1/{path}", query={"limit": str(NAMES_MAX)})

@@ -197,8 +197,7 @@ def set_(connection: Connection, account: str, yes: bool, as_json: bool, **given
     if not changes:
         raise click.UsageError("Give --status, --credit-limit or --low-balance.")
     if given["status"] == "closed" and not yes:
-        left = connection.client.balance(account)["posted"]
-        click.echo(f"A closed account stays closed, with the {left} credits that are in it.", err=True)
+        click.echo("A closed account stays closed. Only an empty one is: take out what is left first.", err=True)
         click.confirm(f"Close {account}?", abort=True, err=True)
     found = connection.client.change_account(account, changes)
     if as_json:
@@ -259,6 +258,7 @@ def _limit_rows(found: Document) -> list[list[str]]:
 
 @credit.command()
 @account_argument
+@click.option("--tenant", default="", help="The sums of all its accounts.", shell_complete=complete.named("tenants"))
 @click.option("--from", "begin", default="", metavar="TIME", help="Where it begins; else with this month.")
 @click.option("--to", "end", default="", metavar="TIME", help="Where it ends, without that moment; else now.")
 @click.option("--month", default="", metavar="YYYY-MM", help="A whole month instead.")
@@ -266,16 +266,19 @@ def _limit_rows(found: Document) -> list[list[str]]:
 @json_option
 @connected
 def statement(
-    connection: Connection, account: str, begin: str, end: str, month: str, as_csv: bool, as_json: bool
+    connection: Connection, account: str, tenant: str, begin: str, end: str, month: str, as_csv: bool, as_json: bool
 ) -> None:
     """Show what an account had, what came and went, and what it has.
 
     \b
     bursar credit statement physics --month 2026-10
+    bursar credit statement --tenant physics --month 2026-10
     bursar credit statement --from 2026-11-01 --csv > november.csv
     """
     if as_csv and as_json:
         raise click.UsageError("Give --csv or --json, not both.")
+    if tenant and (account or as_csv):
+        raise click.UsageError("--tenant is for the sums of all accounts: leave out the account, and --csv.")
     if month:
         if begin or end:
             raise click.UsageError("--month is a whole month: leave out --from and --to.")
@@ -284,11 +287,28 @@ def statement(
     if as_csv:
         click.echo(client.statement_csv(account, begin=begin, end=end), nl=False)
         return
-    found = client.statement(account, begin=begin, end=end)
+    found = client.statement(account, tenant=tenant, begin=begin, end=end)
     if as_json:
         click.echo(to_json(found))
-        return
-    show_statement(found)
+    elif tenant:
+        show_sums(found)
+    else:
+        show_statement(found)
+
+
+def show_sums(found: Document) -> None:
+    """A tenant's accounts, each with what came and went, and all of them together."""
+    click.echo(f"{found['tenant']}, {moment(found['from'])} to {moment(found['to'])}\n")
+    sums = [*found["accounts"], {**found, "account": "all"}]
+    rows = [
+        [one["account"], one["opening"], *(one["totals"].get(type_, "0") for type_ in TYPES), one["closing"]]
+        for one in sums
+    ]
+    header = ["Account", "Opening", *(type_.capitalize() for type_ in TYPES), "Closing"]
+    print_rows(header, rows)
+
+
+TYPES = ("topup", "debit", "refund", "adjustment")
 
 
 def show_statement(found: Document) -> None:
@@ -308,7 +328,7 @@ def show_statement(found: Document) -> None:
 def _lease_words(one: Document) -> str:
     devices = f"{one['gpu_count']} {one['gpu_type'] or 'GPU'}, " if one["gpu_count"] != "0" else ""
     besides = "".join(f", {name} {one[name]}" for name in ("refunded", "adjusted") if one[name] != "0")
-    return f"{one['job_id'] or one['lease_id']} ({devices}{one['seconds']} s{besides})"
+    return f"{one.get('work') or one['job_id'] or one['lease_id']} ({devices}{one['seconds']} s{besides})"
 
 
 def _month(text: str) -> tuple[str, str]:

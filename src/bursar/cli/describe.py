@@ -146,7 +146,7 @@ def _plain(value: object) -> str:
 def _condition(condition: Mapping[str, Any]) -> list[str]:
     since = condition.get("lastTransitionTime")
     shown = (condition.get("type"), condition.get("status"), age(since), condition.get("reason"))
-    return [*(str(value or "") for value in shown), _short(str(condition.get("message") or ""))]
+    return [*(str(value or "") for value in shown), " ".join(str(condition.get("message") or "").split())]
 
 
 def _event(event: Mapping[str, Any]) -> list[str]:

@@ -99,7 +99,8 @@ def _kept(answer: Document) -> Iterator[str]:
 def _standing(answer: Document) -> Iterator[str]:
     if share := answer.get("share"):
         parts = f"holds {share['actual']:.1%} of the cluster, its share is {share['target']:.1%}"
-        penalty = f", budget penalty {share['budgetPenalty']:.2f}" if share["budgetPenalty"] < 1 else ""
+        left = share["budgetPenalty"]
+        penalty = f", its budget leaves it {left:.0%} of its score" if left < 1 else ""
         yield f"  share    tenant {share['tenant']} {parts}{penalty}"
     if score := answer.get("score"):
         terms = [f"{one['factor']} {one['points']:.3f}" for one in score["terms"] if one["points"] >= ENOUGH]

@@ -37,8 +37,8 @@ def list_(connection: Connection, account: str, job_id: str, ended: bool, limit:
     if as_json:
         click.echo(to_json({"items": found}))
         return
-    header = ("Lease", "Account", "Job", "GPUs", "Type", "Rate/s", "Cost", "Ended" if ended else "Paid until", "State")
-    print_rows(header, map(_row, found))
+    header = ("Lease", "Account", "For", "GPUs", "Type", "Rate/s", "Cost", "Ended" if ended else "Paid until", "State")
+    print_rows(header, map(lease_row, found))
 
 
 @lease.command()
@@ -134,8 +134,10 @@ def _pair(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _row(one: Document) -> list[str]:
+def lease_row(one: Document) -> list[str]:
+    """A lease among others: what it is for is told by name, where we placed it."""
     state = f"{one['state']}, final: {one['reason']}" if one.get("final") else one["state"]
     until = moment(one.get("closed_at") or one["expires_at"])
-    values = (one[name] or NONE for name in ("lease_id", "account", "job_id", "gpu_count", "gpu_type"))
-    return [*values, one["rate_per_sec"], one["cost"], until, state]
+    what_for = one.get("work") or one["job_id"]
+    values = (one["lease_id"], one["account"], what_for, one["gpu_count"], one["gpu_type"])
+    return [*(value or NONE for value in values), one["rate_per_sec"], one["cost"], until, state]

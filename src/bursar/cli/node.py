@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from bursar.cli import complete
 from bursar.cli.connection import Connection, connected, dry_run_option
+from bursar.cli.output import NONE, print_rows, to_json
 from bursar.cli.token import print_new
 
 
 @click.group()
 def node() -> None:
-    """Let nodes join, and give up those that are gone."""
+    """Let nodes join, claim them, and give up those that are gone."""
 
 
 @node.command()
@@ -65,3 +68,89 @@ def unfence(connection: Connection, name: str, dry_run: bool) -> None:
     """
     answer = connection.client.unfence(name, dry_run=dry_run)
     click.echo(f"node/{name} unfenced{' (dry run)' if dry_run else ''}: {answer['status']['phase']}")
+
+
+# Sensitive work.
+
+
+@node.command()
+@click.argument("name", metavar="NODE", shell_complete=complete.named("nodes"))
+@click.option("--reason", default="", help="What for; it is written in the audit.")
+@click.option("--for", "user", default="", metavar="TENANT/USER", help="For whom, where an administrator claims it.")
+@dry_run_option
+@connected
+def claim(connection: Connection, name: str, reason: str, user: str, dry_run: bool) -> None:
+    """Claim an empty node for sensitive work.
+
+    From then on it takes nobody's work but yours, until you release it; it counts as used, busy or idle.
+
+    \b
+    bursar node claim gpu-7 --reason "study 42"
+    """
+    answer = connection.client.claim(name, user=user, reason=reason, dry_run=dry_run)
+    _say(name, "claimed", answer, dry_run)
+
+
+@node.command()
+@click.argument("name", metavar="NODE", shell_complete=complete.named("nodes"))
+@click.option("--reason", default="", help="Why; it is written in the audit.")
+@dry_run_option
+@connected
+def release(connection: Connection, name: str, reason: str, dry_run: bool) -> None:
+    """Give a claimed node back.
+
+    It is refused while work is placed there. The node is wiped before anybody else may use it.
+    """
+    _say(name, "released", connection.client.release_node(name, reason=reason, dry_run=dry_run), dry_run)
+
+
+@node.command()
+@click.argument("name", metavar="NODE", shell_complete=complete.named("nodes"))
+@click.option("--reason", default="", help="Why; it is written in the audit.")
+@dry_run_option
+@connected
+def wipe(connection: Connection, name: str, reason: str, dry_run: bool) -> None:
+    """Have a node wiped again, as when its wipe hook failed."""
+    _say(name, "to be wiped", connection.client.wipe(name, reason=reason, dry_run=dry_run), dry_run)
+
+
+@node.command()
+@click.argument("name", metavar="NODE", shell_complete=complete.named("nodes"))
+@click.option("--reason", required=True, help="How it was wiped, as in: disks replaced.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@dry_run_option
+@connected
+def wiped(connection: Connection, name: str, reason: str, yes: bool, dry_run: bool) -> None:
+    """Say that a node that was given back is wiped.
+
+    For nodes that no agent wipes. From then on anybody's work may go there.
+    """
+    if not yes and not dry_run:
+        click.secho(f"NOTHING SENSITIVE IS LEFT ON NODE {name}: is that certain?", bold=True, err=True)
+        click.confirm(f"Open {name} to everybody?", abort=True, err=True)
+    _say(name, "wiped", connection.client.confirm_wiped(name, reason=reason, dry_run=dry_run), dry_run)
+
+
+@node.command()
+@click.option("-o", "--output", type=click.Choice(("table", "json")), default="table", help="The form of the answer.")
+@click.option("--json", "as_json", is_flag=True, help="The same as -o json.")
+@connected
+def claims(connection: Connection, output: str, as_json: bool) -> None:
+    """List the nodes that are claimed, and how many may be."""
+    found = connection.client.claims()
+    if as_json or output == "json":
+        click.echo(to_json(found))
+        return
+    rows = [
+        [one["node"], one["state"], one["user"], one["since"], one.get("message") or one.get("reason") or NONE]
+        for one in found["items"]
+    ]
+    if rows:
+        print_rows(("Node", "State", "User", "Since", "Reason"), rows)
+    pool = found["pool"]
+    click.echo(f"{pool['claimed']} of {pool['size']} nodes of the sensitive pool are claimed", err=bool(rows))
+
+
+def _say(name: str, done: str, node: dict[str, Any], dry_run: bool) -> None:
+    state = ((node.get("status") or {}).get("claim") or {}).get("state") or "open to everybody"
+    click.echo(f"node/{name} {done}{' (dry run)' if dry_run else ''}: {state}")

@@ -29,6 +29,9 @@ def list_(connection: Connection, resource: str, at: str, history: bool, as_json
     rows = [
         [one["resource"], one["class"] or "any", one["per_second"], one["effective_from"]] for one in found["items"]
     ]
+    if not rows:
+        click.echo("No prices found: `bursar price set` sets one.", err=True)
+        return
     print_rows(("Resource", "Class", "Per second", "From"), rows)
 
 
@@ -55,8 +58,29 @@ def set_(
     if as_json:
         click.echo(to_json(found))
         return
-    # A price cannot be taken back, and one under this name is of no GPU.
+    # What has begun cannot be taken back, and a price under this name is of no GPU.
     if found["resource"] in ("gpu", "gpus"):
         click.echo(f"warning: {resource} is no device: a GPU is called by its whole name, as nvidia.com/gpu", err=True)
     name = f"{found['resource']} {found['class']}".strip()
     click.echo(f"price of {name}: {found['per_second']} credits a second from {found['effective_from']} on")
+
+
+@price.command()
+@click.argument("resource")
+@click.option("--class", "class_", default="", metavar="TYPE", help="The GPU type; else the price without one.")
+@click.option("--from", "begin", required=True, metavar="TIME", help="When it would begin, as `price list` says.")
+@json_option
+@connected
+def delete(connection: Connection, resource: str, class_: str, begin: str, as_json: bool) -> None:
+    """Take back a price that has not begun.
+
+    \b
+    bursar price list --resource cpu --history
+    bursar price delete cpu --from 2027-01-01
+    """
+    found = connection.client.delete_price(resource, begin, gpu_type=class_)
+    if as_json:
+        click.echo(to_json(found))
+        return
+    name = f"{found['resource']} {found['class']}".strip()
+    click.echo(f"price of {name} from {found['effective_from']} on deleted")

@@ -75,11 +75,16 @@ def rendered(message: str, hint: str = "", causes: Iterable[Cause] = ()) -> str:
     # Which limit of an account it is, the message says.
     told = [one for one in causes if not one.scope.startswith("account:")]
     whys = (f"{one.field}: {one.message}" if one.field not in one.message else one.message for one in told)
-    lines += [f"  - {why}" for why in dict.fromkeys(whys) if why and not _said(why, message)]
+    lines += [f"  - {_indented(why)}" for why in dict.fromkeys(whys) if why and not _said(why, message)]
     # Which of a namespace's quotas has no room is only in the cause's scope.
     named = dict.fromkeys(one.scope.removeprefix("quota:") for one in causes if one.scope.startswith("quota:"))
     lines += [f"  quota: {name}" for name in named]
     return "\n".join(lines)
+
+
+def _indented(why: str) -> str:
+    """Several lines of one cause stand below each other."""
+    return why.replace("\n", "\n    ")
 
 
 def _said(why: str, message: str) -> bool:

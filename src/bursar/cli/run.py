@@ -64,6 +64,7 @@ def _variable(_: click.Context, __: click.Parameter, given: Sequence[str]) -> di
 )
 @click.option("--queue", default="", metavar="NAME", help="Where it waits.", shell_complete=complete.named("queues"))
 @click.option("--ttl", default="", metavar="TIME", help="The longest it may run, such as 90m or 2h.")
+@click.option("--sensitive", is_flag=True, help="On nodes that you have claimed, and on no others.")
 @click.option("--detach", is_flag=True, help="Submit it, print its name, and leave it alone.")
 @click.option("--keep", is_flag=True, help="Let it go on when this command is interrupted.")
 @click.option("--json", "as_json", is_flag=True, help="Print what happens as JSON, one line for each event.")
@@ -110,6 +111,7 @@ def spec_of(
     priority_class: str,
     queue: str,
     ttl: str,
+    sensitive: bool = False,
 ) -> dict[str, Any]:
     requests = {"cpu": cpus, "memory": mem, GPU: f"{gpus:g}" if gpus else ""}
     wishes = {
@@ -125,6 +127,7 @@ def spec_of(
         "priorityClass": priority_class,
         "queue": queue,
         "ttl": ttl,
+        "sensitive": sensitive,
     }
     return {field: value for field, value in wishes.items() if value}
 

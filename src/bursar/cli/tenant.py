@@ -20,11 +20,12 @@ def tenant() -> None:
 @tenant.command()
 @click.argument("name", shell_complete=complete.named("tenants"))
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="How to print.")
+@click.option("--json", "as_json", is_flag=True, help="The same as -o json.")
 @connected
-def quotas(connection: Connection, name: str, output: str) -> None:
+def quotas(connection: Connection, name: str, output: str, as_json: bool) -> None:
     """Show each limit of a tenant, where it comes from, and what is used of it."""
     answer = connection.client.tenant_quotas(name)
-    if output == "json":
+    if as_json or output == "json":
         click.echo(to_json(answer))
         return
     rows = [row(dimension, one) for dimension, one in (answer.get("quotas") or {}).items()]

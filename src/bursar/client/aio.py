@@ -9,7 +9,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import httpx2
 
-from bursar.client import apply, calls, credit, http, log, watch
+from bursar.client import apply, calls, credit, http, log, usage, watch, webhook
 from bursar.client.calls import Place
 from bursar.client.contexts import Context, resolve
 from bursar.client.flow import (
@@ -182,10 +182,19 @@ class AsyncClient(_Driven[Retries], Kinds[AsyncResource]):
     request = _call(calls.request)
     update_tenant = _call(calls.update_tenant)
     tenant_quotas = _call(calls.tenant_quotas)
+    tenant_usage = _call(usage.tenant_usage)
+    user_usage = _call(usage.user_usage)
+    period_usage = _call(usage.period_usage)
+    export_usage = _call(usage.export_usage)
     drain = _call(calls.drain)
     drain_status = _call(calls.drain_status)
     fence = _call(calls.fence)
     unfence = _call(calls.unfence)
+    claim = _call(calls.claim)
+    release_node = _call(calls.release_node)
+    wipe = _call(calls.wipe)
+    confirm_wiped = _call(calls.confirm_wiped)
+    claims = _call(calls.claims)
     certify = _call(calls.certify)
     authority = _call(calls.authority)
     preempt = _call(calls.preempt)
@@ -213,8 +222,15 @@ class AsyncClient(_Driven[Retries], Kinds[AsyncResource]):
     set_limits = _call(credit.set_limits)
     prices = _call(credit.prices)
     set_price = _call(credit.set_price)
+    delete_price = _call(credit.delete_price)
     verify_ledger = _call(credit.verify_ledger)
     ledger = _call(credit.ledger)
+
+    webhooks = _each(webhook.webhooks)
+    create_webhook = _call(webhook.create_webhook)
+    delete_webhook = _call(webhook.delete_webhook)
+    test_webhook = _call(webhook.test_webhook)
+    webhook_deliveries = _each(webhook.webhook_deliveries)
 
     async def aclose(self) -> None:
         await self._http.aclose()

@@ -307,10 +307,11 @@ def request(
     return json_of(Request(method.upper(), path, query or {}, sent, content), retries)
 
 
-def update_tenant(retries: Retries, name: str, changes: Mapping[str, Any]) -> Flow[Document]:
+def update_tenant(retries: Retries, name: str, changes: Mapping[str, Any], *, dry_run: bool = False) -> Flow[Document]:
     """Changes the named fields of a tenant: `{"max_nodes": 250, "gpu_hours_budget": 150000}`."""
+    query = {"dryRun": "All"} if dry_run else {}
     sent = {"content-type": JSON, "accept": JSON}
-    return document_of(Request("PUT", f"{ROOT}/tenants/{segment(name)}", {}, sent, encoded(changes)), retries)
+    return document_of(Request("PUT", f"{ROOT}/tenants/{segment(name)}", query, sent, encoded(changes)), retries)
 
 
 def tenant_quotas(retries: Retries, name: str) -> Flow[Document]:
@@ -362,6 +363,38 @@ def unfence(retries: Retries, name: str, *, dry_run: bool = False) -> Flow[Docum
     """Takes a fence back; the node as it stands then."""
     query = {"dryRun": "All"} if dry_run else {}
     return document_of(Request("DELETE", f"{ROOT}/nodes/{segment(name)}/fence", query, {"accept": JSON}), retries)
+
+
+def claim(
+    retries: Retries, name: str, *, user: str = "", reason: str = "", dry_run: bool = False, request_id: str = ""
+) -> Flow[Document]:
+    """Claims a node for sensitive work, for oneself or, as an administrator, for `tenant/name`; the node as it stands
+    then."""
+    body = {"user": user, "reason": reason}
+    return _post(retries, f"{ROOT}/nodes/{segment(name)}/claim", body, dry_run=dry_run, request_id=request_id)
+
+
+def release_node(
+    retries: Retries, name: str, *, reason: str = "", dry_run: bool = False, request_id: str = ""
+) -> Flow[Document]:
+    """Gives a claimed node back: it is wiped, and then anybody's again; the node as it stands then."""
+    body = {"reason": reason}
+    return _post(retries, f"{ROOT}/nodes/{segment(name)}/release", body, dry_run=dry_run, request_id=request_id)
+
+
+def wipe(retries: Retries, name: str, *, reason: str = "", dry_run: bool = False) -> Flow[Document]:
+    """Has a node that was given back wiped again, as when that failed."""
+    return _post(retries, f"{ROOT}/nodes/{segment(name)}/wipe", {"reason": reason}, dry_run=dry_run)
+
+
+def confirm_wiped(retries: Retries, name: str, *, reason: str = "", dry_run: bool = False) -> Flow[Document]:
+    """Says that a node that was given back is wiped: from then on anybody may use it."""
+    return _post(retries, f"{ROOT}/nodes/{segment(name)}/wiped", {"reason": reason}, dry_run=dry_run)
+
+
+def claims(retries: Retries) -> Flow[Document]:
+    """The nodes that are claimed, as far as one may know by whom, as `items`; `pool` is how many may be and are."""
+    return document_of(Request("GET", f"{ROOT}/claims"), retries)
 
 
 def preempt(

@@ -38,9 +38,12 @@ def forecast(retries: Retries, account: str = "") -> Flow[Document]:
     return _get(retries, "forecast", account=account)
 
 
-def statement(retries: Retries, account: str = "", *, begin: str = "", end: str = "") -> Flow[Document]:
-    """What an account held at the beginning of a period, what came and went, and what it held at the end."""
-    return _get(retries, "statements", account=account, **{"from": begin, "to": end})
+def statement(
+    retries: Retries, account: str = "", *, tenant: str = "", begin: str = "", end: str = ""
+) -> Flow[Document]:
+    """What an account held at the beginning of a period, what came and went, and what it held at the end; or the sums
+    of all accounts of a tenant."""
+    return _get(retries, "statements", account=account, tenant=tenant, **{"from": begin, "to": end})
 
 
 def statement_csv(retries: Retries, account: str = "", *, begin: str = "", end: str = "") -> Flow[str]:
@@ -172,6 +175,15 @@ def set_price(
     if effective_from:
         body["effective_from"] = effective_from
     return _order(retries, "prices", body, request_id)
+
+
+def delete_price(
+    retries: Retries, resource: str, effective_from: str, *, gpu_type: str = "", request_id: str = ""
+) -> Flow[Document]:
+    """Takes back a price that has not begun."""
+    query = {"resource": resource, "effective_from": effective_from, **_given(**{"class": gpu_type})}
+    headers = {"accept": JSON, **({IDEMPOTENCY_KEY: request_id} if request_id else {})}
+    return document_of(Request("DELETE", f"{ROOT}/prices", query, headers), retries)
 
 
 def verify_ledger(retries: Retries, *, after: int = 0, anchor: str = "") -> Flow[Document]:

@@ -110,7 +110,7 @@ READ = ("get", "list", "watch")
 WRITE = ("create", "update", "patch", "delete", "deletecollection")
 OURS = (
     "approve", "bind", "boost", "cancel", "claim", "close", "cordon", "drain", "evict", "explain", "extend", "fence",
-    "preempt", "refund", "release", "simulate", "topup",
+    "preempt", "refund", "release", "simulate", "topup", "wipe",
 )  # fmt: skip
 VERBS = frozenset((*READ, *WRITE, *OURS))
 
@@ -125,7 +125,7 @@ WORK = (
 # Where it lives, and what bounds it inside the tenant.
 BOUNDS = ("namespaces", "resourcequotas")
 # What is told about it.
-REPORTS = ("events", "gangs", "metrics", "pods", "usage")
+REPORTS = ("claims", "events", "gangs", "metrics", "pods", "usage")
 MONEY = (
     "accounts", "adjustments", "balance", "entries", "forecast", "leases", "limits", "prices", "refunds", "statements",
     "topups",
@@ -191,11 +191,14 @@ GRANTS: dict[Role, tuple[Rule, ...]] = {
         Rule(READ, _with_parts(*MONEY, *REPORTS, "tenants", "ledger")),
         Rule(("create", "update", "patch"), ("accounts", "adjustments", "limits", "prices", "refunds", "topups")),
         Rule(("topup", "refund"), ("accounts",)),
+        Rule(("delete",), ("prices",)),
     ),
     Role.SERVICE: (
         *_EVERYBODY,
         Rule((*READ, "explain"), (ANY,)),
         Rule(("create", "update", "patch"), ("tenants", "tiers", "limits", "topups")),
+        # A tenant that was ordered is given a place for its work.
+        Rule(("create",), ("namespaces",)),
         Rule(("topup",), ("accounts",)),
         Rule(("create", "extend", "close"), ("leases",)),
         Rule(("create",), ("usage",)),

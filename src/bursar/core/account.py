@@ -63,6 +63,11 @@ class Account(Struct):
     def available(self) -> int:
         return self.posted - self.held + self.credit_limit
 
+    @property
+    def is_low(self) -> bool:
+        """Whether its owner is to know that little is left."""
+        return self.low_balance is not None and self.available < self.low_balance
+
 
 class Owner(NamedTuple):
     """Whose account it is: a user's within a tenant, or the tenant's pool."""
@@ -73,6 +78,18 @@ class Owner(NamedTuple):
 
 def account_name(tenant: str, user: str = "") -> str:
     return f"{tenant}/{user}" if user else tenant
+
+
+def no_account(owner: Owner) -> Refusal:
+    """There is none of that name; or none that whoever asks may see, which is said alike."""
+    name = account_name(*owner)
+    return Refusal(
+        Code.NOT_FOUND,
+        f'accounts "{name}" not found',
+        f"A billing admin opens it: bursar credit open {name}"
+        if owner.user
+        else f"It begins with its first top-up, by a billing admin: bursar credit topup AMOUNT --account {name}",
+    )
 
 
 def left_behind(tenant: str, accounts: Iterable[Account]) -> Refusal | None:

@@ -60,3 +60,4 @@ class Request:
     requests: Amounts
     nodes: int = 1
     exclusive: bool = False
+    sensitive: bool = False  # it goes to nodes that its user has claimed, and to no others

@@ -90,13 +90,45 @@ def _closing(account: Account, changes: Mapping[str, Any]) -> Refusal | None:
     wanted = changes.get("status", account.status)
     if account.status is Status.CLOSED and wanted != Status.CLOSED:
         return Refusal(Code.ENDED, f"account {account.name} is closed", "It stays closed.")
-    if wanted == Status.CLOSED and (account.held or account.gpus):
-        return Refusal(
-            Code.IN_USE,
-            f"account {account.name} pays for leases that are open: {credits_of(account.held)} credits are held",
-            "Suspend it, wait until its leases have ended, and close it then.",
-        )
-    return None
+    if wanted != Status.CLOSED or account.status is Status.CLOSED:
+        return None
+    return _paying(account) or _not_empty(account)
+
+
+def _paying(account: Account) -> Refusal | None:
+    if not (account.held or account.gpus):
+        return None
+    return Refusal(
+        Code.IN_USE,
+        f"account {account.name} pays for leases that are open: {credits_of(account.held)} credits are held",
+        "Suspend it, wait until its leases have ended, and close it then.",
+        (_left("holds", account, account.held),),
+    )
+
+
+def _not_empty(account: Account) -> Refusal | None:
+    """What is closed stays closed: nobody could get at what is left in it, or would pay what it owes."""
+    if not account.posted:
+        return None
+    what = (
+        f"has {credits_of(account.posted)} credits left"
+        if account.posted > 0
+        else (f"owes {credits_of(-account.posted)} credits")
+    )
+    return Refusal(
+        Code.IN_USE,
+        f"account {account.name} {what}: only an empty account is closed",
+        f"First refund or adjust: bursar credit adjust {credits_of(-account.posted)} --account {account.name}"
+        " --reason WHY",
+        (_left("posted", account, account.posted),),
+    )
+
+
+def _left(what: str, account: Account, amount: int) -> Cause:
+    return Cause(
+        "AccountInUse", f"{what} of account {account.name}", "status", what, f"account:{account.name}", "0",
+        credits_of(amount),
+    )  # fmt: skip
 
 
 def _owing(account: Account, changes: Mapping[str, Any]) -> Refusal | None:

@@ -46,6 +46,14 @@ class ShareNow:
 
 
 @dataclass(frozen=True, slots=True)
+class Holding:
+    """How something that is placed stands: what its tenant holds, and whether this is beyond what it should."""
+
+    share: ShareNow
+    burst: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Ahead:
     """What stands in the line before something: how many allocations, and what they ask for together."""
 

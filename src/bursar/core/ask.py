@@ -7,8 +7,9 @@ worked out for a shape once need not be worked out again.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import lru_cache
 
 from bursar.core.allocation import Gang
 from bursar.core.charge import NOTHING, Charge
@@ -93,6 +94,8 @@ class Where:
     rather_near: tuple[tuple[int, Company], ...] = ()
     rather_apart: tuple[tuple[int, Company], ...] = ()
     spreads: tuple[Spread, ...] = ()
+    sensitive: bool = False  # it goes to nodes that its user has claimed, and to no others
+    claimant: str = ""  # its user, where that makes a difference: it may also go to nodes that they have claimed
 
 
 ANYWHERE = Where()
@@ -114,6 +117,12 @@ class Shape:
 
     def __hash__(self) -> int:
         return self._hash
+
+
+@lru_cache(4096)
+def claiming(shape: Shape, claimant: str, sensitive: bool) -> Shape:
+    """The same for somebody who has claimed nodes, or may not go elsewhere."""
+    return replace(shape, where=replace(shape.where, claimant=claimant, sensitive=sensitive))
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ class Terms(Struct, frozen=True):
     discount: int = 0  # hundredths of a percent
 
 
-class Said(Struct, frozen=True):
+class SaidTerms(Struct, frozen=True):
     """What one of them says itself; None where it says nothing."""
 
     billing: Billing | None = None
@@ -33,13 +33,13 @@ class Said(Struct, frozen=True):
     discount: int | None = None
 
 
-NOTHING_SAID = Said()
+NOTHING_SAID = SaidTerms()
 
 
-def terms_of(own: Said, tier: Said) -> Terms:
+def terms_of(own: SaidTerms, tier: SaidTerms) -> Terms:
     """Each answer by itself: the tenant's, else its tier's, else the default."""
     given = {}
-    for name in Said.__struct_fields__:
+    for name in SaidTerms.__struct_fields__:
         value = getattr(own, name)
         if value is None:
             value = getattr(tier, name)

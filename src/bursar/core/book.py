@@ -7,9 +7,10 @@ everything first and only then writes: what is refused leaves no trace.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from msgspec import Struct
 
@@ -29,10 +30,13 @@ from bursar.core.account import (
     too_fast,
     too_many_gpus,
 )
+from bursar.core.amendment import amend
 from bursar.core.lease import Grant, Lease, LeaseState, Mode, fenced
 from bursar.core.money import AMOUNT_MAX, cost, credits_of
 from bursar.core.price import PriceList, Unpriced
-from bursar.core.refusal import Code, Refusal
+from bursar.core.refusal import Cause, Code, Refusal
+
+RECONCILER = "system:reconciliation"  # who takes again what came back twice
 
 
 class Type(StrEnum):
@@ -90,6 +94,7 @@ class Book:
     opened: set[int] = field(default_factory=set)  # leases
     moved: set[int] = field(default_factory=set)
     ended: set[int] = field(default_factory=set)
+    refunded: set[int] = field(default_factory=set)  # leases of which something was given back by hand
 
     # Money that comes and goes.
 
@@ -107,15 +112,32 @@ class Book:
         return None
 
     def refund(
-        self, account: Account, amount: int, *, lease: int = 0, request: str = "", actor: str = "", reason: str = ""
+        self,
+        account: Account,
+        amount: int,
+        *,
+        lease: Lease | None = None,
+        request: str = "",
+        actor: str = "",
+        reason: str = "",
     ) -> Refusal | None:
+        """Give back what was spent; of a lease, never more than it cost."""
         if amount <= 0:
             return Refusal(Code.INVALID, "a refund must be more than nothing")
         if account.posted + amount > AMOUNT_MAX:
             return too_much(account)
-        entry = Entry(Type.REFUND, 0, 0, amount, lease, request=request, actor=actor, reason=reason)
+        if lease is not None and (refusal := beyond_the_cost(lease, amount)):
+            return refusal
+        number = lease.id if lease is not None else 0
+        entry = Entry(Type.REFUND, 0, 0, amount, number, request=request, actor=actor, reason=reason)
         self._give(account, REVENUE, entry)
+        if lease is not None:
+            self._repay(lease, amount)
         return None
+
+    def _repay(self, lease: Lease, amount: int) -> None:
+        lease.refunded += amount
+        (self.refunded if lease.state is LeaseState.OPEN else self.moved).add(lease.id)
 
     def adjust(
         self, account: Account, amount: int, *, lease: int = 0, request: str = "", actor: str = "", reason: str = ""
@@ -133,6 +155,16 @@ class Book:
         else:
             self._take(account, ADJUSTMENTS, entry)
             self._tell_if_low(account, -amount)
+        return None
+
+    def amend(self, account: Account, changes: Mapping[str, Any]) -> Refusal | None:
+        """Change its standing and limits. Whose balance is low from then on is told so, as if it had fallen."""
+        was_low = account.is_low
+        if refusal := amend(account, changes, self.now):
+            return refusal
+        self.changed.add(account.id)
+        if account.is_low and not was_low:
+            self.events.append(Event(News.LOW, account.id, account.available))
         return None
 
     # Leases.
@@ -315,7 +347,6 @@ class Book:
         actual = lease.cost_of(used)
         if actual < lease.posted:
             self._give_back(lease, account, lease.posted - actual)
-            lease.posted = actual
             return 0
         due = actual - lease.posted
         from_hold = min(due, lease.held)
@@ -339,7 +370,9 @@ class Book:
         return due - payable
 
     def _give_back(self, lease: Lease, account: Account, amount: int) -> None:
-        """What was written off is not written off any more; only what the account paid itself comes back to it."""
+        """What was written off is not written off any more; only what the account paid itself comes back to it, and
+        nothing that somebody refunded before."""
+        lease.posted -= amount
         if never_paid := min(amount, lease.written_off):
             entry = Entry(Type.ADJUSTMENT, REVENUE, WRITE_OFF, never_paid, lease.id, rate=lease.rate, reason="measured")
             self.entries.append(entry)
@@ -347,6 +380,15 @@ class Book:
         if paid := amount - never_paid:
             entry = Entry(Type.REFUND, 0, 0, paid, lease.id, rate=lease.rate, reason="measured")
             self._give(account, REVENUE, entry)
+        self._take_again(lease, account, paid)
+
+    def _take_again(self, lease: Lease, account: Account, came: int) -> None:
+        """Of what just came back, what somebody had given back by hand already."""
+        amount = min(came, lease.refunded - lease.paid)
+        if amount > 0:
+            entry = Entry(Type.ADJUSTMENT, 0, 0, amount, lease.id, actor=RECONCILER, reason="refunded before")
+            self._take(account, REVENUE, entry)
+            self._repay(lease, -amount)
 
     # How money moves.
 
@@ -400,6 +442,25 @@ def unpriced(what: Unpriced) -> Refusal:
     known = f"There are prices for {', '.join(one or 'any class' for one in what.known)}. " if what.known else ""
     command = f"bursar price set {what.resource} CREDITS" + (f" --class {what.klass}" if what.klass else "")
     return Refusal(Code.UNPRICED, f"there is no price for {name}", f"{known}A billing admin sets one: {command}")
+
+
+def beyond_the_cost(lease: Lease, amount: int) -> Refusal | None:
+    """Whether so much is more than is left of what a lease cost."""
+    left = lease.paid - lease.refunded
+    if amount <= left:
+        return None
+    cause = Cause(
+        "LimitExceeded", f"refunds of {lease.name}", "amount", "refund", lease.name, credits_of(lease.paid),
+        credits_of(lease.refunded), credits_of(amount),
+    )  # fmt: skip
+    return Refusal(
+        Code.UNPROCESSABLE,
+        f"{lease.name} cost {credits_of(lease.paid)} credits, of which {credits_of(lease.refunded)} are refunded:"
+        f" {credits_of(amount)} cannot be",
+        f"Refund {credits_of(left)} credits or less; for goodwill, leave the lease out." if left > 0
+        else "For goodwill, leave the lease out.",
+        (cause,),
+    )  # fmt: skip
 
 
 def too_much(account: Account) -> Refusal:

@@ -19,6 +19,7 @@ from bursar.core.answer import (
     Explanation,
     Figures,
     Glimpse,
+    Holding,
     Kept,
     Outlook,
     Place,
@@ -76,6 +77,14 @@ def explain(world: World, uid: str, policy: Policy, now: float, lineup: Lineup |
         nomination=_nomination(world, uid),
         reservation=_reservation(world, uid),
     )
+
+
+def holding(world: World, uid: str, policy: Policy, now: float) -> Holding | None:
+    """How something that is placed stands; nothing where it is not."""
+    if uid not in world.placed:
+        return None
+    cycle = Cycle(world, policy, now)
+    return Holding(_share(cycle, world.placed[uid].ask.tenant), cycle.preemption.is_burst(uid))
 
 
 def glimpse(world: World, uid: str, policy: Policy, now: float, position: Position | None) -> Glimpse:
@@ -151,6 +160,8 @@ def _placing(cycle: Cycle, slot: Slot) -> list[Reason | None]:
     there = _there(world)
     if not (there & fleet.now.open).any():
         return [Reason(Why.NO_NODES_ACTIVE, nodes=nodes)]
+    if reason := why.unclaimed(world, slot, there):
+        return [reason]
     terrain = world.terrains.of(slot.ask.shape.where)
     right: Bools = terrain.allowed & fleet.now.open
     if not right.any():
@@ -228,7 +239,7 @@ def _constraints(world: World, slot: Slot) -> list[tuple[str, Bools]]:
         for term in where.required:
             any_term |= meets(fleet, term)
         found.append((f"node affinity, any of {len(where.required)} terms", any_term))
-    return found + _taints(world, slot)
+    return [*found, *_taints(world, slot), ("claims", world.terrains.of(where).claimable)]
 
 
 def _taints(world: World, slot: Slot) -> list[tuple[str, Bools]]:

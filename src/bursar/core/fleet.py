@@ -26,6 +26,8 @@ PODS = "pods"
 NO_LIMIT = 1 << 60  # of pods, on a node that does not say how many it takes
 NOWHERE = -1  # the number of a label's value where there is none
 ABSENT = -1  # the free part of a device that is not there
+UNCLAIMED = ""
+NOBODY = "\0"  # in place of a holder: a node that was given back and is not wiped yet
 ROWS_START = 64
 NEEDS_MAX = 8192
 LABEL_COLUMNS_MAX = 1024
@@ -182,6 +184,9 @@ class Fleet:
     relabelled: list[int] = field(default_factory=list)  # the rows that were, in order
     taint_code: NDArray[np.int32] = field(default_factory=lambda: np.zeros(ROWS_START, np.int32))
     taint_sets: dict[tuple[Taint, ...], int] = field(default_factory=lambda: {(): 0})
+    claims: list[str] = field(default_factory=list)  # by row, who holds the node
+    claim_code: NDArray[np.int32] = field(default_factory=lambda: np.zeros(ROWS_START, np.int32))
+    holders: dict[str, int] = field(default_factory=lambda: {UNCLAIMED: 0})  # everybody who ever held one: their code
     _label_columns: dict[str, LabelColumn] = field(default_factory=dict)
     _columns_made: int = 0
     _free_rows: list[int] = field(default_factory=list)
@@ -205,6 +210,7 @@ class Fleet:
         generation: int = 1,
         ready: bool = True,
         cordoned: bool = False,
+        claim: str = UNCLAIMED,
     ) -> int:
         """Enter a node, or what it now offers. Its room is then whole: what is placed there must be taken again."""
         for resource in sorted(allocatable):
@@ -216,6 +222,7 @@ class Fleet:
         self.names[row], self.labels[row], self.taints[row] = name, labels, taints
         self.generation[row], self.ready[row], self.cordoned[row] = generation, ready, cordoned
         self.taint_code[row] = self.taint_sets.setdefault(taints, len(self.taint_sets))
+        self._claim(row, claim)
         self._reset(row, allocatable)
         self.now.open[row] = ready and not cordoned
         self._log(row)
@@ -225,11 +232,21 @@ class Fleet:
     def remove(self, name: str) -> None:
         row = self.row_of.pop(name)
         self.names[row], self.labels[row], self.taints[row] = "", {}, ()
+        self._claim(row, UNCLAIMED)
         self._reset(row, {})
         self.now.open[row] = False
         self._free_rows.append(row)
         self._log(row)
         self.now.touched.append(row)
+
+    def holds_any(self, user: str) -> bool:
+        """Whether somebody holds a node."""
+        code = self.holders.get(user, 0)
+        return bool(code and (self.claim_code == code).any())
+
+    def _claim(self, row: int, holder: str) -> None:
+        self.claims[row] = holder
+        self.claim_code[row] = self.holders.setdefault(holder, len(self.holders))
 
     def need(self, shape: Shape) -> Need:
         """A shape's requests in columns. Everything placed counts as one, also where nothing limits how many."""
@@ -319,6 +336,7 @@ class Fleet:
         self.generation.append(0)
         self.ready.append(False)
         self.cordoned.append(False)
+        self.claims.append(UNCLAIMED)
         return row
 
     def _grow_rows(self, rows: int) -> None:
@@ -336,6 +354,7 @@ class Fleet:
         allocatable[:, :count] = self.allocatable
         self.allocatable = allocatable
         self.taint_code = np.concatenate([self.taint_code, np.zeros(rows - count, np.int32)])
+        self.claim_code = np.concatenate([self.claim_code, np.zeros(rows - count, np.int32)])
 
     def _ensure_resource(self, resource: str) -> None:
         if resource not in self.column_of:

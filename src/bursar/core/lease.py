@@ -16,6 +16,8 @@ from msgspec import Struct
 from bursar.core.money import MICROS, cost
 from bursar.core.refusal import Code, Refusal
 
+FROZEN = "SpendRateExceeded"  # that work stands still, because its account spends too fast
+
 
 class Mode(StrEnum):
     STRICT = "strict"  # each beat posts what has passed and pays the next window
@@ -54,6 +56,8 @@ class Lease(Struct):
     held: int = 0
     seq: int = 0  # of the last beat
     final: str = ""  # why it will not be extended
+    work: str = ""  # namespace/name of that allocation, to be told after it is gone
+    refunded: int = 0  # what somebody gave back of what it cost; it is beside what is posted
     state: LeaseState = LeaseState.OPEN
     closed_at: int = 0
     written_off: int = 0  # of what was posted, what nobody could pay
@@ -66,6 +70,11 @@ class Lease(Struct):
     def between(self, begin: int, end: int) -> int:
         """What this part of the time of the present rate costs."""
         return self.rate * (end - self.since) // MICROS - self.rate * (begin - self.since) // MICROS
+
+    @property
+    def paid(self) -> int:
+        """What its account paid for it."""
+        return self.posted - self.written_off
 
     @property
     def posted_micros(self) -> int:

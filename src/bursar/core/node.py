@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct, field
 
 from bursar.core.charge import Amounts
+from bursar.core.claim import Claim
 
 WHOLE = 1000  # one device, one node, in thousandths
 DEVICES_MAX = 1024
@@ -27,6 +28,7 @@ class NodeRoom(Struct, frozen=True):
     # resource → what of each device is given away, in thousandths
     devices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     uid: str = ""
+    claim: Claim | None = None  # whose it is, where it is claimed for sensitive work
 
 
 class Shortage(Struct, frozen=True):
@@ -166,7 +168,8 @@ def _change(node: NodeRoom, resources: Amounts, devices: Devices, requests: Amou
             used[index] += sign * each
             assert 0 <= used[index] <= WHOLE, f"device {index} of {node.name} out of range"
         use[resource] = tuple(used)
-    return NodeRoom(node.name, node.generation, node.schedulable, node.allocatable, allocated, use, node.uid)
+    offers = (node.name, node.generation, node.schedulable, node.allocatable)
+    return NodeRoom(*offers, allocated, use, node.uid, node.claim)
 
 
 def dominant_fraction(node: NodeRoom, requests: Amounts) -> int:

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from bursar.core.account import Owner, account_name
 from bursar.core.book import Book
+from bursar.core.cost import is_gpu
 from bursar.core.lease import Lease, LeaseState
 from bursar.core.node import EXCLUSIVE, Placement
 from bursar.core.object import Stored
@@ -42,10 +43,10 @@ def payer(sheet: Sheet, owners: Sequence[Owner]) -> int | Refusal:
     for owner in owners:
         if owner in sheet.payers:
             return sheet.payers[owner]
-    return no_account(owners)
+    return nobody_pays(owners)
 
 
-def no_account(owners: Sequence[Owner]) -> Refusal:
+def nobody_pays(owners: Sequence[Owner]) -> Refusal:
     tenant, _ = owners[-1]
     names = " or ".join(account_name(*owner) for owner in owners)
     return Refusal(
@@ -89,7 +90,7 @@ def leases_of(sheet: Sheet, one: Stored, taken: Sequence[tuple[str, Mapping[str,
             Lease(
                 0, account, one.uid, window=window, amounts=amounts, klass=sheet.classes.get(node, ""),
                 gpus=gpus_in(amounts), discount=terms.discount, mode=terms.mode, uid=one.uid,
-                epoch=status.epoch + 1, node=node,
+                epoch=status.epoch + 1, node=node, work=f"{one.key.namespace}/{one.key.name}",
             )
         )  # fmt: skip
     return drafts
@@ -97,7 +98,7 @@ def leases_of(sheet: Sheet, one: Stored, taken: Sequence[tuple[str, Mapping[str,
 
 def gpus_in(amounts: Mapping[str, int]) -> int:
     """How many of these are GPUs, in thousandths, whoever made them."""
-    return sum(amount for name, amount in amounts.items() if "/" in name and "gpu" in name)
+    return sum(amount for name, amount in amounts.items() if is_gpu(name))
 
 
 def settle(book: Book | None, gone: Sequence[Placement], measured: int | None) -> None:

@@ -2,7 +2,7 @@
 
 Victims have strictly lower priority, or are another tenant's burst work while the asker stays within its own target.
 Work that would itself be burst never evicts another tenant's work that is not: otherwise two could evict each other for
-ever. Nothing is evicted within its minimum runtime. A gang goes as a whole.
+ever. Nothing is evicted within its minimum runtime, and sensitive work never. A gang goes as a whole.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 
 from bursar.core import company
 from bursar.core.ask import Ask, Shape
+from bursar.core.budget import PENALTY_FLOOR
 from bursar.core.choice import Chooser, Slot
 from bursar.core.eviction import Rule
 from bursar.core.hold import Holds
@@ -44,7 +45,7 @@ class Clearing:
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """Who asks for room: for what, how urgently, and whether it would then hold more than its target."""
+    """Who asks for room: for whom, how urgently, and whether it would hold more than its target, or counts as if."""
 
     tenant: str
     priority: int
@@ -87,7 +88,7 @@ class Preemption:
     def clear(self, asks: Sequence[Ask], priority: int) -> Clearing | None:
         """Whom to evict so that all of these have room; the world is left as it was."""
         amounts = [pair for ask in asks for pair in self._amounts_at_most(ask)]
-        asker = Asker(asks[0].tenant, priority, not self.shares.within_target_after(asks[0].tenant, amounts))
+        asker = Asker(asks[0].tenant, priority, self._counts_as_burst(asks[0].tenant, amounts))
         victims: dict[str, Victim] = {}
         slots: list[tuple[Ask, int]] = []
         undo: list[Callable[[], None]] = []
@@ -114,6 +115,11 @@ class Preemption:
         if not victims or self._could_come_back(victims.values(), asker, amounts):
             return None
         return Clearing(tuple(sorted(victims.values(), key=lambda one: one.uid)), tuple(slots), cost)
+
+    def _counts_as_burst(self, tenant: str, amounts: Sequence[tuple[str, int]]) -> bool:
+        """Whether it would be burst; or its budget is used up, and it runs where nobody else wants the room."""
+        used_up = any(seat.share.penalty <= PENALTY_FLOOR for seat in self.shares.seat(tenant).path)
+        return used_up or not self.shares.within_target_after(tenant, amounts)
 
     def _amounts_at_most(self, ask: Ask) -> Sequence[tuple[str, int]]:
         """What it will hold; of whole nodes, whichever they will be, no more than the largest of the right ones."""
@@ -194,6 +200,8 @@ class Preemption:
     def rule(self, one: Placed, asker: Asker) -> Rule | None:
         """Under which rule this may be evicted for the asker; none when it may not."""
         if one.ending or one.since >= self.now or one.since + self.min_runtime_seconds > self.now:
+            return None
+        if one.ask.shape.where.sensitive:
             return None
         lower = self.world.priority(one.ask, self.now) < asker.priority
         if one.ask.tenant == asker.tenant:

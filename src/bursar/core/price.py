@@ -59,9 +59,27 @@ class PriceList:
         """With one more; this list stays as it is."""
         return PriceList.of([*(one for versions in self._versions.values() for one in versions), price])
 
+    def without(self, price: Price) -> PriceList:
+        """With one fewer; this list stays as it is."""
+        return PriceList.of(one for versions in self._versions.values() for one in versions if one != price)
+
+    def version(self, resource: str, klass: str, begin: int) -> Price | None:
+        """The one that begins just then."""
+        versions = self._versions.get((resource, klass), ())
+        return next((one for one in versions if one.effective_from == begin), None)
+
     def at(self, resource: str, klass: str, when: int) -> Price | None:
         """The price in force then: that of the class, else that of the resource."""
         return self._at(resource, klass, when) or (self._at(resource, "", when) if klass else None)
+
+    def all_begins(self) -> tuple[int, ...]:
+        """In whole seconds, rounded up, each once."""
+        return tuple(sorted({-(-at // 1_000_000) for at in self._begins}))
+
+    def begins(self, resource: str, klass: str) -> set[int]:
+        """When any price begins that may be in force for this class."""
+        versions = [*self._versions.get((resource, klass), ()), *self._versions.get((resource, ""), ())]
+        return {one.effective_from for one in versions}
 
     def classes(self, resource: str, when: int) -> tuple[str, ...]:
         return tuple(

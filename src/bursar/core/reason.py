@@ -24,6 +24,7 @@ class Why(StrEnum):
     DAILY_CAP_EXCEEDED = "daily_cap_exceeded"
     SPEND_RATE_EXCEEDED = "spend_rate_exceeded"
     NO_NODES_ACTIVE = "no_nodes_active"
+    NO_CLAIMED_NODES = "no_claimed_nodes"
     NO_MATCHING_NODES = "no_matching_nodes"
     AFFINITY = "pod_affinity"
     ANTI_AFFINITY = "pod_anti_affinity"

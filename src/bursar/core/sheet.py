@@ -12,10 +12,12 @@ from datetime import datetime
 
 from bursar.core.allocation import GangKey, GangRow
 from bursar.core.book import Book
+from bursar.core.hours import NOBODY, Began, Ended, amounts_on
 from bursar.core.liveness import Beat
 from bursar.core.node import NodeRoom, Placement
 from bursar.core.object import UNASSIGNED, Key, Origin, Stored, Write
 from bursar.core.quota import Counters
+from bursar.core.tiding import Tiding
 from bursar.core.tree import Tree
 from bursar.core.value import replace
 
@@ -31,10 +33,14 @@ class Sheet:
     beats: dict[str, Beat] = field(default_factory=dict)  # of the nodes that were ever heard
     placements: dict[str, tuple[Placement, ...]] = field(default_factory=dict)  # by the allocation's uid
     gangs: dict[GangKey, GangRow] = field(default_factory=dict)
-    # Only where something is paid for: accounts and leases, whose account is which, the class of nodes' devices.
+    # Only where a node is claimed for sensitive work: how many are in the whole system, and what is placed on it.
+    claimed: int = 0
+    occupants: dict[str, list[tuple[Placement, Stored]]] = field(default_factory=dict)  # by node
+    # Only where something is paid for: accounts and leases, and whose account is which.
     book: Book | None = None
     payers: dict[tuple[str, str], int] = field(default_factory=dict)  # by (tenant, user)
-    classes: dict[str, str] = field(default_factory=dict)  # by node
+    # Only where something is paid for or begins to be used: of which class the devices of nodes are.
+    classes: dict[str, str] = field(default_factory=dict)
     # What is to be saved.
     writes: list[Write] = field(default_factory=list)
     recharged: dict[Key, Stored] = field(default_factory=dict)
@@ -47,6 +53,11 @@ class Sheet:
     # (node, uid) of stored placements that go, before new ones come
     lifted: set[tuple[str, str]] = field(default_factory=set)
     touched_gangs: set[GangKey] = field(default_factory=set)
+    tidings: list[Tiding] = field(default_factory=list)
+    # Hours: by (node, uid) what begins to be used, and what that began before ends; apart what does both in one batch.
+    begun: dict[tuple[str, str], Began] = field(default_factory=dict)
+    ended: dict[tuple[str, str], Ended] = field(default_factory=dict)
+    spent: list[tuple[Began, Ended]] = field(default_factory=list)
 
     def put(self, after: Stored, origin: Origin) -> Write:
         """Create or change an object."""
@@ -124,3 +135,27 @@ class Sheet:
 
     def members(self, namespace: str, gang: str) -> Iterable[Stored]:
         return [one for one in self.objects.values() if one.key.namespace == namespace and one.gang == gang]
+
+
+# Hours.
+
+
+def begin_usage(sheet: Sheet, part: Placement, user: str = "", *, seconds_ago: float = 0.0) -> None:
+    """From now on, in whole seconds, the tenant and the user of a placement use what it has of its node.
+
+    What stands for a claim of a whole node is a placement as well: an exclusive one, that is not stored.
+    """
+    at = int(sheet.now.timestamp() - seconds_ago)
+    sheet.begun[part.node, part.uid] = Began(
+        part.uid, part.node, part.epoch, part.tenant, user or NOBODY, part.namespace, part.name,
+        amounts_on(sheet.nodes.get(part.node), part), sheet.classes.get(part.node, ""), at, part.lease,
+    )  # fmt: skip
+
+
+def end_usage(sheet: Sheet, uid: str, node: str, phase: str, reason: str = "") -> None:
+    """It is over. What did not begin has nothing to end."""
+    ended = Ended(uid, node, int(sheet.now.timestamp()), phase, reason)
+    if began := sheet.begun.pop((node, uid), None):
+        sheet.spent.append((began, ended))
+    else:
+        sheet.ended[node, uid] = ended

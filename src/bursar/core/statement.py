@@ -15,7 +15,7 @@ from bursar.core.lease import Lease
 from bursar.core.money import MICROS
 
 
-class Line(Struct, frozen=True):
+class LeaseLine(Struct, frozen=True):
     """What one lease came to within the period."""
 
     lease: int
@@ -28,6 +28,7 @@ class Line(Struct, frozen=True):
     until: int
     entries: int
     job: str = ""
+    work: str = ""  # namespace/name, where we placed it
     node: str = ""
     klass: str = ""
     gpus: int = 0  # thousandths
@@ -46,6 +47,22 @@ class Item(Struct, frozen=True):
     reason: str = ""
 
 
+class PageEnd(Struct, frozen=True):
+    """Where a page of a statement ends, and all that the next one need not add up again. All pages are of the same
+    entries: those after `since`, up to and with `through`, whatever is written meanwhile."""
+
+    lease: int  # the last one that was shown, and the last one there is
+    last_lease: int
+    item: int
+    since: int
+    through: int
+    begin: int
+    end: int
+    opening: int
+    closing: int
+    totals: Mapping[str, int]
+
+
 class Statement(Struct, frozen=True):
     """Of one account. `totals` (by type) are of the whole period, however many lines are shown."""
 
@@ -57,10 +74,9 @@ class Statement(Struct, frozen=True):
     closing: int
     totals: Mapping[str, int]
     items: tuple[Item, ...] = ()
-    lines: tuple[Line, ...] = ()
+    lines: tuple[LeaseLine, ...] = ()
     through: int = 0  # the last entry that is counted
-    next_lease: int = 0  # where the lines go on; 0: these are all
-    next_item: int = 0
+    following: PageEnd | None = None  # where lines and items go on; None: these are all
 
 
 class TenantStatement(Struct, frozen=True):

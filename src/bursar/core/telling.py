@@ -12,6 +12,8 @@ from bursar.core.quantity import format_amount
 from bursar.core.reason import MEMBERS, NODES, Reason, Short, Why
 from bursar.core.wording import dimension_label
 
+# Of what runs: said behind where it does.
+BEYOND_SHARE: Final = "; it is beyond its tenant's fair share, and the first to go when others need theirs"
 CONSTRAINTS_TOLD_MAX: Final = 8
 SHORTAGES_TOLD_MAX: Final = 4
 
@@ -20,11 +22,25 @@ _CONSTRAINTS: Final = {
     "not_ready_or_cordoned": "not ready or cordoned",
     "labels": "node selector or affinity",
     "taints": "taints that are not tolerated",
+    "claims": "claims of others, or the lack of a claim of its user",
     str(Why.AFFINITY): "pod affinity",
     str(Why.ANTI_AFFINITY): "pod anti-affinity",
     str(Why.SPREAD): "topology spread",
 }
 _COMPANY: Final = frozenset({str(Why.AFFINITY), str(Why.ANTI_AFFINITY), str(Why.SPREAD)})
+
+# What is said without numbers, and what would help.
+_PLAIN: Final = {
+    Why.HELD: "the room there is is kept for work that has waited longer, and this would delay it",
+    Why.MAKING_ROOM: "room is being made: less urgent work was told to stop",
+    Why.NOT_TRIED: "waiting for its turn: the scheduler has not come to it yet",
+}
+_PLAIN_HELP: Final = {
+    Why.NO_CLAIMED_NODES: "Claim a node: bursar node claim NAME. What is in use cannot be claimed.",
+    Why.HELD: "Set a ttl: what is known to end in time may go first.",
+    Why.MAKING_ROOM: "Wait: it starts when they have stopped.",
+    Why.NOT_TRIED: "Wait: it is looked at in the next cycle.",
+}
 _TOGETHER: Final = "together"  # how many nodes have room for one part, where all parts together find none
 
 
@@ -37,6 +53,8 @@ def sentence(reason: Reason) -> str:
             return f"waiting for gang members: {reason.members} of {reason.members_min} are there"
         case Why.QUOTA_EXCEEDED:
             return _no_headroom(reason)
+        case Why.NO_CLAIMED_NODES:
+            return _not_claimed(reason)
         case Why.NO_MATCHING_NODES:
             return f"none of {_count(reason.nodes, 'node')} is of the kind that is asked for{_kept_out(reason)}"
         case Why.AFFINITY:
@@ -47,14 +65,8 @@ def sentence(reason: Reason) -> str:
             return f"every node with room is where too many of its kind are already{_kept_out(reason, Why.SPREAD)}"
         case Why.NO_CAPACITY:
             return _no_room(reason)
-        case Why.HELD:
-            return "the room there is is kept for work that has waited longer, and this would delay it"
-        case Why.MAKING_ROOM:
-            return "room is being made: less urgent work was told to stop"
-        case Why.NOT_TRIED:
-            return "waiting for its turn: the scheduler has not come to it yet"
-        case _:  # it cannot be paid for
-            return reason.said or "it cannot be paid for"
+        case _:  # it needs no numbers, or cannot be paid for
+            return _PLAIN.get(reason.why) or reason.said or "it cannot be paid for"
 
 
 def help(reason: Reason) -> str:  # noqa: A001 - the word for it
@@ -77,20 +89,19 @@ def help(reason: Reason) -> str:  # noqa: A001 - the word for it
             return "Free room in the emptier domains, raise maxSkew, or use whenUnsatisfiable: ScheduleAnyway."
         case Why.NO_CAPACITY:
             return _more_room(reason)
-        case Why.HELD:
-            return "Set a ttl: what is known to end in time may go first."
-        case Why.MAKING_ROOM:
-            return "Wait: it starts when they have stopped."
-        case Why.NOT_TRIED:
-            return "Wait: it is looked at in the next cycle."
         case _:
-            return reason.hint or "Top up the account, or ask a billing admin."
+            return _PLAIN_HELP.get(reason.why) or reason.hint or "Top up the account, or ask a billing admin."
 
 
 def _no_nodes(reason: Reason) -> str:
     if not reason.nodes:
         return "there are no nodes"
     return f"none of {_count(reason.nodes, 'node')} takes work: all are cordoned or not ready"
+
+
+def _not_claimed(reason: Reason) -> str:
+    whose = f"{reason.said} has" if reason.said else "who submitted it has"
+    return f"sensitive work runs on nodes that its user has claimed, and {whose} claimed none of {reason.nodes}"
 
 
 # Quota.

@@ -1,4 +1,4 @@
-"""Which nodes are the right ones, by their labels and taints alone: one array for all nodes.
+"""Which nodes are the right ones, by their labels, taints and claims alone: one array for all nodes.
 
 A requirement is asked of each distinct value of a label, and the answer handed out to the nodes that have it.
 """
@@ -26,7 +26,8 @@ class Terrain:
 
     selected: Bools  # has the labels
     tolerated: Bools  # no taint keeps it off
-    allowed: Bools  # both
+    claimable: Bools  # nobody else's, and its user's own where it is sensitive
+    allowed: Bools  # all of it
     preference: Floats | None
     described: int
     # By topology: the domains in which there are nodes with the labels. Filled when first asked for.
@@ -58,8 +59,15 @@ class Terrains:
 def survey(fleet: Fleet, where: Where) -> Terrain:
     selected = has_labels(fleet, where)
     tolerated = by_taints(fleet, lambda taints: not untolerated(where.tolerations, taints))
-    allowed = selected & tolerated
-    return Terrain(selected, tolerated, allowed, _preference(fleet, where), fleet.described)
+    claimable = by_claim(fleet, where)
+    allowed = selected & tolerated & claimable
+    return Terrain(selected, tolerated, claimable, allowed, _preference(fleet, where), fleet.described)
+
+
+def by_claim(fleet: Fleet, where: Where) -> Bools:
+    """A node that is claimed is its holder's alone, and sensitive work goes nowhere else."""
+    own: Bools = fleet.claim_code == (fleet.holders.get(where.claimant, -1) if where.claimant else -1)
+    return own if where.sensitive else own | (fleet.claim_code == 0)
 
 
 def has_labels(fleet: Fleet, where: Where) -> Bools:

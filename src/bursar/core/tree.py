@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from bursar.core.billing import NOTHING_SAID, Billing, CreditPolicy, Said, Terms, terms_of
+from bursar.core.billing import NOTHING_SAID, Billing, CreditPolicy, SaidTerms, Terms, terms_of
 from bursar.core.charge import Charge, Facts
 from bursar.core.quantity import UNLIMITED
 
@@ -31,7 +31,7 @@ class Enforcement(StrEnum):
 class Tier:
     name: str
     limits: Mapping[str, int] = field(default_factory=dict)
-    billing: Said = NOTHING_SAID
+    billing: SaidTerms = NOTHING_SAID
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,8 @@ class Tenant:
     tier: str = ""
     limits: Mapping[str, int] = field(default_factory=dict)
     enforcement: Enforcement = Enforcement.REJECT
-    billing: Said = NOTHING_SAID
+    billing: SaidTerms = NOTHING_SAID
+    may_claim: bool = True  # whether its users may claim nodes for sensitive work
 
 
 @dataclass(frozen=True, slots=True)

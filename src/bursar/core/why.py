@@ -27,6 +27,8 @@ def explain(world: World, chooser: Chooser, slot: Slot, asks: Sequence[Ask]) -> 
         return Reason(Why.NO_NODES_ACTIVE, nodes=nodes)
     terrain = world.terrains.of(slot.ask.shape.where)
     excluded = _excluded(world, slot, there)
+    if reason := unclaimed(world, slot, there):
+        return reason
     right = terrain.allowed & fleet.now.open
     if not right.any():
         return Reason(Why.NO_MATCHING_NODES, nodes=nodes, excluded=excluded)
@@ -53,6 +55,14 @@ def explain(world: World, chooser: Chooser, slot: Slot, asks: Sequence[Ask]) -> 
     return Reason(Why.NO_CAPACITY, resource, nodes, (*excluded, ("together", fits)), (missing,), matching=matching)
 
 
+def unclaimed(world: World, slot: Slot, there: Bools) -> Reason | None:
+    """That sensitive work waits for a node that its user has not claimed yet; None where it does not."""
+    where = slot.ask.shape.where
+    if not where.sensitive or (there & world.terrains.of(where).claimable).any():
+        return None
+    return Reason(Why.NO_CLAIMED_NODES, nodes=len(world.fleet), said=where.claimant)
+
+
 def gang_reason(band: Band) -> Reason:
     """That members are missing; `until` is when it is given up, where it ever is."""
     until = band.since + band.timeout_seconds if band.timeout_seconds else 0.0
@@ -73,6 +83,7 @@ def _excluded(world: World, slot: Slot, there: Bools) -> tuple[tuple[str, int], 
         ("not_ready_or_cordoned", there & ~world.fleet.now.open),
         ("labels", there & ~terrain.selected),
         ("taints", there & ~terrain.tolerated),
+        ("claims", there & ~terrain.claimable),
     )
     return tuple((name, int(np.count_nonzero(mask))) for name, mask in counts if mask.any())
 

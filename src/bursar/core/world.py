@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bursar.core.allocation import GangKey
-from bursar.core.ask import Ask, Taint
+from bursar.core.ask import Ask, Taint, claiming
 from bursar.core.charge import Amounts, Charge
-from bursar.core.fleet import Fleet
+from bursar.core.claim import SENSITIVE
+from bursar.core.fleet import UNCLAIMED, Fleet
 from bursar.core.group import Band, Group, GroupKey
 from bursar.core.limits import Limits
 from bursar.core.packing import Habits
@@ -121,6 +122,7 @@ class World:
         generation: int = 1,
         ready: bool = True,
         cordoned: bool = False,
+        claim: str = UNCLAIMED,
     ) -> None:
         """A node came, or offers something else than before; what runs there goes on."""
         there, resources = self._on(name), len(self.fleet.column_of)
@@ -135,6 +137,7 @@ class World:
             generation=generation,
             ready=ready,
             cordoned=cordoned,
+            claim=claim,
         )
         self._count_capacity(name, 1)
         for one in there:
@@ -180,6 +183,16 @@ class World:
             self.nominated[ask.uid] = nomination
         if again and ask.gang is not None:
             self._band(ask).started = True
+
+    def as_user(self, ask: Ask, user: str) -> Ask:
+        """What somebody asks for, with what they have claimed. Who has claimed nothing asks as everybody does: only so
+        is what is worked out for one shared by all. Work in a queue for sensitive work is sensitive."""
+        where = ask.shape.where
+        sensitive = where.sensitive or self.profiles.get(ask.queue) == SENSITIVE
+        claimant = user if sensitive or self.fleet.holds_any(user) else ""
+        if (where.claimant, where.sensitive) == (claimant, sensitive):
+            return ask
+        return replace(ask, shape=claiming(ask.shape, claimant, sensitive))
 
     def renounce(self, uid: str) -> None:
         """No room is being made for it any more: it waits like the others."""

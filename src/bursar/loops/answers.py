@@ -18,7 +18,7 @@ import structlog
 
 from bursar.core.answer import Glimpse
 from bursar.core.ask import Ask
-from bursar.core.explain import explain, figures, glimpse, simulate
+from bursar.core.explain import explain, figures, glimpse, holding, simulate
 from bursar.core.group import GroupKey
 from bursar.core.lineup import Lineups, line_up_boosted
 from bursar.core.plan import Policy
@@ -31,6 +31,7 @@ from bursar.ops.inquiry import (
     Count,
     Draft,
     Explain,
+    InUse,
     Look,
     Question,
     Simulate,
@@ -78,12 +79,14 @@ class Answering:
         match question:
             case Explain(uid):
                 return explain(world, uid, policy, now, self._lineups.of(world, policy, now, uid))
+            case InUse(uid):
+                return holding(world, uid, policy, now)
             case Look(uid, namespace, job):
                 return self._look(world, uid or _first_of(world, (namespace, job)), policy, now)
             case Boosted(namespace, job, priority):
                 return _boosted(world, policy, now, (namespace, job), priority)
             case Simulate(drafts, priorities):
-                asks = [_ask(one, priorities) for one in drafts]
+                asks = [world.as_user(_ask(one, priorities), one.user) for one in drafts]
                 return simulate(world, asks, policy, now)
             case Count():
                 return figures(world, self.waits, now)

@@ -8,10 +8,10 @@ its place, those who are alive beat in the meantime.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
 
 import structlog
 
+from bursar.core.lapse import Watch
 from bursar.core.money import MICROS
 from bursar.ops.billing import load_credit_policy
 from bursar.ops.fence import load_patience
@@ -19,27 +19,16 @@ from bursar.ops.lane import Overloaded
 from bursar.ops.lapse import lapse
 from bursar.ops.office import Office
 from bursar.store import lapse as store
+from bursar.store import ledger as ledger_store
 from bursar.store.database import AWAY
 
 log = structlog.get_logger()
 
 PAUSE_SECONDS = 5.0
 LAPSES_MAX = 1000  # at a time
+YOUNG_MAX = 10_000  # new leases read at once
+SLICES_MAX = 10  # in one look
 PASSING: tuple[type[Exception], ...] = (*AWAY, Overloaded)
-
-
-@dataclass(slots=True)
-class Watch:
-    """Which leases are overdue, by (number, paid until), and since when by our own clock."""
-
-    since: dict[tuple[int, int], float] = field(default_factory=dict)
-
-    def see(self, overdue: dict[int, int], at: float) -> None:
-        self.since = {one: self.since.get(one, at) for one in overdue.items()}
-
-    def due(self, at: float, seconds: float) -> dict[int, int]:
-        """Those that were overdue for so long."""
-        return dict([one for one, since in self.since.items() if at - since >= seconds][:LAPSES_MAX])
 
 
 async def run_leases(office: Office) -> None:
@@ -56,14 +45,32 @@ async def run_leases(office: Office) -> None:
 
 
 async def end_lapsed(office: Office, watch: Watch, at: float) -> list[int]:
-    """One look at all leases, at this moment of our own clock; those that were ended."""
+    """One look at the leases that may be over, at this moment of our own clock; those that were ended."""
     policy, patience = await load_credit_policy(office), await load_patience(office)
-    async with office.database.reader() as db:
-        overdue = await store.load_overdue(db, policy.throttle_seconds_max * MICROS)
-    watch.see(overdue, at)
-    if not (due := watch.due(at, patience.kill_grace_seconds + patience.clock_skew_seconds)):
+    try:
+        await _look(office, watch, at, policy.throttle_seconds_max * MICROS)
+    except BaseException:
+        watch.restart(at)  # What was taken was not seen.
+        raise
+    if not (due := watch.due(at, patience.kill_grace_seconds + patience.clock_skew_seconds, LAPSES_MAX)):
         return []
-    ended = await lapse(office, due)
+    decided = await lapse(office, due)
+    watch.settled((lease, due[lease]) for lease in decided)
+    ended = [lease for lease, was_ended in decided.items() if was_ended]
     if ended:
         log.warning("leases were not extended, and have ended", count=len(ended))
     return ended
+
+
+async def _look(office: Office, watch: Watch, at: float, freeze_micros: int) -> None:
+    async with office.database.reader() as db:
+        now = await ledger_store.load_now(db)
+        watch.heed(at, now)
+        asked = watch.take(at, now)
+        for _ in range(SLICES_MAX):
+            before = watch.newest
+            found = await store.load_standing(db, freeze_micros, asked, before, YOUNG_MAX)
+            watch.see(asked, found, at, now)
+            if sum(one.lease > before for one in found) < YOUNG_MAX:
+                return
+            asked = []

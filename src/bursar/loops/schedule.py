@@ -32,6 +32,7 @@ from bursar.core.telling import sentence
 from bursar.core.waits import Waits
 from bursar.core.world import Blocked, World
 from bursar.loops.answers import run_answers
+from bursar.loops.budget import run_budgets
 from bursar.loops.unpaid import Unpaid
 from bursar.loops.world import BINDER, Keeper, Lost
 from bursar.ops.allocation import Report, report
@@ -39,10 +40,10 @@ from bursar.ops.bind import Bind, Member, Note, bind, note
 from bursar.ops.collector import calm_collector
 from bursar.ops.command import DEPOSED
 from bursar.ops.evict import Nominee, Preempt, Victim, preempt
+from bursar.ops.hours import load_budgets
 from bursar.ops.office import Office
-from bursar.store import usage as usage_store
 from bursar.store.change import CHANNEL
-from bursar.store.database import AWAY, Connection
+from bursar.store.database import AWAY
 from bursar.store.ledger import CHANNEL as CREDIT_CHANNEL
 
 log = structlog.get_logger()
@@ -54,7 +55,7 @@ NOTING = Origin(BINDER, "note")
 TICK_SECONDS = 1.0
 IDLE_SECONDS = 5.0
 PACE_SECONDS = 0.02  # between looks that place nothing: in a full cluster a flood of submissions is followed in gulps
-HOURS_SECONDS = 60.0
+HOURS_SECONDS = 10.0  # between looks at what tenants have used of their budgets
 NOTES_MAX = 500  # of one tick: in a flood of submissions they are not half of all writes
 NOTE_AFTER_SECONDS = 1.0  # what is placed within a second needs no reason why it was not
 PLANS_IN_FLIGHT = 4
@@ -79,6 +80,7 @@ class Scheduler:
     _commits: set[asyncio.Task[None]] = field(default_factory=set)
     _deposed: bool = False
     _noting: asyncio.Task[None] | None = None
+    _counting: asyncio.Task[None] | None = None
     _noted_at: float = 0.0
     _hours_at: float = 0.0
     _limits_at: float = 0.0
@@ -109,7 +111,7 @@ class Scheduler:
                     log.warning("the scheduler loads its world anew", why=str(error))
         finally:
             self.office.on_commit.remove(self.nudge)
-            left = [*self._commits, *([self._noting] if self._noting is not None else [])]
+            left = [*self._commits, *(one for one in (self._noting, self._counting) if one is not None)]
             for task in left:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
@@ -117,8 +119,9 @@ class Scheduler:
     async def _follow(self) -> None:
         await self._finish_commits(0)
         self.loaded.clear()
-        self.keeper, self._hours_at = Keeper(self.office), 0.0
+        self.keeper, self._hours_at = Keeper(self.office), self.clock()
         await self.keeper.load()
+        await self._count_hours(self.keeper)
         self.unpaid.restore(self.world, self.clock())
         calm_collector()
         self.loaded.set()
@@ -133,7 +136,7 @@ class Scheduler:
                 await self.keeper.catch_up(db)
                 await self.unpaid.review(db, self.world)
                 self.policy = replace(self._given, **self.keeper.settings)
-                await self._tick(db)
+                await self._tick()
                 if not await self._cycle():
                     await self._rest()
         finally:
@@ -305,13 +308,14 @@ class Scheduler:
 
     # Now and then.
 
-    async def _tick(self, db: Connection) -> None:
+    async def _tick(self) -> None:
         if self.keeper.lost:
             raise Lost("a commit ended otherwise than planned")
         now = self.clock()
-        if now - self._hours_at >= HOURS_SECONDS:
+        due = now - self._hours_at >= HOURS_SECONDS or self.keeper.lacks_hours
+        if due and (self._counting is None or self._counting.done()):
             self._hours_at = now
-            self.keeper.set_hours(await usage_store.load_hours(db, datetime.fromtimestamp(now, UTC)))
+            self._counting = asyncio.create_task(self._count_hours(self.keeper), name="hours")
         if now - self._limits_at >= self.policy.quota_backoff_seconds:
             # What a part of a node was when it was bound is not known for ever: forecasts drift.
             self._limits_at = now
@@ -322,6 +326,17 @@ class Scheduler:
             if news := self._news(now):
                 # By themselves: nothing that can run waits for them.
                 self._noting = asyncio.create_task(self._note(self.keeper, news), name="notes")
+
+    async def _count_hours(self, keeper: Keeper) -> None:
+        """What tenants have used of their budgets. No plan waits for it: until it is known, what was known counts."""
+        try:
+            async with self.office.database.reader() as db:
+                tree = await self.office.trees.refresh(db)
+                used = await load_budgets(db, tree, past=self.office.past_hours)
+        except AWAY as error:
+            log.info("hours could not be counted", error=repr(error))
+            return
+        keeper.set_hours({name: (one.gpu_hours, one.node_hours) for name, one in used.items()})
 
     async def _note(self, keeper: Keeper, news: Sequence[tuple[Ask, Reason]]) -> None:
         """Store why things wait, where that is not what is stored."""
@@ -401,7 +416,7 @@ def gang_name(ask: Ask) -> str:
 
 @lru_cache(1024)
 def request_of(shape: Shape) -> Request:
-    return Request(dict(shape.requests), shape.nodes, shape.exclusive)
+    return Request(dict(shape.requests), shape.nodes, shape.exclusive, shape.where.sensitive)
 
 
 def preempt_command(world: World, one: Preempting, fence: int, policy: Policy) -> Preempt:
@@ -434,14 +449,18 @@ def _told(rule: Rule, by: str, priority: int) -> str:
 
 
 async def run_schedule(office: Office, fence: int, *, policy: Policy | None = None) -> None:
-    """Schedule, and answer what is asked about it, for as long as we lead."""
+    """Schedule, answer what is asked about it, and watch over budgets, for as long as we lead."""
     one = Scheduler(office, fence, policy or Policy())
     answers = run_answers(
         office, lambda: one.world if one.loaded.is_set() else None, lambda: one.policy, one.clock, one.waits
     )
-    answering = asyncio.create_task(answers, name="answers")
+    beside = [
+        asyncio.create_task(answers, name="answers"),
+        asyncio.create_task(run_budgets(office, fence), name="budgets"),
+    ]
     try:
         await one.run()
     finally:
-        answering.cancel()
-        await asyncio.gather(answering, return_exceptions=True)
+        for task in beside:
+            task.cancel()
+        await asyncio.gather(*beside, return_exceptions=True)

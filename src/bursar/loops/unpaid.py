@@ -17,6 +17,7 @@ from bursar.store.database import Connection
 
 TOLD_MAX = 10_000
 KNOWN_MAX = 200_000
+TIDIED_MAX = 200  # of those who wait, looked at in passing each time
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,10 @@ class Unpaid:
     _last_of_all: int = 0
     _known: dict[int, str] = field(default_factory=dict)  # whose an account is, which never changes
     _waiting: dict[UnitKey, _Waits] = field(default_factory=dict)
-    # By uid, those for whom others were to go: they are kept when the world is loaded anew.
-    _kept: dict[str, _Waits] = field(default_factory=dict)
+    _of: dict[str, dict[UnitKey, None]] = field(default_factory=dict)  # by tenant, the same
+    _heard_of: set[str] = field(default_factory=set)  # tenants whose waiting is to be looked at
+    # By tenant and uid, those for whom others were to go: they are kept when the world is loaded anew.
+    _kept: dict[str, dict[str, _Waits]] = field(default_factory=dict)
 
     def tell(self, payload: str) -> bool:
         """Credit came to accounts, or is no longer held; whether somebody waits for that."""
@@ -48,20 +51,41 @@ class Unpaid:
         return bool(self._waiting)
 
     async def review(self, db: Connection, world: World) -> None:
-        """Who waits for an account of a tenant of whom was told is tried again."""
+        """Who waits for an account of a tenant of whom was told is tried again; nobody else is looked at."""
         if self._told:
             told, self._told = self._told, []
             await self._note(db, told)
-        if not self._waiting:
-            return
-        for key, one in list(self._waiting.items()):
-            if self._was_told(one):
-                del self._waiting[key]
-                if (known := world.blocked.get(key)) is not None and known.reason.why in UNPAID:
-                    del world.blocked[key]
-            elif key not in world.blocked:
-                del self._waiting[key]  # it was tried again, or waits no more
-        self._kept = {uid: one for uid, one in self._kept.items() if not self._was_told(one)}
+        heard_of, self._heard_of = self._heard_of, set()
+        for tenant in heard_of:
+            self._try_again(world, tenant)
+        self._tidy(world)
+
+    def _try_again(self, world: World, tenant: str) -> None:
+        for key in [key for key in self._of.get(tenant, ()) if self._was_told(self._waiting[key])]:
+            self._leave(key)
+            if (known := world.blocked.get(key)) is not None and known.reason.why in UNPAID:
+                del world.blocked[key]
+        if kept := {uid: one for uid, one in self._kept.pop(tenant, {}).items() if not self._was_told(one)}:
+            self._kept[tenant] = kept
+
+    def _tidy(self, world: World) -> None:
+        """Of the others a few each time, all of them in turn: what was tried again, or waits no more, is left."""
+        for _ in range(min(TIDIED_MAX, len(self._waiting))):
+            key = next(iter(self._waiting))
+            one = self._leave(key)
+            if key in world.blocked:
+                self._enter(key, one)
+
+    def _enter(self, key: UnitKey, one: _Waits) -> None:
+        self._waiting[key] = one
+        self._of.setdefault(one.tenant, {})[key] = None
+
+    def _leave(self, key: UnitKey) -> _Waits:
+        one = self._waiting.pop(key)
+        self._of[one.tenant].pop(key, None)
+        if not self._of[one.tenant]:
+            del self._of[one.tenant]
+        return one
 
     def _was_told(self, one: _Waits) -> bool:
         return max(self._last_of_all, self._last.get(one.tenant, 0)) > one.since
@@ -77,9 +101,11 @@ class Unpaid:
         for number, ids in named:
             if ids is None:
                 self._last_of_all = number
+                self._heard_of |= self._of.keys() | self._kept.keys()
             for each in ids or ():
                 if each in self._known:
                     self._last[self._known[each]] = number
+                    self._heard_of.add(self._known[each])
 
     def wait(
         self, world: World, asks: Iterable[Ask], reason: Reason, until: float, since: int, *, keep: bool = False
@@ -88,8 +114,10 @@ class Unpaid:
         blocked = Blocked(reason, 0, 0, until, firm=True)
         for ask in asks:
             one = _Waits(ask.tenant, since, blocked)
+            if self._was_told(one):
+                self._heard_of.add(one.tenant)  # It was told while this was being tried.
             if keep:
-                self._kept[ask.uid] = one
+                self._kept.setdefault(one.tenant, {})[ask.uid] = one
             if ask.uid in world.waiting:
                 self._block(world, ask, one)
 
@@ -97,13 +125,18 @@ class Unpaid:
         key = world.unit_key(ask.uid)
         world.blocked[key] = one.blocked
         world.probes.refused(ask)
-        self._waiting[key] = one
+        if key in self._waiting:
+            self._leave(key)
+        self._enter(key, one)
         if world.reserved_for == key:
             world.reserved_for = world.reservation = None
 
     def restore(self, world: World, now: float) -> None:
         """The world was loaded anew, and knows nothing of what was refused in the one before."""
         self._waiting.clear()
-        self._kept = {uid: one for uid, one in self._kept.items() if one.blocked.until > now and uid in world.waiting}
-        for uid, one in self._kept.items():
-            self._block(world, world.waiting[uid].members[uid], one)
+        self._of.clear()
+        kept, self._kept = self._kept, {}
+        for uid, one in [each for some in kept.values() for each in some.items()]:
+            if one.blocked.until > now and uid in world.waiting:
+                self._kept.setdefault(one.tenant, {})[uid] = one
+                self._block(world, world.waiting[uid].members[uid], one)

@@ -22,7 +22,7 @@ from bursar.ops.dispatch import delete_command
 from bursar.ops.object import Delete, Preconditions
 from bursar.ops.office import Office, now
 from bursar.ops.signing import rotate_old
-from bursar.store import beat, change, listing, quota, request, tree
+from bursar.store import beat, change, listing, quota, request, tree, usage, usage_record
 from bursar.store.database import AWAY
 from bursar.store.listing import Query
 from bursar.wire.document import is_ending
@@ -42,6 +42,8 @@ class Retention:
     watch: int = 1_000_000  # revisions that can still be watched from
     audit: int = 10_000_000  # revisions whose changes are kept
     samples: timedelta = timedelta(days=400)  # also of what allocations have used
+    hours: timedelta = timedelta(days=100)  # what tenants used, by the hour; by the day it is kept for good
+    records: timedelta = timedelta(days=800)  # of what ran: a window that begins before them begins with a day
 
 
 async def run_upkeep(office: Office, retention: Retention | None = None) -> None:
@@ -56,6 +58,7 @@ async def run_upkeep(office: Office, retention: Retention | None = None) -> None
         _every(3600.0, "counters", lambda: prune_counters(office)),
         _every(3600.0, "samples", lambda: forget_samples(office, retention)),
         _every(3600.0, "measures", lambda: forget_measures(office, retention)),
+        _every(3600.0, "hours", lambda: keep_hours(office, retention)),
         _every(600.0, "keys", lambda: change_keys(office)),
     )
 
@@ -129,6 +132,14 @@ async def forget_measures(office: Office, retention: Retention) -> int:
         while count := await beat.forget_usage(db, now() - retention.samples):
             forgotten += count
     return forgotten
+
+
+async def keep_hours(office: Office, retention: Retention) -> list[str]:
+    """Room for the records of coming months; hours and records of long ago are dropped. Which months those were."""
+    async with office.database.reader() as db:
+        await usage_record.ensure_partitions(db, now())
+        await usage.forget_hours(db, now() - retention.hours)
+        return await usage_record.drop_records(db, now() - retention.records)
 
 
 async def change_keys(office: Office) -> bool:

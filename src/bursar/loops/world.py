@@ -19,6 +19,8 @@ import structlog
 from bursar.core.allocation import ENDED, Phase
 from bursar.core.ask import Ask
 from bursar.core.budget import penalty, used_fraction
+from bursar.core.claim import SENSITIVE, State
+from bursar.core.fleet import NOBODY, UNCLAIMED
 from bursar.core.node import NodeRoom
 from bursar.core.object import Key
 from bursar.core.quota import Counter
@@ -115,7 +117,9 @@ class Keeper:
         self.revision = 0
         self.settings: dict[str, Any] = {}  # what an administrator said about the policy
         self.noted: dict[str, str] = {}  # the reason that is stored with each waiting allocation
+        self._users: dict[str, str] = {}  # who submitted each of them
         self.returned: set[str] = set()  # those of them that had a place before
+        self.lacks_hours = False  # whether a tenant has a budget by now of which nobody knows how much is used
         self.committing: Multiset[str] = Multiset()  # uids whose fate is being decided by the database
         self._deferred: list[Seen] = []
         self._known: dict[str, int] = {}  # revisions of our own that have not come back by the feed yet
@@ -223,8 +227,8 @@ class Keeper:
         self._rooms.pop(name, None)
 
     def set_hours(self, hours: Mapping[str, tuple[float, float]]) -> None:
-        """GPU-hours and node-hours used, by tenant."""
-        self._hours = hours
+        """GPU-hours and node-hours used, by tenant: of those that have a budget."""
+        self._hours, self.lacks_hours = hours, False
         for name in self._shares:
             self._put_share(name)
 
@@ -292,11 +296,12 @@ class Keeper:
             case "PriorityClass":
                 self._classes[key.name] = priority_class_of(doc)
             case "Queue":
-                self.world.profiles[key.name] = queue_profile_of(doc)
+                self._put_profile(key.name, queue_profile_of(doc))
             case "Tier":
                 self._put_tier(key.name, tier_weight_of(doc))
             case "Tenant":
                 self._shares[key.name] = tenant_share_of(doc)
+                self.lacks_hours |= self._shares[key.name].has_budget and key.name not in self._hours
                 self._put_share(key.name)
             case "Job":
                 boost = _decode_job(status).boost
@@ -316,6 +321,14 @@ class Keeper:
                 self.world.tenants.pop(key.name, None)
             case "Job":
                 self.world.boosts.pop((key.namespace, key.name), None)
+
+    def _put_profile(self, queue: str, profile: str) -> None:
+        # Work may be in a queue that was deleted and is created anew; when all is loaded, queues come first.
+        known = self.world.profiles.get(queue, "" if self._users else profile)
+        if known != profile and SENSITIVE in (known, profile):
+            # It says of all work in it that it is sensitive, or that it is not.
+            raise Lost(f"queue {queue} was changed")
+        self.world.profiles[queue] = profile
 
     def _put_tier(self, name: str, weight: float | None) -> None:
         self._tiers[name] = weight
@@ -359,6 +372,8 @@ class Keeper:
             if same and known.generation == room.generation and known.allocatable == room.allocatable:
                 return
         self._rooms[name] = room
+        claims = self.world.fleet.claims
+        held_by, claim = claims[before] if before is not None else UNCLAIMED, _holder(room)
         self.world.put_node(
             name,
             room.allocatable,
@@ -367,7 +382,16 @@ class Keeper:
             generation=room.generation,
             ready=view.ready,
             cordoned=view.unschedulable or not room.schedulable,
+            claim=claim,
         )
+        if held_by != claim:
+            self._ask_anew({held_by, claim})
+
+    def _ask_anew(self, users: set[str]) -> None:
+        """Somebody came to hold a node, or holds one no more: what waits for them may go elsewhere than before."""
+        for uid in [uid for uid, user in self._users.items() if user in users and uid in self.world.waiting]:
+            ask = self.world.waiting[uid].members[uid]
+            self.world.wait(self.world.as_user(ask, self._users[uid]), self.world.nominated.get(uid))
 
     def _apply_allocation(self, change: Seen) -> None:
         fields = _decode_map(change.fields)
@@ -375,19 +399,22 @@ class Keeper:
         if change.type == "DELETED" or phase in ENDED:
             self.world.forget(change.uid)
             self.noted.pop(change.uid, None)
+            self._users.pop(change.uid, None)
             self.returned.discard(change.uid)
             return
-        ask = self._ask(change)
         status = _decode_status(change.status)
+        ask = self.world.as_user(self._ask(change), status.user)
         if ask.payer != status.user and change.tenant in self._office.trees.latest.prepaid:
             ask = replace(ask, payer=status.user)
         if phase == Phase.PENDING:
             self.noted[change.uid] = status.reason
+            self._users[change.uid] = status.user
             if status.epoch:
                 self.returned.add(change.uid)
             self.world.wait(ask, _nomination(status), again=status.epoch > 0)
         else:
             self.noted.pop(change.uid, None)
+            self._users.pop(change.uid, None)
             self.returned.discard(change.uid)
             self._place(ask, status, ending=phase == Phase.TERMINATING)
 
@@ -423,6 +450,13 @@ class Keeper:
         if ending and status.eviction is not None and status.eviction.deadline:
             ends_at = min(ends_at, epoch(status.eviction.deadline))
         self.world.place(ask, spots, since=since, ends_at=ends_at, ending=ending)
+
+
+def _holder(room: NodeRoom) -> str:
+    """Whose a node is, as the fleet knows it."""
+    if room.claim is None:
+        return UNCLAIMED
+    return room.claim.holder if room.claim.state is State.HELD else NOBODY
 
 
 def _nomination(status: _Status) -> Nomination | None:

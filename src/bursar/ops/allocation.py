@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -16,12 +16,14 @@ from bursar.core.allocation import ENDED, NEXT, GangKey, Phase, Request
 from bursar.core.charge import NOTHING, Charge, unbound
 from bursar.core.eviction import Reason as Stopped
 from bursar.core.eviction import ended_as
+from bursar.core.lease import FROZEN
+from bursar.core.node import Placement
 from bursar.core.object import Stored
 from bursar.core.paying import settle
 from bursar.core.placing import unplace
 from bursar.core.quota import Move
 from bursar.core.refusal import Code, Refusal
-from bursar.core.sheet import Sheet
+from bursar.core.sheet import Sheet, begin_usage, end_usage
 from bursar.core.value import replace
 from bursar.ops.command import Command, Reply, Result, Written
 from bursar.ops.object import NO_PRECONDITIONS, Preconditions, conflict, not_found
@@ -53,12 +55,19 @@ class Report(Command):
     message: str = ""
     exit_code: int | None = None
     measured: int | None = None  # for how many microseconds it ran on that node
+    frozen: bool | None = None  # whether it stands still on that node; None: nothing is said of it
     expected: int | None = None
     gang: str = ""
     unless_complete: bool = False  # of a gang that waited too long for its members: not if they are there by now
 
     def gangs(self) -> dict[GangKey, int]:
         return {(self.key.namespace, self.gang): 0} if self.gang else {}
+
+    def meters(self, sheet: Sheet) -> Iterable[str]:
+        before = sheet.objects.get(self.key)
+        if before is None or phase_of(before) is self.phase or not (self.phase is Phase.RUNNING or self.measured):
+            return ()
+        return [one.node for one in sheet.placements.get(before.uid, ())]
 
     def leases(self, sheet: Sheet) -> Iterable[int]:
         before = sheet.objects.get(self.key)
@@ -80,9 +89,12 @@ class Report(Command):
             return Refusal(Code.IMMUTABLE, f"{self.key.name} is {current} and cannot become {self.phase}")
         if current is not self.phase and (self.phase in ENDED or self.phase is Phase.PENDING):
             return self._end(sheet, before)
-        status = self._progress(before, timestamp(sheet.now))
-        # A report that says nothing new is no change.
-        return sheet.put(with_status(before, status), self.origin) if status != status_of(before) else unchanged(before)
+        known, status = status_of(before), self._progress(before, timestamp(sheet.now))
+        if status == known:
+            return unchanged(before)  # A report that says nothing new is no change.
+        if "startTime" in status and "startTime" not in known:
+            self._begin(sheet, before.uid, known)
+        return sheet.put(with_status(before, status), self.origin)
 
     def _refusal(self, sheet: Sheet, before: Stored) -> Refusal | None:
         if before.uid != (self.uid or before.uid) or before.gang != self.gang:
@@ -112,7 +124,15 @@ class Report(Command):
         if self.phase is Phase.RUNNING:
             status.setdefault("startTime", at)
             set_condition(status, "Ready", "True", "Running", "", at)
+            if self.frozen is not None:
+                set_frozen(status, self.node, self.frozen, at)
         return status
+
+    def _begin(self, sheet: Sheet, uid: str, status: Mapping[str, Any]) -> None:
+        """All of it runs from the first word on that any of it does. On a claimed node, the claim counts for all."""
+        for part in sheet.placements.get(uid, ()):
+            if not _is_claimed(sheet, part):
+                begin_usage(sheet, part, status.get("user", ""))
 
     def _end(self, sheet: Sheet, before: Stored) -> Result:
         """Confirmed gone: the nodes and the quotas get back exactly what was taken, and what was paid is settled.
@@ -123,8 +143,9 @@ class Report(Command):
         for room in unplace(sheet.nodes, request_in(before.doc), gone):
             sheet.use_node(room)
         settle(sheet.book, gone, self.measured)
+        self._end_usage(sheet, before, gone)
         if sheet.placements.get(before.uid):
-            return sheet.put(with_status(before, self._ended_here(before)), self.origin)
+            return sheet.put(with_status(before, self._ended_here(before, timestamp(sheet.now))), self.origin)
         status = self._final(before, timestamp(sheet.now))
         requeued = status["phase"] is Phase.PENDING
         charge = unbound(before.charge) if requeued else NOTHING
@@ -136,8 +157,19 @@ class Report(Command):
             return sheet.remove(self.key, self.origin, last)
         return sheet.put(last, self.origin)
 
-    def _ended_here(self, before: Stored) -> dict[str, Any]:
+    def _end_usage(self, sheet: Sheet, before: Stored, gone: Iterable[Placement]) -> None:
+        """What ended before anybody heard that it ran did run all the same, for as long as its node measured."""
         status = status_of(before)
+        for part in gone:
+            if self.measured and "startTime" not in status and not _is_claimed(sheet, part):
+                longest = sheet.now.timestamp() - _epoch_seconds(status.get("scheduledTime", ""), sheet.now)
+                begin_usage(sheet, part, status.get("user", ""), seconds_ago=min(self.measured / 1e6, longest))
+            end_usage(sheet, part.uid, part.node, self.phase, self.reason or status.get("reason", ""))
+
+    def _ended_here(self, before: Stored, at: str) -> dict[str, Any]:
+        status = status_of(before)
+        if any(one.get("frozen") for one in status["nodes"]):
+            set_frozen(status, self.node, False, at)
         status["nodes"] = [
             {**node, "phase": self.phase} if node["name"] == self.node else node for node in status["nodes"]
         ]
@@ -147,6 +179,7 @@ class Report(Command):
         status = status_of(before)
         notice = take_notice(status)
         take_lost(status)
+        take_frozen(status)
         waits_again = notice is not None and notice["requeue"]
         earlier = {Phase(node["phase"]) for node in status.get("nodes", ()) if "phase" in node}
         phase = ended_as(self.phase, earlier, evicted=waits_again, deleted=is_ending(before.doc))
@@ -214,6 +247,15 @@ class Release(Command):
 # Helpers of the commands.
 
 
+def _is_claimed(sheet: Sheet, part: Placement) -> bool:
+    room = sheet.nodes.get(part.node)
+    return room is not None and room.claim is not None
+
+
+def _epoch_seconds(text: str, otherwise: datetime) -> float:
+    return (datetime.fromisoformat(text) if text else otherwise).timestamp()
+
+
 def phase_of(one: Stored) -> Phase:
     return Phase(one.fields.get("status.phase", Phase.PENDING))
 
@@ -267,6 +309,36 @@ def take_lost(status: dict[str, Any]) -> bool:
         for name in ("reason", "message"):
             status.pop(name, None)
     return True
+
+
+def set_frozen(status: dict[str, Any], node: str, frozen: bool, at: str) -> None:
+    """That it stands still on a node, or goes on there. It is told of for as long as it does so anywhere."""
+    for one in status.get("nodes", ()):
+        if one["name"] == node and frozen:
+            one["frozen"] = True
+        elif one["name"] == node:
+            one.pop("frozen", None)
+    still = [one["name"] for one in status.get("nodes", ()) if one.get("frozen")]
+    if not still:
+        take_frozen(status)
+        return
+    where = still[0] if len(still) == 1 else f"{len(still)} of its nodes"
+    message = f"its account spends too fast: it stands still on {where}, and goes on once more may be spent"
+    set_condition(status, FROZEN, "True", FROZEN, message, at)
+    if "eviction" not in status:
+        status |= {"reason": FROZEN, "message": message}
+
+
+def take_frozen(status: dict[str, Any]) -> None:
+    """Remove that it stands still."""
+    if not any(one["type"] == FROZEN for one in status.get("conditions", ())):
+        return
+    drop_conditions(status, FROZEN)
+    for one in status.get("nodes", ()):
+        one.pop("frozen", None)
+    if status.get("reason") == FROZEN:
+        for name in ("reason", "message"):
+            status.pop(name, None)
 
 
 def requeued_status(status: dict[str, Any], why: Mapping[str, Any], at: str) -> dict[str, Any]:

@@ -31,10 +31,12 @@ from bursar.store import leader as leader_store
 from bursar.store import ledger as ledger_store
 from bursar.store import liveness as liveness_store
 from bursar.store import node as node_store
+from bursar.store import notice as notice_store
 from bursar.store import object as object_store
 from bursar.store import quota as quota_store
 from bursar.store import token as token_store
 from bursar.store import tree as tree_store
+from bursar.store import usage as usage_store
 from bursar.store.database import Connection, Stale
 from bursar.store.request import Remembered, RequestKey
 
@@ -45,6 +47,7 @@ KNOWN_MAX = 200_000
 CATALOGUE = frozenset({"PriorityClass", "Queue"})
 SEEN_SECONDS_MAX = 1.0
 SEEN_MAX = 10_000
+CLASSES_MAX = 100_000
 
 
 class Walk:
@@ -57,6 +60,8 @@ class Walk:
         self._known: set[Row] = set()
         self._known_in: Tree | None = None
         self._seen: dict[Key, float] = {}
+        # Of which class nodes' devices are, by the node's uid and generation: with other labels it has another one.
+        self._classes: dict[tuple[str, str, int], str] = {}
 
     async def __call__(self, db: Connection, commands: Sequence[Command]) -> Sequence[Reply]:
         """Commands of a leader that was deposed are refused and leave no trace; the rest of the batch stands."""
@@ -83,6 +88,8 @@ class Walk:
         await self._lock_objects(db, sheet, commands)
         await self._lock_counters(db, sheet, commands)
         await self._lock_nodes(db, sheet, commands)
+        if metered := {name for command in commands for name in command.meters(sheet)}:
+            await self._read_classes(db, sheet, metered)
         await self._open_book(db, sheet, commands)
         return sheet
 
@@ -140,6 +147,8 @@ class Walk:
                 names.add(one.node)
         if names:
             sheet.nodes = await node_store.lock(db, names)
+        if claimed := {name for command in commands for name in command.claims()}:
+            await read_claims(db, sheet, claimed)
         if beating := {name for command in commands for name in command.beats()}:
             sheet.beats = await liveness_store.lock(db, beating)
 
@@ -152,15 +161,32 @@ class Walk:
             return
         if payments:
             sheet.payers = await ledger_store.find_accounts(db, {owner for one in payments for owner in one.owners})
-            sheet.classes = await self._classes(db, {name for one in payments for name in one.nodes})
+            await self._read_classes(db, sheet, {name for one in payments for name in one.nodes})
         accounts = {account for one in payments if isinstance(account := payer(sheet, one.owners), int)}
         new = sum(len(one.nodes) for one in payments)
         sheet.book = await book_for(db, self._prices, accounts, leases, new)
 
-    async def _classes(self, db: Connection, names: set[str]) -> dict[str, str]:
+    async def _read_classes(self, db: Connection, sheet: Sheet, names: set[str]) -> None:
         """Of which class the devices of nodes are. Labels stay as they are while a node's room is locked."""
-        nodes = await object_store.load(db, {Key("Node", "", name) for name in names})
-        return {key.name: class_of(node.labels) for key, node in nodes.items()}
+        rooms = [sheet.nodes[name] for name in names if name in sheet.nodes]
+        keys = {room.name: (room.name, room.uid, room.generation) for room in rooms}
+        if unknown := [name for name, key in keys.items() if key not in self._classes]:
+            if len(self._classes) > CLASSES_MAX:
+                self._classes.clear()
+            labels = await node_store.load_labels(db, unknown)
+            self._classes |= {keys[name]: class_of(labels.get(name, {})) for name in unknown}
+        sheet.classes |= {name: self._classes.get(key, "") for name, key in keys.items()}
+
+
+async def read_claims(db: Connection, sheet: Sheet, names: set[str]) -> None:
+    """Nobody else claims, for the settings are locked, and nothing is placed on these nodes, for their rooms are."""
+    sheet.claimed = await node_store.count_claimed(db)
+    placements = await node_store.load_placements_on(db, names)
+    keys = {one.uid: Key("Allocation", one.namespace, one.name) for one in placements}
+    objects = await object_store.load(db, keys.values()) if keys else {}
+    for one in placements:
+        if (work := objects.get(keys[one.uid])) is not None and work.uid == one.uid:
+            sheet.occupants.setdefault(one.node, []).append((one, work))
 
 
 async def lock_fence(db: Connection, commands: Sequence[Command]) -> int | None:
@@ -198,6 +224,25 @@ async def save(db: Connection, sheet: Sheet) -> None:
     changes = sheet.counters.changes()
     if sheet.gangs:
         await gang_store.save(db, {key: sheet.gangs[key] for key in sheet.touched_gangs}, locked=sheet.gangs)
+    await _save_nodes(db, sheet)
+    if sheet.begun or sheet.ended or sheet.spent:
+        await usage_store.save(db, list(sheet.begun.values()), list(sheet.ended.values()), sheet.spent)
+    if sheet.recharged:
+        await object_store.save_charges(db, list(sheet.recharged.values()))
+    if sheet.book is not None:
+        await ledger_store.save(db, sheet.book)
+    if sheet.tidings:
+        await notice_store.save(db, sheet.tidings)
+    if not sheet.writes:
+        assert not changes, "counters move only with what is written"
+        return
+    await batch_store.save(db, sheet.writes, sheet.tree, changes)
+    if sheet.placed:
+        revisions = {write.shown.uid: write.revision for write in sheet.writes}
+        await node_store.put_placements(db, list(sheet.placed.values()), revisions)
+
+
+async def _save_nodes(db: Connection, sheet: Sheet) -> None:
     if sheet.touched_nodes:
         await node_store.put(db, [sheet.nodes[name] for name in sheet.touched_nodes], sheet.node_uids)
     if used := sheet.used_nodes - sheet.touched_nodes:
@@ -209,14 +254,3 @@ async def save(db: Connection, sheet: Sheet) -> None:
         await authority_store.end_generations(db, sheet.disowned_nodes)
     if sheet.lifted:
         await node_store.remove_placements(db, sheet.lifted)
-    if sheet.recharged:
-        await object_store.save_charges(db, list(sheet.recharged.values()))
-    if sheet.book is not None:
-        await ledger_store.save(db, sheet.book)
-    if not sheet.writes:
-        assert not changes, "counters move only with what is written"
-        return
-    await batch_store.save(db, sheet.writes, sheet.tree, changes)
-    if sheet.placed:
-        revisions = {write.shown.uid: write.revision for write in sheet.writes}
-        await node_store.put_placements(db, list(sheet.placed.values()), revisions)

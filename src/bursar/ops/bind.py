@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from bursar.core.allocation import GangKey, Phase, Request
 from bursar.core.charge import Charge
+from bursar.core.claim import kept_off
 from bursar.core.eviction import Reason as Stopped
 from bursar.core.lease import Lease
 from bursar.core.node import NodeRoom, Placement
@@ -96,7 +97,7 @@ class Bind(Command):
 
     def decide(self, sheet: Sheet) -> Result:
         for member in self.members:
-            if refusal := _outrun(sheet, member):
+            if refusal := _outrun(sheet, member) or _kept_off(sheet, member):
                 return self._told_of(member, refusal)
         for gang in self.gangs():
             if refusal := self._torn(sheet, gang):
@@ -187,6 +188,17 @@ def _outrun(sheet: Sheet, member: Member) -> Refusal | None:
         return refusal
     if before.charge.due:
         return Refusal(Code.STALE, f"the gang of {member.key.name} is not complete")
+    return None
+
+
+def _kept_off(sheet: Sheet, member: Member) -> Refusal | None:
+    """A node that was claimed since is its holder's alone, and what is sensitive goes to its user's own."""
+    for target in member.targets:
+        room = sheet.nodes.get(target.node)
+        if room is not None and (room.claim is not None or member.request.sensitive):
+            user = status_of(sheet.objects[member.key]).get("user", "")
+            if refusal := kept_off(room.name, room.claim, user, sensitive=member.request.sensitive):
+                return refusal
     return None
 
 

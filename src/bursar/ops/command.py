@@ -66,6 +66,11 @@ class Command:
         """Nodes whose last beat is to be locked and read: none of them is heard before this is decided and saved."""
         return ()
 
+    def claims(self) -> Iterable[str]:
+        """Nodes that it claims: how many are claimed is counted, and what is placed there read. It must lock the
+        settings, so that nobody else claims meanwhile."""
+        return ()
+
     def placed(self, _: Sheet, /) -> Iterable[Key]:
         """Objects whose placements to read, and whose nodes to lock."""
         return self.objects()
@@ -77,6 +82,10 @@ class Command:
 
     def pays(self, _: Sheet, /) -> Iterable[Payment]:
         """What deciding may have to pay for beforehand; asked only where somebody pays so."""
+        return ()
+
+    def meters(self, _: Sheet, /) -> Iterable[str]:
+        """Nodes of which deciding may begin to count the use: of which class their devices are is read."""
         return ()
 
     def leases(self, _: Sheet, /) -> Iterable[int]:

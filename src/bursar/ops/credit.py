@@ -5,21 +5,26 @@ Each is one command of the ledger's lane, decided under locks and answered once 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bursar.core.account import Owner
-from bursar.core.amendment import amend
-from bursar.core.lease import Lease, LeaseState, Mode, fenced, lease_name
+import structlog
+from msgspec.structs import replace
+
+from bursar.core.account import Account, Owner, no_account
+from bursar.core.lease import Lease, Mode, fenced, lease_name
 from bursar.core.money import AMOUNT_MAX, MICROS, credits_of
 from bursar.core.paying import gpus_in
 from bursar.core.price import Price
 from bursar.core.refusal import Code, Refusal, field_fault, invalid
-from bursar.ops.ledger import Credit, Desk, Receipt, no_account, no_lease
+from bursar.ops.ledger import Credit, Desk, Receipt, no_lease
 from bursar.ops.office import Office
 from bursar.store import ledger as store
 from bursar.store.request import Claim
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +48,7 @@ class _Movement(Credit):
         refusal = self.move(desk, account)
         return refusal if refusal is not None else desk.receipt(account)
 
-    def move(self, desk: Desk, account: Any) -> Refusal | None:
+    def move(self, desk: Desk, account: Account) -> Refusal | None:
         raise NotImplementedError
 
 
@@ -53,21 +58,29 @@ class TopUp(_Movement):
         """A tenant's pool begins with its first top-up; a user's account is opened on purpose."""
         return not self.whose.user
 
-    def move(self, desk: Desk, account: Any) -> Refusal | None:
+    def move(self, desk: Desk, account: Account) -> Refusal | None:
         return desk.book.top_up(account, self.amount, request=self.request_id, actor=self.actor, reason=self.reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refund(_Movement):
-    def move(self, desk: Desk, account: Any) -> Refusal | None:
+    """Of a lease that is named, never more than it cost."""
+
+    def lease(self) -> int:
+        return self.for_lease
+
+    def move(self, desk: Desk, account: Account) -> Refusal | None:
+        lease = desk.open_lease(self.for_lease) or desk.ended_lease(self.for_lease)
+        if self.for_lease and (lease is None or lease.account != account.id):
+            return no_lease(self.for_lease)
         return desk.book.refund(
-            account, self.amount, lease=self.for_lease, request=self.request_id, actor=self.actor, reason=self.reason
+            account, self.amount, lease=lease, request=self.request_id, actor=self.actor, reason=self.reason
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adjust(_Movement):
-    def move(self, desk: Desk, account: Any) -> Refusal | None:
+    def move(self, desk: Desk, account: Account) -> Refusal | None:
         return desk.book.adjust(
             account, self.amount, lease=self.for_lease, request=self.request_id, actor=self.actor, reason=self.reason
         )
@@ -121,9 +134,9 @@ class ExtendLease(_OfLease):
     ahead_max: int
 
     def decide(self, desk: Desk, /) -> Receipt | Refusal:
-        lease = desk.book.leases.get(self.number)
+        lease = desk.open_lease(self.number)
         if lease is None:
-            return fenced(lease_name(self.number)) if self.number in desk.past else no_lease(self.number)
+            return fenced(lease_name(self.number)) if desk.ended_lease(self.number) else no_lease(self.number)
         if lease.uid:
             return _of_placement(lease, "Its node extends it for as long as it runs.")
         if self.delta <= 0:
@@ -141,18 +154,16 @@ class CloseLease(_OfLease):
     measured: int | None = None
 
     def decide(self, desk: Desk, /) -> Receipt | Refusal:
-        lease = desk.book.leases.get(self.number)
+        lease = desk.open_lease(self.number)
         if lease is None:
-            ended = desk.past.get(self.number)
-            return Receipt(desk.book.now, lease=ended) if ended is not None else no_lease(self.number)
+            ended = desk.ended_lease(self.number)
+            return no_lease(self.number) if ended is None else Receipt(desk.book.now, lease=replace(ended))
         if lease.uid:
             return _of_placement(lease, "Cancel the allocation: its lease is closed with it.")
         if self.measured is not None and self.measured < 0:
             return invalid("nothing runs for less than no time")
-        account = desk.book.accounts[lease.account]
-        if lease.state is LeaseState.OPEN:
-            desk.book.close(lease, self.measured)
-        return desk.receipt(account, lease=lease)
+        desk.book.close(lease, self.measured)
+        return desk.receipt(desk.book.accounts[lease.account], lease=lease)
 
 
 def _of_placement(lease: Lease, hint: str) -> Refusal:
@@ -182,9 +193,8 @@ class PutAccount(Credit):
         there = account.id not in desk.added or account.id in desk.book.changed
         if self.only_new and there:
             return Refusal(Code.ALREADY_EXISTS, f"there is an account {account.name} already")
-        if refusal := amend(account, self.changes, desk.book.now):
+        if refusal := desk.book.amend(account, self.changes):
             return refusal
-        desk.book.changed.add(account.id)
         desk.amended.add(account.id)
         return desk.receipt(account)
 
@@ -223,6 +233,43 @@ class PutPrice(Credit):
         desk.prices.append((price, self.actor))
         desk.book.prices = desk.book.prices.having(price)
         return Receipt(now, price=price)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropPrice(Credit):
+    """Take a price back that has not begun: nobody was ever charged by it."""
+
+    resource: str
+    klass: str
+    effective_from: int
+
+    def decide(self, desk: Desk, /) -> Receipt | Refusal:
+        known = desk.book.prices.version(self.resource, self.klass, self.effective_from)
+        name = f"{self.resource} {self.klass}".strip()
+        if known is None:
+            return Refusal(
+                Code.NOT_FOUND,
+                f"{name} has no price that begins just then",
+                f"See when they begin: bursar price list --resource {self.resource} --history",
+            )
+        if known.effective_from <= desk.book.now + SETTLED:
+            return Refusal(
+                Code.IN_USE,
+                f"this price of {name} has begun, or is about to: what has begun is never changed",
+                "Let another one follow it: bursar price set "
+                f"{self.resource} CREDITS{f' --class {self.klass}' if self.klass else ''}",
+            )
+        ours = [one for one in desk.prices if one[0] == known]
+        if ours:
+            desk.prices.remove(ours[0])
+        else:
+            desk.dropped.append(known)
+        desk.book.prices = desk.book.prices.without(known)
+        return Receipt(desk.book.now, price=known)
+
+
+# Whoever decides at this moment may already see a price as begun that we see as about to.
+SETTLED = 5 * MICROS
 
 
 # Verbs.
@@ -286,6 +333,13 @@ async def put_price(office: Office, command: PutPrice) -> Receipt | Refusal:
     return await submit(office, command, Owner(""))
 
 
+async def drop_price(office: Office, command: DropPrice) -> Receipt | Refusal:
+    reply = await submit(office, command, Owner(""))
+    if not isinstance(reply, Refusal):
+        log.info("a price was taken back", resource=command.resource, klass=command.klass, by=command.actor)
+    return reply
+
+
 async def submit(office: Office, command: Credit, owner: Owner) -> Receipt | Refusal:
     return await office.crediting.submit(command, owner.tenant)
 
@@ -309,4 +363,7 @@ async def _tenant_gone(office: Office, owner: Owner) -> Refusal | None:
     """Nothing comes to the account that a tenant has left behind."""
     async with office.database.reader() as db:
         tree = await office.trees.refresh(db)
-    return no_account(owner) if owner.tenant not in tree.tenants else None
+    if owner.tenant in tree.tenants:
+        return None
+    hint = f"There must be a tenant first: bursar create tenant {owner.tenant}"
+    return dataclasses.replace(no_account(owner), hint=hint)

@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 import structlog
 
-from bursar.core.answer import Explanation, Figures, Glimpse, Outlook
+from bursar.core.answer import Explanation, Figures, Glimpse, Holding, Outlook
 from bursar.core.refusal import Code, Refusal
 from bursar.ops.lane import Lane, Overloaded
 from bursar.store import inquiry as store
@@ -44,6 +44,12 @@ class Explain(msgspec.Struct, tag="explain", frozen=True):
     uid: str
 
 
+class InUse(msgspec.Struct, tag="in-use", frozen=True):
+    """How an allocation that is placed stands."""
+
+    uid: str
+
+
 class Look(msgspec.Struct, tag="look", frozen=True):
     """Where an allocation stands, and when it may start; of a job the one that waits longest."""
 
@@ -67,6 +73,7 @@ class Draft(msgspec.Struct, frozen=True):
     tenant: str
     labels: dict[str, str]
     doc: msgspec.Raw
+    user: str = ""  # who would submit it
 
 
 class Simulate(msgspec.Struct, tag="simulate", frozen=True):
@@ -80,7 +87,7 @@ class Count(msgspec.Struct, tag="count", frozen=True):
     """The scheduler in numbers."""
 
 
-Question = Explain | Look | Boosted | Simulate | Count
+Question = Explain | InUse | Look | Boosted | Simulate | Count
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -94,6 +101,7 @@ encode = msgspec.json.Encoder().encode
 decode_question = msgspec.json.Decoder(Question).decode
 _decode_answer = msgspec.json.Decoder(Answer).decode
 _decode_explanation: Callable[[bytes], Explanation | None] = msgspec.json.Decoder(Explanation | None).decode
+_decode_holding: Callable[[bytes], Holding | None] = msgspec.json.Decoder(Holding | None).decode
 _decode_glimpse: Callable[[bytes], Glimpse | None] = msgspec.json.Decoder(Glimpse | None).decode
 _decode_position: Callable[[bytes], int | None] = msgspec.json.Decoder(int | None).decode
 _decode_outlooks: Callable[[bytes], list[Outlook]] = msgspec.json.Decoder(list[Outlook]).decode
@@ -132,10 +140,12 @@ class Inquiries:
         loop = asyncio.get_running_loop()
         if self._task is None or self._task.done():
             self._task = loop.create_task(self._listen(), name="inquiries")
+        putting: asyncio.Future[int | None] | None = None
         number: int | None = None
         try:
             async with asyncio.timeout(seconds):
-                number = await self._lane.submit(encode(question))
+                putting = self._lane.put(encode(question))
+                number = await asyncio.shield(putting)
                 if number is None:
                     return NO_LEADER
                 raw = await self._answer_to(number)
@@ -146,8 +156,9 @@ class Inquiries:
             return Refusal(Code.OVERLOADED, str(error), retry_after_seconds=error.retry_after_seconds)
         finally:
             if number is not None and self._waiting.pop(number, None) is not None:
-                self._given_up.append(number)
-                self._wake.set()
+                self._give_up(number)
+            elif putting is not None and not putting.done():
+                putting.add_done_callback(self._put_too_late)
         self._silent_until = float("-inf")
         answer = _decode_answer(raw)
         if answer.error:
@@ -183,6 +194,16 @@ class Inquiries:
             return None
         return None if isinstance(found, Refusal) else found
 
+    async def holding(self, uid: str) -> Holding | None:
+        """A glance, too: what is placed has its place, whether anybody answers or not."""
+        if asyncio.get_running_loop().time() < self._silent_until:
+            return None
+        try:
+            found = await self._asked(InUse(uid), _decode_holding, BOOST_SECONDS_MAX)
+        except AWAY:
+            return None
+        return None if isinstance(found, Refusal) else found
+
     async def explain(self, uid: str) -> Explanation | Refusal | None:
         return await self._asked(Explain(uid), _decode_explanation)
 
@@ -205,6 +226,15 @@ class Inquiries:
         return raw if isinstance(raw, Refusal) else decode(raw)
 
     # Asking.
+
+    def _give_up(self, number: int) -> None:
+        """Nobody waits for this answer any more: the question is withdrawn."""
+        self._given_up.append(number)
+        self._wake.set()
+
+    def _put_too_late(self, putting: asyncio.Future[int | None]) -> None:
+        if not putting.cancelled() and putting.exception() is None and (number := putting.result()) is not None:
+            self._give_up(number)
 
     async def _put(self, questions: Sequence[bytes]) -> Sequence[int | None]:
         async with self._database.reader() as db:

@@ -13,7 +13,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import structlog
 
@@ -22,6 +22,8 @@ from bursar.store.database import Unavailable
 
 C = TypeVar("C")
 A = TypeVar("A")
+C_in = TypeVar("C_in", contravariant=True)
+A_out = TypeVar("A_out")
 
 log = structlog.get_logger()
 
@@ -54,6 +56,35 @@ class _Entry(Generic[C, A]):
 
 
 Run = Callable[[Sequence[C]], Awaitable[Sequence[A]]]
+
+
+class Taking(Protocol[C_in, A_out]):
+    """A lane, or several that share what comes."""
+
+    def put(self, command: C_in, tenant: str = "") -> asyncio.Future[A_out]: ...
+
+
+async def put_all(lane: Taking[C, A], commands: Sequence[C], tenant: str = "") -> list[A | BaseException]:
+    """Queue all of them, and wait for all their answers. What was not taken, or failed, is answered by why: whatever
+    becomes of one of them, what is queued of the others is waited for."""
+    return await asyncio.gather(*(_put(lane, one, tenant) for one in commands), return_exceptions=True)
+
+
+def _put(lane: Taking[C, A], command: C, tenant: str) -> asyncio.Future[A]:
+    try:
+        return lane.put(command, tenant)
+    except (Overloaded, Closed) as error:
+        refused: asyncio.Future[A] = asyncio.get_running_loop().create_future()
+        refused.set_exception(error)
+        return refused
+
+
+def raise_first(answers: Sequence[A | BaseException]) -> list[A]:
+    """All answers, once each has come; or the first thing that went wrong."""
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return [answer for answer in answers if not isinstance(answer, BaseException)]
 
 
 class Lane(Generic[C, A]):

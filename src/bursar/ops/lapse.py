@@ -5,12 +5,12 @@ A node that is away cannot say how long its work ran: all of the paid time is po
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bursar.core.lease import lease_name
 from bursar.core.refusal import Code, Refusal
+from bursar.ops.lane import Overloaded, put_all, raise_first
 from bursar.ops.ledger import Credit, Desk, Receipt, no_lease
 from bursar.ops.office import Office
 
@@ -26,7 +26,7 @@ class Lapse(Credit):
         return self.number
 
     def decide(self, desk: Desk, /) -> Receipt | Refusal:
-        lease = desk.book.leases.get(self.number)
+        lease = desk.open_lease(self.number)
         if lease is None:
             return no_lease(self.number)
         if lease.paid_until != self.paid_until:
@@ -35,9 +35,14 @@ class Lapse(Credit):
         return desk.receipt(desk.book.accounts[lease.account], lease=lease)
 
 
-async def lapse(office: Office, overdue: Mapping[int, int]) -> list[int]:
-    """End these leases, by number, each with until when it was seen to be paid. Which of them were: what was extended
-    meanwhile, or has ended, is left alone."""
+async def lapse(office: Office, overdue: Mapping[int, int]) -> dict[int, bool]:
+    """End these leases, by number, each with until when it was seen to be paid. Of those that were decided, whether
+    each was ended: what was extended meanwhile, or has ended, is left alone. What was not taken is still overdue."""
     asked = [Lapse(number=number, paid_until=paid_until) for number, paid_until in overdue.items()]
-    replies = await asyncio.gather(*(office.crediting.submit(one) for one in asked))
-    return [one.number for one, reply in zip(asked, replies, strict=True) if not isinstance(reply, Refusal)]
+    replies = await put_all(office.crediting, asked)
+    raise_first([one for one in replies if not isinstance(one, Overloaded)])
+    return {
+        one.number: not isinstance(reply, Refusal)
+        for one, reply in zip(asked, replies, strict=True)
+        if not isinstance(reply, BaseException)
+    }

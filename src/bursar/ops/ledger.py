@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
-from bursar.core.account import Account, Owner
+from bursar.core.account import Account, Owner, no_account
 from bursar.core.book import Book
-from bursar.core.lease import Grant, Lease, fenced, lease_name
+from bursar.core.lease import Grant, Lease, LeaseState, fenced, lease_name
 from bursar.core.price import Price
 from bursar.core.refusal import Code, Refusal
-from bursar.ops.lane import Lane
+from bursar.ops.lane import Lane, Overloaded, put_all, raise_first
 from bursar.ops.once import claim, decide_once, remember
 from bursar.ops.price import Prices
 from bursar.store import ledger as store
@@ -144,9 +144,18 @@ class ExtendLanes:
 
 
 async def extend(office: Office, asked: Sequence[Extend]) -> list[Grant | Refusal]:
-    """All that a beat asks for, at once."""
-    waiting = [office.extending.put(one) for one in asked]
-    return [await one for one in waiting]
+    """All that a beat asks for, at once. What was not taken is refused for now: it is asked again by the next beat."""
+    return [_overloaded(one) if isinstance(one, Overloaded) else one for one in await _extended(office, asked)]
+
+
+async def _extended(office: Office, asked: Sequence[Extend]) -> list[Grant | Refusal | Overloaded]:
+    answers = await put_all(office.extending, asked)
+    raise_first([one for one in answers if not isinstance(one, Overloaded)])
+    return [one for one in answers if isinstance(one, Grant | Refusal | Overloaded)]
+
+
+def _overloaded(error: Overloaded) -> Refusal:
+    return Refusal(Code.OVERLOADED, str(error), retry_after_seconds=error.retry_after_seconds)
 
 
 # Everything else.
@@ -172,6 +181,7 @@ class Desk:
     added: set[int] = field(default_factory=set)  # accounts that do not exist until they are saved
     amended: set[int] = field(default_factory=set)  # accounts whose limits change
     prices: list[tuple[Price, str]] = field(default_factory=list)
+    dropped: list[Price] = field(default_factory=list)  # prices that are taken back
 
     def account(self, owner: Owner, *, creates: bool = False) -> Account | Refusal:
         """One that does not exist yet is there only for those who create it."""
@@ -179,6 +189,18 @@ class Desk:
         if number is None or (number in self.added and number not in self.book.changed and not creates):
             return no_account(owner)
         return self.book.accounts[number]
+
+    def open_lease(self, number: int) -> Lease | None:
+        lease = self.book.leases.get(number)
+        return lease if lease is not None and lease.state is LeaseState.OPEN else None
+
+    def ended_lease(self, number: int) -> Lease | None:
+        """One that had ended before, or has in this very batch. It is in the book from then on: what is put right of it
+        is saved."""
+        if number in self.past:
+            self.book.leases.setdefault(number, self.past[number])
+        lease = self.book.leases.get(number)
+        return lease if lease is not None and lease.state is not LeaseState.OPEN else None
 
     def receipt(
         self, account: Account, *, lease: Lease | None = None, grant: Grant | None = None, price: Price | None = None
@@ -234,10 +256,10 @@ class CreditWalk:
         fresh = [one for one in commands if one.claim is None or one.claim.key in claimed]
         desk = await self._read(db, fresh)
         replies = decide_once(commands, remembered, _decoded, lambda one: one.decide(desk))
-        if desk.prices:
-            await _add_prices(db, desk)
+        if desk.prices or desk.dropped:
+            await _change_prices(db, desk)
         await store.save(db, desk.book, added=desk.added, amended=desk.amended)
-        if desk.prices:
+        if desk.prices or desk.dropped:
             await price_store.raise_version(db)
         await remember(db, commands, claimed, replies, _encoded)
         return replies
@@ -264,22 +286,13 @@ async def _add_accounts(db: Connection, desk: Desk, wanted: set[Owner]) -> None:
         desk.added.add(number)
 
 
-async def _add_prices(db: Connection, desk: Desk) -> None:
+async def _change_prices(db: Connection, desk: Desk) -> None:
     """Before the ledger's row is locked: somebody who sets the same price may have to be waited for."""
-    if await price_store.add(db, desk.prices) != len(desk.prices):
+    if desk.dropped and await price_store.drop(db, desk.dropped) != len(desk.dropped):
+        raise Stale("somebody else took the same price back")
+    if desk.prices and await price_store.add(db, desk.prices) != len(desk.prices):
         raise Stale("somebody else set a price for the same time")
     await store.tell_all(db)  # what had no price may have one
-
-
-def no_account(owner: Owner) -> Refusal:
-    name = f"{owner.tenant}/{owner.user}" if owner.user else owner.tenant
-    return Refusal(
-        Code.NOT_FOUND,
-        f"there is no account {name}",
-        f"A billing admin opens it: bursar credit open {name}"
-        if owner.user
-        else f"It begins with its first top-up, once there is a tenant {name}: bursar create tenant {name}",
-    )
 
 
 def no_lease(number: int) -> Refusal:

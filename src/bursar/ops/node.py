@@ -11,6 +11,7 @@ from bursar.core.object import Stored
 from bursar.core.refusal import Code, Refusal
 from bursar.core.sheet import Sheet
 from bursar.core.value import replace
+from bursar.ops.claim import keep_claim
 from bursar.ops.command import Result
 from bursar.ops.drain import keep_drain
 from bursar.ops.object import Change, Create, Delete, not_found
@@ -58,7 +59,7 @@ class ChangeNode(Change):
                 )
             )
         after = keep_drain(before, self.draft, schedulable=self.schedulable, at=timestamp(sheet.now))
-        return sheet.put(keep_silence(before, after), self.origin)
+        return sheet.put(keep_claim(before, keep_silence(before, after)), self.origin)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +79,12 @@ class DeleteNode(Delete):
                 Code.IN_USE,
                 f'nodes "{self.key.name}" still runs allocations',
                 f"Drain it first: kubectl drain {self.key.name}, or delete the allocations bound to it.",
+            )
+        if room is not None and room.claim is not None:
+            return Refusal(
+                Code.IN_USE,
+                f'nodes "{self.key.name}" is claimed for sensitive work, or is not wiped since',
+                f"Release it first, and have it wiped: bursar node release {self.key.name}",
             )
         if room is not None:
             sheet.remove_node(self.key.name)

@@ -7,24 +7,29 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from datetime import timedelta
+from datetime import datetime, timedelta
 
+import msgspec
 import structlog
 from msgspec.structs import replace
 
 from bursar.core.book import News
+from bursar.core.budget import BudgetNews
 from bursar.core.names import dns_subdomain
 from bursar.core.refusal import Cause, Code, Refusal, field_fault, invalid
 from bursar.core.webhook import SECRET_BYTES, secret_fault, secret_of, url_fault
 from bursar.ops.office import Office, now
 from bursar.store import notice as store
-from bursar.store.notice import Webhook
+from bursar.store.notice import Pending, Webhook
 
 log = structlog.get_logger()
 
-TYPES: Collection[str] = tuple(str(one) for one in News)
+TYPES: Collection[str] = tuple(str(one) for one in (*News, *BudgetNews))
+TRIAL = "webhook.test"  # what is only sent to see whether it comes
 KEPT = timedelta(days=30)
 WEBHOOKS_MAX = 200
+
+_encode = msgspec.json.Encoder().encode
 
 
 async def add_webhook(office: Office, webhook: Webhook, secret: str = "") -> tuple[Webhook, str] | Refusal:
@@ -79,6 +84,29 @@ async def remove_webhook(office: Office, name: str, by: str = "") -> Refusal | N
         return Refusal(Code.NOT_FOUND, f'webhooks "{name}" not found')
     log.info("a webhook was removed", webhook=name, by=by)
     return None
+
+
+async def try_webhook(office: Office, name: str, by: str = "") -> tuple[int, datetime] | Refusal:
+    """Have a notice sent that tells of nothing, to this one alone: its number, and when that was."""
+    found = next((one for one in await list_webhooks(office) if one.name == name), None)
+    if found is None:
+        return Refusal(Code.NOT_FOUND, f'webhooks "{name}" not found')
+    if found.direction != "out":
+        return Refusal(Code.UNPROCESSABLE, f"webhook {name} is one whose payments are believed: nothing is sent to it")
+    async with office.database.reader() as db:
+        made = await store.save_for(db, name, TRIAL, _encode({"webhook": name, "by": by}))
+    if made is None:
+        return Refusal(Code.ENDED, f"webhook {name} is stopped: {found.stopped}", "Remove it, and make it anew.")
+    return made
+
+
+async def list_pending(office: Office, name: str, after: int, limit: int) -> list[Pending] | Refusal:
+    """What a webhook has not taken, in order."""
+    async with office.database.reader() as db:
+        found = await store.load_pending(db, name, after, limit)
+        if not found and name not in {one.name for one in await store.load_all(db)}:
+            return Refusal(Code.NOT_FOUND, f'webhooks "{name}" not found')
+    return found
 
 
 async def forget_notices(office: Office) -> int:

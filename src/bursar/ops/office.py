@@ -19,6 +19,7 @@ from bursar.ops.batch import Walk
 from bursar.ops.beat import BEATS_MAX, RECALLS_MAX, Beat, Heard, Kept, hear, recall
 from bursar.ops.ceiling import CeilingCache
 from bursar.ops.command import Command, Reply
+from bursar.ops.hours import Past
 from bursar.ops.lane import Lane
 from bursar.ops.ledger import (
     CREDITS_MAX,
@@ -74,6 +75,7 @@ class Office:
     prices: Prices
     signing: Signing  # the keys by which nodes believe what is granted to them
     _transactors: list[Transactor[Any, Any] | Kept[Any, Any]]
+    past_hours: Past = field(default_factory=Past)
     # Called after each batch was committed: local watchers need not wait for a notification.
     on_commit: list[Callable[[], None]] = field(default_factory=list)
 

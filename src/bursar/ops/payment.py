@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 from bursar.core.access import unauthenticated
-from bursar.core.account import Owner
+from bursar.core.account import Owner, no_account
 from bursar.core.refusal import Refusal
 from bursar.core.webhook import signature_fault, verify
 from bursar.ops import credit
-from bursar.ops.ledger import Receipt, ledger_claim, no_account
+from bursar.ops.ledger import Receipt, ledger_claim
 from bursar.ops.office import Office
 from bursar.store import ledger as ledger_store
 from bursar.store import notice as store
@@ -46,9 +46,7 @@ async def _payers(office: Office) -> Sequence[Payer]:
     return payers
 
 
-async def pay(
-    office: Office, payer: Payer, id_: str, body: bytes, owner: Owner, amount: int, reason: str = ""
-) -> Receipt | Refusal:
+async def pay(office: Office, payer: Payer, id_: str, owner: Owner, amount: int, reason: str = "") -> Receipt | Refusal:
     """Top an account up, once for each event of a payer, for ever. What its account is not there for is not remembered:
     the payer sends it again, and the account may have been opened by then."""
     if payer.tenant not in ("", owner.tenant):
@@ -57,5 +55,7 @@ async def pay(
         there = owner in await ledger_store.find_accounts(db, [owner])
     if owner.user and not there:
         return no_account(owner)
-    claim = ledger_claim("", f"payment {payer.name}", id_, hashlib.sha256(body).hexdigest())
+    # What is paid, however it was written.
+    what = "\0".join((owner.tenant, owner.user, str(amount), reason))
+    claim = ledger_claim("", f"payment {payer.name}", id_, hashlib.sha256(what.encode()).hexdigest())
     return await credit.top_up(office, owner, amount, actor=f"payment:{payer.name}", claim=claim, reason=reason)

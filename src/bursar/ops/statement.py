@@ -5,16 +5,20 @@ Everything is read in one snapshot: sealing, rolling up and dropping may go on m
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
 from bursar.core.account import QUARTER, SYSTEM_ACCOUNTS, account_name
 from bursar.core.refusal import Code, Refusal
 from bursar.core.seal import time_of
-from bursar.core.statement import BalanceAt, Forecast, Statement, TenantStatement, total
+from bursar.core.statement import BalanceAt, Forecast, Item, LeaseLine, PageEnd, Statement, TenantStatement, total
 from bursar.core.statement import forecast as forecast_of
 from bursar.ops.office import Office
 from bursar.store import ledger as ledger_store
 from bursar.store import statement as store
 from bursar.store.database import Connection, snapshot
-from bursar.store.statement import Cut
+from bursar.store.statement import Cut, Sums
 
 LINES_MAX = 1000
 LEASES_MAX = 1_000_000
@@ -33,44 +37,61 @@ async def balance_at(office: Office, account: int, at: int) -> BalanceAt | Refus
 
 
 async def statement(
-    office: Office,
-    account: int,
-    begin: int,
-    end: int,
-    *,
-    limit: int = LINES_MAX,
-    after_lease: int = 0,
-    after_item: int = 0,
+    office: Office, account: int, begin: int, end: int, *, limit: int = LINES_MAX, place: PageEnd | None = None
 ) -> Statement | Refusal:
     """Of one account, from `begin` up to and without `end`, in microseconds. At most `limit` lines and items: where
-    there are more, `next_lease` and `next_item` are what `after_…` goes on with."""
+    there are more, `following` is the `place` that it goes on with, of the same period and the same entries."""
     if begin > end:
         return _backwards()
     async with snapshot(office.database) as db:
-        cuts = await _cuts(db, begin, end)
-        if isinstance(cuts, Refusal):
-            return cuts
         names = await store.load_names(db, [account])
         if not names:
             return _nobody(account)
-        (summed,) = await _sums(db, names, begin, end, cuts)
-        sealed = (await store.load_newest(db)).sealed
-        lines = await store.load_lines(db, account, await store.load_span(db, *cuts), after_lease, limit + 1)
-        items = await store.load_items(db, account, *cuts, sealed, after_item, limit + 1)
+        first = await _first(db, account, begin, end) if place is None else place
+        if isinstance(first, Refusal):
+            return first
+        span = await store.load_span(db, first.since, first.through)
+        if place is not None and not await store.is_kept(db, span):
+            return _dropped(place.begin)
+        lines = await store.load_lines(db, account, span, first.lease, first.last_lease, limit + 1)
+        items = await store.load_items(db, account, first.item, first.through, limit + 1)
     return Statement(
-        account,
-        summed.name,
-        begin,
-        end,
-        summed.opening,
-        summed.closing,
-        summed.totals,
-        tuple(items[:limit]),
-        tuple(lines[:limit]),
-        summed.through,
-        next_lease=lines[limit - 1].lease if len(lines) > limit else 0,
-        next_item=items[limit - 1].number if len(items) > limit else 0,
+        account, account_name(*names[account]), first.begin, first.end, first.opening, first.closing, first.totals,
+        tuple(items[:limit]), tuple(lines[:limit]), first.through, _following(first, items, lines, limit),
+    )  # fmt: skip
+
+
+async def _first(db: Connection, account: int, begin: int, end: int) -> PageEnd | Refusal:
+    """Before the first line. This is where everything of the period is added up, once."""
+    cuts = await _cuts(db, begin, end)
+    if isinstance(cuts, Refusal):
+        return cuts
+    before, after = cuts
+    opening, closing = (
+        (await store.load_posted(db, [account], before))[account],
+        (await store.load_posted(db, [account], after))[account],
     )
+    sums = (await _moved(db, [account], cuts)).get(account, Sums({}, 0, 0))
+    assert opening + sum(sums.totals.values()) == closing, f"account {account} does not add up"
+    return PageEnd(
+        max(0, sums.first_lease - 1), sums.last_lease, before.number, before.number, after.number, begin, end, opening,
+        closing, sums.totals,
+    )  # fmt: skip
+
+
+def _following(first: PageEnd, items: Sequence[Item], lines: Sequence[LeaseLine], limit: int) -> PageEnd | None:
+    """What has no more to show goes on at its end."""
+    if len(items) <= limit and len(lines) <= limit:
+        return None
+    return replace(
+        first,
+        lease=lines[limit - 1].lease if len(lines) > limit else first.last_lease,
+        item=items[limit - 1].number if len(items) > limit else first.through,
+    )
+
+
+async def _moved(db: Connection, accounts: Sequence[int], cuts: tuple[Cut, Cut]) -> dict[int, Sums]:
+    return await store.load_sums(db, accounts, await store.load_span(db, cuts[0].number, cuts[1].number))
 
 
 async def tenant_statement(office: Office, tenant: str, begin: int, end: int) -> TenantStatement | Refusal:
@@ -123,10 +144,10 @@ async def _sums(
 ) -> list[Statement]:
     ids = list(names)
     opening, closing = await store.load_posted(db, ids, cuts[0]), await store.load_posted(db, ids, cuts[1])
-    totals = await store.load_totals(db, ids, await store.load_span(db, *cuts))
+    sums = await _moved(db, ids, cuts)
     summed = []
     for one, owner in names.items():
-        moved = totals.get(one, {})
+        moved = sums[one].totals if one in sums else {}
         assert opening[one] + sum(moved.values()) == closing[one], f"account {one} does not add up"
         summed.append(
             Statement(one, account_name(*owner), begin, end, opening[one], closing[one], moved, through=cuts[1].number)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from bursar.core.account import left_behind
+from bursar.core.claim import holds, still_claimed
 from bursar.core.object import Key, Stored
 from bursar.core.quota import (
     Counter,
@@ -41,6 +42,7 @@ from bursar.ops.command import Command, Reply, Result, encode_reply
 from bursar.ops.once import claim, remember
 from bursar.ops.tree import TreeCache, applied
 from bursar.store import ledger as ledger_store
+from bursar.store import node as node_store
 from bursar.store import object as object_store
 from bursar.store import quota as quota_store
 from bursar.store import token as token_store
@@ -148,7 +150,8 @@ async def _check_tenant_gone(db: Connection, tree: Tree, name: str) -> Refusal |
     if below or living:
         what = f"tenants {', '.join(below[:5])}" if below else f"namespaces {', '.join(living[:5])}"
         return Refusal(Code.IN_USE, f'tenants "{name}" still has {what}', "Delete or move them first.")
-    return left_behind(name, await ledger_store.load_in_use(db, name))
+    held = sorted(room.name for room in (await node_store.load_claimed(db)).values() if holds(room.claim, name))
+    return still_claimed(name, held) or left_behind(name, await ledger_store.load_in_use(db, name))
 
 
 def _check_tier_gone(tree: Tree, name: str) -> Refusal | None:

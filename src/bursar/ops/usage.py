@@ -6,7 +6,6 @@ same number is refused. What comes after its lease was reconciled has the lease 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -15,9 +14,10 @@ from msgspec import Struct
 from bursar.core.refusal import Refusal
 from bursar.core.usage_event import UsageEvent, amount, check, payer_of, reused
 from bursar.ops import metrics
+from bursar.ops.lane import put_all, raise_first
 from bursar.store import usage_event as store
 from bursar.store.database import Connection
-from bursar.store.usage_event import EventKey, Line
+from bursar.store.usage_event import EventKey, MeteredEvent
 
 if TYPE_CHECKING:
     from bursar.ops.office import Office
@@ -45,15 +45,16 @@ Answer: TypeAlias = Noted | Refusal
 
 
 async def note_usage(office: Office, events: Sequence[Measure], tenant: str = "") -> list[Answer]:
-    """Write these events; each gets its own answer once it is committed. Where some were not taken, all may be sent
-    again."""
-    return list(await asyncio.gather(*(office.measuring.submit(one, tenant) for one in events)))
+    """Write these events; each gets its own answer once it is committed. Where some were not taken it is said when the
+    others are written, and all may be sent again."""
+    answers: list[Answer | BaseException] = await put_all(office.measuring, events, tenant)
+    return raise_first(answers)
 
 
 async def measure(db: Connection, commands: Sequence[Measure]) -> list[Answer]:
     """One batch, in a transaction."""
     answers: dict[int, Answer] = {}
-    lines: dict[int, Line] = {}
+    lines: dict[int, MeteredEvent] = {}
     payers = await store.load_payers(db, {one.event.job for one in commands})
     for index, one in enumerate(commands):
         found = check(one.event) or payer_of(
@@ -62,7 +63,7 @@ async def measure(db: Connection, commands: Sequence[Measure]) -> list[Answer]:
         if isinstance(found, Refusal):
             answers[index] = found
         else:
-            lines[index] = Line(one.event, found)
+            lines[index] = MeteredEvent(one.event, found)
     if lines:
         answers |= await _write(db, lines)
     for answer in answers.values():
@@ -70,7 +71,7 @@ async def measure(db: Connection, commands: Sequence[Measure]) -> list[Answer]:
     return [answers[index] for index in range(len(commands))]
 
 
-async def _write(db: Connection, lines: dict[int, Line]) -> dict[int, Answer]:
+async def _write(db: Connection, lines: dict[int, MeteredEvent]) -> dict[int, Answer]:
     """Those that are new are written and added up; of one that comes twice in a batch, the first is."""
     first: dict[EventKey, int] = {}
     for index, line in lines.items():

@@ -32,13 +32,14 @@ from bursar.ops.authority import renew
 from bursar.ops.beat import Beat, Heard
 from bursar.ops.capacity import report_capacity
 from bursar.ops.command import Reply
-from bursar.ops.lane import Closed, Overloaded
+from bursar.ops.lane import Closed, Overloaded, put_all
 from bursar.ops.ledger import Extend
 from bursar.ops.liveness import EndLost
 from bursar.ops.office import Office, now
 from bursar.rpc.hub import STOPPING, SUPERSEDED, Context, Hub, Place, Stream, not_registered
 from bursar.rpc.identity import identity_of, other_node, revoked
 from bursar.rpc.late import hear_last, measured_of
+from bursar.rpc.problem import STATUS
 from bursar.rpc.proof import sign
 from bursar.rpc.speech import (
     ENDS,
@@ -47,6 +48,7 @@ from bursar.rpc.speech import (
     Spoken,
     State,
     end_directive,
+    frozen_place,
     grant_message,
     load_document,
     order_of_place,
@@ -55,6 +57,7 @@ from bursar.rpc.speech import (
     run_directive,
     stop_directive,
 )
+from bursar.rpc.wipe import hear_wipes, is_wipe, wipe_wanted
 from bursar.store.beat import Claim, SeenBeat, UsageRow, WantedPlace, WantedSet
 from bursar.store.database import Unavailable
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
@@ -69,17 +72,6 @@ USAGE_SECONDS = 60.0
 LOAD_SECONDS = 30.0
 RETRY_SECONDS = 1.0
 PASSING = (Unavailable, Overloaded)
-
-STATUS = {
-    Code.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
-    Code.UNPROCESSABLE: grpc.StatusCode.FAILED_PRECONDITION,
-    Code.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
-    Code.FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
-    Code.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
-    Code.CONFLICT: grpc.StatusCode.ABORTED,
-    Code.TIMEOUT: grpc.StatusCode.DEADLINE_EXCEEDED,
-    Code.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
-}
 
 
 class Refused(Exception):
@@ -166,7 +158,8 @@ class _Conversation:
             raise Refused(invalid(f"beat {said.seq} came after beat {self._seq}: their numbers rise"))
         self._seq = said.seq
         patience = self._hub.patience
-        spoken = {**stream.unsaid, **{one.place: one for one in said.statuses}}
+        wipes = [one for one in said.statuses if is_wipe(one)]
+        spoken = {**stream.unsaid, **{one.place: one for one in said.statuses if not is_wipe(one)}}
         stream.unsaid = {}
         whole = stream.whole_due
         # Written down is until when anything may be alive: what is changed of the settings later shortens nothing.
@@ -178,11 +171,12 @@ class _Conversation:
         self._hub.heard(stream.node, heard.standing)
         self._capacity = said.capacity or self._capacity
         await self._say_capacity()
+        wiped = await hear_wipes(self._office, stream.node, wipes)
         # Who was given up may still hold what was taken from it: with its lease it hears all that is wanted of it.
         wanted = await self._wanted() if whole or heard.standing != Standing.READY else None
-        claims = heard.claims if wanted is None else _claims(wanted, spoken.values())
+        claims = heard.claims if wanted is None else _claims(wanted, spoken.values(), stream.node)
         outcome = await self._report(spoken.values(), claims)
-        acknowledged = await hear_last(self._office, stream, outcome.acknowledged, claims)
+        acknowledged = [*await hear_last(self._office, stream, outcome.acknowledged, claims), *wiped]
         answer = pb.HeartbeatResponse(
             seq=said.seq,
             lease_duration_seconds=patience.run_lease_seconds,
@@ -224,7 +218,7 @@ class _Conversation:
         place = self._stream.places.get(one.uid)
         if place is None or place.epoch != one.epoch or one.state in ENDS:
             return True
-        return one.state is State.RUNNING and not place.running
+        return one.state is State.RUNNING and (not place.running or one.frozen != place.frozen)
 
     def _usages(self, spoken: Iterable[Spoken]) -> tuple[UsageRow, ...]:
         """What is to be saved of what was measured: how it ended, and now and then before."""
@@ -284,7 +278,7 @@ class _Conversation:
                 continue
             if claim is None or claim.epoch != one.epoch:
                 self._of_the_past(one, outcome)
-            elif one.state in ENDS or (one.state is State.RUNNING and claim.phase == Phase.SCHEDULED):
+            elif one.state in ENDS or self._is_news(one, claim):
                 commands.append((one, claim, _command(self._stream.node, one, claim)))
             else:
                 self._place(claim).running |= one.state is State.RUNNING
@@ -297,6 +291,11 @@ class _Conversation:
             self._settle(one, claim, reply, outcome)
         return outcome
 
+    def _is_news(self, one: Spoken, claim: Claim) -> bool:
+        """That it runs, or stands still, or goes on."""
+        runs = one.state is State.RUNNING
+        return runs and (claim.phase == Phase.SCHEDULED or one.frozen != self._place(claim).frozen)
+
     def _settle(self, one: Spoken, claim: Claim, reply: Reply | BaseException, outcome: Outcome) -> None:
         if isinstance(reply, PASSING):
             self._stream.unsaid[one.place] = one
@@ -306,7 +305,8 @@ class _Conversation:
         elif one.state in ENDS or (isinstance(reply, Refusal) and reply.code is not Code.IMMUTABLE):
             self._of_the_past(one, outcome)
         else:
-            self._place(claim).running = True
+            place = self._place(claim)
+            place.running, place.frozen = True, one.frozen
 
     def _of_the_past(self, one: Spoken, outcome: Outcome) -> None:
         """It is not placed here, or not any more: an end is known, and what lives must go."""
@@ -318,24 +318,22 @@ class _Conversation:
     def _place(self, claim: Claim | WantedPlace) -> Place:
         place = self._stream.places.get(claim.uid)
         if place is None or place.epoch != claim.epoch:
-            place = self._stream.places[claim.uid] = Place(claim.epoch, lease=claim.lease)
+            frozen = claim.frozen if isinstance(claim, Claim) else frozen_place(claim, self._stream.node)
+            place = self._stream.places[claim.uid] = Place(claim.epoch, lease=claim.lease, frozen=frozen)
         return place
 
     # What is paid for.
 
     async def _pay(self, answer: pb.HeartbeatResponse) -> None:
-        """Extend what is placed here and paid for, all of it at once. What cannot be, because the database is away, has
-        the time that it was granted before."""
+        """Extend what is placed here and paid for, all of it at once. What cannot be, because the database is away or
+        too much is asked, has the time that it was granted before; what can be is told, whatever became of the rest."""
         stream = self._stream
         paid = [(uid, place) for uid, place in stream.places.items() if place.lease and not self._has_ended(uid, place)]
         if not paid:
             return
         seq = stream.next_number()
-        try:
-            waiting = [self._office.extending.put(Extend(place.lease, seq, place.running)) for _, place in paid]
-        except Overloaded:
-            return
-        grants = await asyncio.gather(*waiting, return_exceptions=True)
+        asked = [Extend(place.lease, seq, place.running) for _, place in paid]
+        grants = await put_all(self._office.extending, asked)
         freeze_seconds = self._hub.credits.throttle_seconds_max
         for (uid, place), grant in zip(paid, grants, strict=True):
             if isinstance(grant, BaseException):
@@ -359,6 +357,9 @@ class _Conversation:
     def _tell_all(self, answer: pb.HeartbeatResponse, wanted: WantedSet, past: set[tuple[str, int]]) -> None:
         """All of it, but for what has just been acknowledged: that would be started again."""
         answer.complete = True
+        if wipe := wipe_wanted(wanted.claim):
+            self._stream.wiping = True
+            answer.directives.append(wipe)
         known, self._stream.places = self._stream.places, {}
         for one in wanted.places:
             if (one.uid, one.epoch) in past:
@@ -418,11 +419,11 @@ def _name(identity: NodeIdentity | None, message: pb.HeartbeatRequest) -> str:
 # Words.
 
 
-def _claims(wanted: WantedSet, spoken: Iterable[Spoken]) -> dict[str, Claim]:
+def _claims(wanted: WantedSet, spoken: Iterable[Spoken], node: str) -> dict[str, Claim]:
     """Of what was spoken of, that which is placed here: the whole set tells it as well."""
     asked = {one.uid for one in spoken}
     return {
-        one.uid: Claim(one.key, one.uid, one.epoch, one.gang, phase_of_place(one), one.lease)
+        one.uid: Claim(one.key, one.uid, one.epoch, one.gang, phase_of_place(one), one.lease, frozen_place(one, node))
         for one in wanted.places
         if one.uid in asked
     }
@@ -448,6 +449,7 @@ def _command(node: str, one: Spoken, claim: Claim) -> Report:
         exit_code=one.exit_code if one.state in ENDS else None,
         gang=claim.gang,
         measured=measured_of(one),
+        frozen=one.frozen if one.state is State.RUNNING else None,
     )
 
 
@@ -478,7 +480,7 @@ async def _elsewhere(context: Any) -> NoReturn:
 
 
 async def _abort(context: Context, why: Refusal) -> None:
-    await context.abort(STATUS.get(why.code, grpc.StatusCode.INTERNAL), f"{why.message}. {why.hint}".rstrip(". "))
+    await context.abort(STATUS[why.code], f"{why.message}. {why.hint}".rstrip(". "))
 
 
 def _current_task() -> asyncio.Task[Any]:

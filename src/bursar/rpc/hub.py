@@ -36,6 +36,7 @@ from bursar.rpc.speech import (
     run_directive,
     stop_directive,
 )
+from bursar.rpc.wipe import wipe_of_change
 from bursar.store.database import AWAY
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 from bursar.wire.settings import SYSTEM, credit_policy_of, patience_of
@@ -67,6 +68,7 @@ class Place:
 
     epoch: int
     running: bool = False  # it is known that it runs
+    frozen: bool = False  # that it stands still is recorded
     lease: int = 0  # what pays for it; 0 where nobody does
     measured_at: float = float("-inf")  # when its use was last saved
 
@@ -87,6 +89,7 @@ class Stream:
     nonce: str = ""  # the agent's own word for it: what is signed names it
     keys_told: tuple[str, ...] = ()  # by which the agent believes what is signed
     whole_due: bool = True  # whether the next answer names everything that is wanted
+    wiping: bool = False  # whether it was told to wipe its node
     ended: Refusal | None = None
     _since: int = -1  # the revision of the last whole answer
     _held_back: bool = True  # while a whole answer is being made, the first one too, nothing is pushed
@@ -304,16 +307,29 @@ class Hub:
                 case "Allocation":
                     self._take_allocation(fed)
                 case "Node":
-                    if fed.change.type == "DELETED" and (stream := self._streams.get(fed.change.key.name)):
-                        stream.end(not_registered(fed.change.key.name))
+                    self._take_node(fed)
                 case "Settings":
                     self._take_settings(fed.change.doc)
         except Exception:
             # One change that cannot be told must not keep the others back: its nodes are told everything instead.
             log.exception("a change could not be told", key=fed.change.key)
-            for node in {*fed.nodes, *fed.before_nodes, *self._spread.get(fed.change.uid, ())}:
+            named = {fed.change.key.name} if fed.change.key.kind == "Node" else set[str]()
+            for node in {*named, *fed.nodes, *fed.before_nodes, *self._spread.get(fed.change.uid, ())}:
                 if stream := self._streams.get(node):
                     stream.whole_due = True
+
+    def _take_node(self, fed: FedChange) -> None:
+        stream = self._streams.get(fed.change.key.name)
+        if stream is None:
+            return
+        if fed.change.type == "DELETED":
+            stream.end(not_registered(fed.change.key.name))
+        elif wipe := wipe_of_change(fed.change):
+            stream.wiping = True
+            stream.push(fed.change.revision, wipe)
+        elif stream.wiping:
+            # It is wiped, or somebody said so: then others' work may be there soon, and no hook may still be at it.
+            stream.wiping, stream.whole_due = False, True
 
     def _take_allocation(self, fed: FedChange) -> None:
         if fed.change.type == "ADDED":

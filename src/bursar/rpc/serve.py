@@ -1,7 +1,8 @@
-"""The gRPC door: the nodes' agents, and the standard health service.
+"""The gRPC doors: one for the nodes' agents, one for administrators and tenants; each with the standard health service.
 
-Who calls must show a certificate of our own authority, in both directions, unless the door is insecure: then it is for
-this machine alone.
+Agents must show a certificate of our own authority, in both directions, unless the door is insecure: then it is for
+this machine alone. Administrators and tenants show a token, and have no such certificate, which is why they have a door
+of their own: it has the certificate that HTTPS is served with.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -17,11 +19,12 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from bursar.ops.feed import Feed
 from bursar.ops.office import Office
+from bursar.rpc.admin import AdminService, Door
 from bursar.rpc.agent import AgentService
 from bursar.rpc.hub import Hub
 from bursar.rpc.tls import server_credentials
 from bursar.store.database import AWAY, Database
-from bursar.wire.scheduler.v1 import node_agent_pb2_grpc
+from bursar.wire.scheduler.v1 import admin_pb2_grpc, node_agent_pb2_grpc
 
 log = structlog.get_logger()
 
@@ -58,10 +61,7 @@ async def opened_grpc(
     service = AgentService(office, hub, insecure=insecure)
     node_agent_pb2_grpc.add_NodeAgentServicer_to_server(service, server)
     credentials = None if insecure else await server_credentials(office.database, hosts)
-    try:
-        port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
-    except RuntimeError as error:
-        raise AddressTaken("the address is in use, or not one of this machine's") from error
+    port = _listen(server, address, credentials)
     await server.start()
     telling = asyncio.create_task(_tell_health(office.database, servicer), name="grpc-health")
     try:
@@ -71,6 +71,37 @@ async def opened_grpc(
         await asyncio.gather(telling, return_exceptions=True)
         await hub.close()
         await server.stop(GRACE_SECONDS)
+
+
+@asynccontextmanager
+async def opened_admin(
+    database: Database, door: Door, address: str, *, tls: tuple[Path, Path] | None = None
+) -> AsyncIterator[int]:
+    """Serve administrators and tenants for as long as the block lasts; the port. `tls` is a certificate and its key."""
+    server = grpc.aio.server(options=OPTIONS)
+    servicer = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(door), server)
+    credentials = None
+    if tls is not None:
+        certificate, key = (path.read_bytes() for path in tls)
+        credentials = grpc.ssl_server_credentials([(key, certificate)])
+    port = _listen(server, address, credentials)
+    await server.start()
+    telling = asyncio.create_task(_tell_health(database, servicer), name="grpc-admin-health")
+    try:
+        yield port
+    finally:
+        telling.cancel()
+        await asyncio.gather(telling, return_exceptions=True)
+        await server.stop(GRACE_SECONDS)
+
+
+def _listen(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> int:
+    try:
+        return server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise AddressTaken("the address is in use, or not one of this machine's") from error
 
 
 async def _tell_health(database: Database, servicer: Any) -> None:

@@ -20,7 +20,7 @@ from msgspec import Struct
 from bursar.core.address import is_address
 from bursar.core.allocation import Phase
 from bursar.core.duration import DurationError, parse_seconds
-from bursar.core.lease import Grant, lease_name, lease_number
+from bursar.core.lease import FROZEN, Grant, lease_name, lease_number
 from bursar.core.liveness import OnLost
 from bursar.core.money import MICROS
 from bursar.core.names import quoted
@@ -82,6 +82,11 @@ class Spoken(Struct, frozen=True):
     @property
     def place(self) -> tuple[str, int]:
         return self.uid, self.epoch
+
+    @property
+    def frozen(self) -> bool:
+        """Whether it stands still: it runs, and its account spends too fast."""
+        return self.state is State.RUNNING and self.reason == FROZEN
 
 
 class Said(Struct, frozen=True):
@@ -241,6 +246,7 @@ class _PlacedOn(Struct):
     devices: dict[str, list[int]] = {}
     phase: str = ""  # how it ended there, while it still runs elsewhere
     lease: str = ""  # what pays for it there
+    frozen: bool = False  # that it stands still there was recorded
 
 
 class _Eviction(Struct, rename="camel"):
@@ -309,6 +315,14 @@ def phase_of_place(place: WantedPlace) -> str:
         return _decode_status(place.status).phase
     except msgspec.MsgspecError:
         return ""
+
+
+def frozen_place(place: WantedPlace, node: str) -> bool:
+    """Whether it is recorded that it stands still there."""
+    try:
+        return any(one.frozen for one in _decode_status(place.status).nodes if one.name == node)
+    except msgspec.MsgspecError:
+        return False
 
 
 def run_directive(order: Order, node: str, kill_grace_seconds: int = GRACE_SECONDS) -> pb.SchedulingDirective:

@@ -11,12 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bursar.agent.state import Forget, Instruction, Machine, MoveDeadline, SignalStop, Start
+from bursar.agent.wipe import Wipe
 from bursar.agent.work import Directive, Grant, Place, Run, Status, Usage
 from bursar.sim.work import EXIT, SECONDS, read_exit_code, read_seconds
 
 # The same two notes in the environment, for whoever cannot annotate.
 ENV_SECONDS = "BURSAR_SIM_SECONDS"
 ENV_EXIT = "BURSAR_SIM_EXIT"
+WIPE = Wipe("true")  # what is pretended leaves nothing behind
 TERMINATED = 128 + 15  # how a shell tells that something was ended by SIGTERM
 
 
@@ -53,6 +55,8 @@ class Tally:
 
 def run_seconds(run: Run, manner: Manner) -> float:
     """How long it runs: as it is annotated, or as its environment says, or for as long as it sleeps, or as all do."""
+    if run.wipe:
+        return 0.0
     for told in (run.annotations.get(SECONDS), run.env.get(ENV_SECONDS), _slept(run.command)):
         if (seconds := read_seconds(told)) is not None:
             return seconds
@@ -111,7 +115,8 @@ class Pretender:
     # Events.
 
     def tell(self, directives: Sequence[Directive], now: float, *, complete: bool = False) -> None:
-        self._do(self._machine.tell(directives, now, complete=complete), now)
+        wanted = [WIPE.of(one) if isinstance(one, Run) and one.wipe else one for one in directives]
+        self._do(self._machine.tell(wanted, now, complete=complete), now)
 
     def granted(self, seconds: float, sent_at: float, now: float, grace_seconds: float | None = None) -> None:
         self._do(self._machine.granted(seconds, sent_at, grace_seconds), now)

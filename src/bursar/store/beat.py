@@ -9,8 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
+import msgspec
 from msgspec import Struct
 
+from bursar.core.claim import Claim as NodeClaim
 from bursar.core.liveness import Standing
 from bursar.core.object import Key
 from bursar.store.columns import documents, numbers, texts
@@ -18,6 +20,8 @@ from bursar.store.database import Connection
 from bursar.store.statements import statements
 
 SQL = statements("beat")
+
+_decode_claim = msgspec.json.Decoder(NodeClaim).decode
 
 LOAD_SECONDS_MAX = 300  # what was measured before says nothing of now
 
@@ -46,6 +50,7 @@ class Claim(NamedTuple):
     gang: str
     phase: str
     lease: int = 0  # what pays for it; 0 where nobody does
+    frozen: bool = False  # it is recorded that it stands still; what was placed a moment ago does not
 
 
 class WantedPlace(NamedTuple):
@@ -67,6 +72,7 @@ class WantedSet(NamedTuple):
 
     revision: int
     places: tuple[WantedPlace, ...]
+    claim: NodeClaim | None = None  # whose the node is, where it is claimed
 
 
 class UsageRow(NamedTuple):
@@ -139,9 +145,12 @@ async def load_wanted(db: Connection, nodes: Iterable[str]) -> dict[str, WantedS
     """The whole wanted set of each node."""
     revision = 0
     places: dict[str, list[WantedPlace]] = {}
+    claims: dict[str, NodeClaim] = {}
     for row in await db.fetch(SQL.wanted, sorted(set(nodes))):
         revision = row["revision"]
         there = places.setdefault(row["node"], [])
+        if row["claim"] is not None:
+            claims[row["node"]] = _decode_claim(row["claim"])
         if row["uid"] is not None:
             there.append(
                 WantedPlace(
@@ -150,7 +159,7 @@ async def load_wanted(db: Connection, nodes: Iterable[str]) -> dict[str, WantedS
                     row["lease"] or 0,
                 )
             )  # fmt: skip
-    return {node: WantedSet(revision, tuple(some)) for node, some in places.items()}
+    return {node: WantedSet(revision, tuple(some), claims.get(node)) for node, some in places.items()}
 
 
 async def load_address(db: Connection, node: str) -> str:

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from bursar.store.database import Connection
 from bursar.store.statements import statements
 
 SQL = statements("lapse")
 
 
-async def load_overdue(db: Connection, freeze_micros: int) -> dict[int, int]:
-    """Open leases whose time is over, each with until when it is paid. What spends too fast may be frozen so long."""
-    return {row["id"]: row["paid_until"] for row in await db.fetch(SQL.overdue, freeze_micros)}
+class PaidTime(NamedTuple):
+    """Until when an open lease is paid, and when it is over; None for one that is still to begin."""
+
+    lease: int
+    paid_until: int
+    over_at: int | None
+
+
+async def load_standing(
+    db: Connection, freeze_micros: int, leases: Sequence[int], after: int, limit: int
+) -> list[PaidTime]:
+    """Of these leases and of at most `limit` after a number, those that are open. What spends too fast may be frozen
+    so long."""
+    return [PaidTime(*row) for row in await db.fetch(SQL.look, freeze_micros, leases, after, limit)]

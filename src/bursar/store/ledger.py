@@ -133,6 +133,8 @@ async def save(db: Connection, book: Book, *, added: Collection[int] = (), amend
         )
     if book.ended:
         await _save_ended(db, book)
+    if repaid := [book.leases[one] for one in sorted(book.refunded - book.ended)]:
+        await db.execute(SQL.refunded, numbers([one.id for one in repaid]), numbers([one.refunded for one in repaid]))
     if book.events:
         await _save_notices(db, book)
     if told := _paid(book) | set(amended):
@@ -182,6 +184,7 @@ async def _save_ended(db: Connection, book: Book) -> None:
         numbers([one.closed_at for one in leases]),
         texts(["" if one.measured is None else str(one.measured) for one in leases]),
         numbers([one.written_off for one in leases]),
+        numbers([one.refunded for one in leases]),
     )
     if gone != len(book.ended - book.opened):
         raise Stale(f"{gone} of {len(book.ended - book.opened)} leases were open")
@@ -193,6 +196,7 @@ async def _correct_ended(db: Connection, leases: Sequence[Lease]) -> None:
         numbers([one.id for one in leases]),
         numbers([one.posted for one in leases]),
         numbers([one.written_off for one in leases]),
+        numbers([one.refunded for one in leases]),
     )
     if len(rows) != len(leases):
         raise Stale(f"{len(rows)} of {len(leases)} ended leases")
@@ -247,13 +251,13 @@ def _lease(row: Any) -> Lease:
     return Lease(
         row[0], row[1], row[2], row[3], row[4], _amounts.decode(row[5]), row[6], row[7], row[8], _MODES[row[9]],
         row[10], row[11], row[12], row[13], row[14], row[15], () if past == b"[]" else _past.decode(past), row[17],
-        row[18], row[19], row[20], row[21], row[22],
+        row[18], row[19], row[20], row[21], row[22], row[23], row[24],
     )  # fmt: skip
 
 
 def _ended(row: Any) -> Lease:
     lease = _lease(row)
-    lease.state, lease.closed_at, lease.written_off = LeaseState(row[23]), row[24], row[25]
+    lease.state, lease.closed_at, lease.written_off = LeaseState(row[25]), row[26], row[27]
     return lease
 
 
@@ -298,6 +302,7 @@ def _lease_columns(leases: Sequence[Lease]) -> tuple[str, ...]:
         numbers([one.held for one in leases]),
         numbers([one.seq for one in leases]),
         texts([one.final for one in leases]),
+        texts([one.work for one in leases]),
     )
 
 

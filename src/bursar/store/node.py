@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from bursar.core.claim import Claim
 from bursar.core.node import NodeRoom, Placement
 from bursar.store.columns import documents, numbers, texts
 from bursar.store.database import Connection, Stale
@@ -17,6 +18,8 @@ SQL = statements("node")
 
 _encode = msgspec.json.Encoder().encode
 _decode_amounts = msgspec.json.Decoder(dict[str, int]).decode
+_decode_labels = msgspec.json.Decoder(dict[str, str]).decode
+_decode_claim = msgspec.json.Decoder(Claim).decode
 _decode_devices = msgspec.json.Decoder(dict[str, tuple[int, ...]]).decode
 
 
@@ -29,6 +32,7 @@ def _room(row: Any) -> NodeRoom:
         _decode_amounts(row["allocated"]),
         _decode_devices(row["devices"]),
         row["uid"],
+        _decode_claim(row["claim"]) if row["claim"] is not None else None,
     )
 
 
@@ -61,6 +65,16 @@ async def load_all(db: Connection) -> dict[str, NodeRoom]:
     return {row["name"]: _room(row) for row in await db.fetch(SQL.read_all)}
 
 
+async def load_claimed(db: Connection) -> dict[str, NodeRoom]:
+    """The nodes that are claimed, and those that are not wiped yet."""
+    return {row["name"]: _room(row) for row in await db.fetch(SQL.read_claimed)}
+
+
+async def count_claimed(db: Connection) -> int:
+    count: int = await db.fetchval(SQL.count_claimed)
+    return count
+
+
 async def list_names(db: Connection) -> list[str]:
     return [row["name"] for row in await db.fetch(SQL.names)]
 
@@ -76,6 +90,7 @@ async def put(db: Connection, rooms: Sequence[NodeRoom], uids: Mapping[str, str]
         [_encode(room.allocatable) for room in ordered],
         [_encode(room.allocated) for room in ordered],
         [_encode(room.devices) for room in ordered],
+        [_encode(room.claim) if room.claim is not None else None for room in ordered],
     )
 
 
@@ -93,6 +108,10 @@ async def use(db: Connection, rooms: Sequence[NodeRoom]) -> None:
 
 async def remove(db: Connection, names: Sequence[str]) -> None:
     await db.execute(SQL.remove, list(names))
+
+
+async def load_labels(db: Connection, names: Iterable[str]) -> dict[str, dict[str, str]]:
+    return {row["name"]: _decode_labels(row["labels"]) for row in await db.fetch(SQL.labels, texts(sorted(names)))}
 
 
 async def load_placements_of(db: Connection, uids: Iterable[str]) -> list[Placement]:

@@ -7,6 +7,7 @@ from datetime import datetime
 
 from msgspec import Struct
 
+from bursar.core.tiding import Tiding
 from bursar.store.database import Connection
 from bursar.store.statements import statements
 
@@ -50,6 +51,19 @@ class Webhook(Struct, frozen=True):
     last_said: str = ""
 
 
+class Pending(Struct, frozen=True):
+    """A notice that a receiver has not taken; `next_at` is when it is tried again, None for never."""
+
+    id: int
+    type: str
+    tenant: str
+    subject: str
+    at: datetime
+    tries: int
+    last_said: str
+    next_at: datetime | None
+
+
 class Payer(Struct, frozen=True):
     """Whose payments are believed; an empty tenant: for anybody's account."""
 
@@ -59,6 +73,17 @@ class Payer(Struct, frozen=True):
 
     def __repr__(self) -> str:
         return f"Payer({self.name!r})"
+
+
+async def save(db: Connection, tidings: Sequence[Tiding]) -> None:
+    """For whoever wants them; in the transaction that they tell of."""
+    await db.execute(
+        SQL.save,
+        [one.type for one in tidings],
+        [one.tenant for one in tidings],
+        [one.subject for one in tidings],
+        [one.data for one in tidings],
+    )
 
 
 async def spread(db: Connection, limit: int = 1000) -> int:
@@ -112,6 +137,17 @@ async def load_all(db: Connection) -> list[Webhook]:
         )
         for row in await db.fetch(SQL.list)
     ]  # fmt: skip
+
+
+async def save_for(db: Connection, webhook: str, type_: str, data: bytes) -> tuple[int, datetime] | None:
+    """A notice for one receiver alone; None where nothing is sent to it."""
+    row = await db.fetchrow(SQL.save_for, webhook, type_, data)
+    return (row["id"], row["at"]) if row is not None else None
+
+
+async def load_pending(db: Connection, webhook: str, after: int, limit: int) -> list[Pending]:
+    """What it has not taken, after a notice, in order."""
+    return [Pending(*row) for row in await db.fetch(SQL.deliveries, webhook, after, limit)]
 
 
 async def load_payers(db: Connection) -> Sequence[Payer]:

@@ -1,4 +1,4 @@
-"""Prices in the database: versions that are added and never changed."""
+"""Prices in the database: versions that are added and never changed; those to come may be taken back."""
 
 from __future__ import annotations
 
@@ -39,6 +39,17 @@ async def list_prices(db: Connection) -> list[PriceRow]:
 async def raise_version(db: Connection) -> None:
     """Whoever knows prices reads them again. Locks the ledger's row."""
     await db.execute(SQL.raise_version)
+
+
+async def drop(db: Connection, prices: Sequence[Price]) -> int:
+    """Take prices back that have not begun; how many there were."""
+    rows = await db.fetch(
+        SQL.drop,
+        [one.resource for one in prices],
+        [one.klass for one in prices],
+        [one.effective_from for one in prices],
+    )
+    return len(rows)
 
 
 async def add(db: Connection, prices: Sequence[tuple[Price, str]]) -> int:

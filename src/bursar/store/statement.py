@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from bursar.core.seal import micros_of, time_of
-from bursar.core.statement import Item, Line
+from bursar.core.statement import Item, LeaseLine
 from bursar.store.database import Connection
 from bursar.store.statements import statements
 
@@ -55,41 +55,56 @@ async def load_posted(db: Connection, accounts: Sequence[int], cut: Cut) -> dict
     return {row["id"]: int(row["posted"]) for row in rows}
 
 
-async def load_span(db: Connection, begin: Cut, end: Cut) -> Span:
-    first, last = await db.fetchrow(SQL.first_unit, begin.number), await db.fetchrow(SQL.last_unit, end.number)
+class Sums(NamedTuple):
+    """What came and went, by type, and the first and the last lease that had a part in it; 0 where none had."""
+
+    totals: dict[str, int]
+    first_lease: int
+    last_lease: int
+
+
+async def load_span(db: Connection, begin: int, end: int) -> Span:
+    """Of the entries after `begin`, up to and with `end`."""
+    first, last = await db.fetchrow(SQL.first_unit, begin), await db.fetchrow(SQL.last_unit, end)
     if first is None or last is None or first["first"] > last["last"]:
-        return Span((0, -1), (begin.number, end.number), (end.number, end.number))
-    return Span(
-        (first["first_block"], last["last_block"]), (begin.number, first["first"] - 1), (last["last"], end.number)
-    )
+        return Span((0, -1), (begin, end), (end, end))
+    return Span((first["first_block"], last["last_block"]), (begin, first["first"] - 1), (last["last"], end))
 
 
-async def load_totals(db: Connection, accounts: Sequence[int], span: Span) -> dict[int, dict[str, int]]:
-    """By account and type."""
-    totals: dict[int, dict[str, int]] = {}
+async def is_kept(db: Connection, span: Span) -> bool:
+    """Whether the lines at both edges are still there."""
+    floor = await db.fetchval(SQL.floor)
+    return all(after >= up_to or after + 1 >= floor for after, up_to in (span.head, span.tail))
+
+
+async def load_sums(db: Connection, accounts: Sequence[int], span: Span) -> dict[int, Sums]:
+    """By account; of those that anything moved."""
+    sums: dict[int, Sums] = {}
     for row in await db.fetch(SQL.totals, accounts, *span.blocks, *span.head, *span.tail):
-        totals.setdefault(row["account"], {})[row["type"]] = int(row["amount"])
-    return totals
+        known = sums.get(row["account"], Sums({}, 0, 0))
+        first = min(filter(None, (known.first_lease, row["first_lease"])), default=0)
+        last = max(known.last_lease, row["last_lease"] or 0)
+        sums[row["account"]] = Sums({**known.totals, row["type"]: int(row["amount"])}, first, last)
+    return sums
 
 
-async def load_lines(db: Connection, account: int, span: Span, after: int, limit: int) -> list[Line]:
-    """One per lease after a lease, in order."""
-    rows = await db.fetch(SQL.lines, account, *span.blocks, *span.head, *span.tail, after, limit)
+async def load_lines(db: Connection, account: int, span: Span, after: int, last: int, limit: int) -> list[LeaseLine]:
+    """One per lease after a lease, up to and with the last one, in order."""
+    rows = await db.fetch(SQL.lines, account, *span.blocks, *span.head, *span.tail, after, last, limit)
     return [
-        Line(
+        LeaseLine(
             row["lease"], int(row["amount"]), int(row["debited"]), int(row["refunded"]), int(row["adjusted"]),
-            int(row["micros"]), row["begin"], row["until"], int(row["entries"]), row["job"], row["node"], row["class"],
-            row["gpus"], row["state"],
+            int(row["micros"]), row["begin"], row["until"], int(row["entries"]), row["job"], row["work"], row["node"],
+            row["class"], row["gpus"], row["state"],
         )
         for row in rows
     ]  # fmt: skip
 
 
-async def load_items(
-    db: Connection, account: int, begin: Cut, end: Cut, sealed: int, after: int, limit: int
-) -> list[Item]:
-    """Entries of no lease after an entry, in order; up to `sealed` they are kept for ever."""
-    rows = await db.fetch(SQL.items, account, max(begin.number, after), end.number, sealed, limit)
+async def load_items(db: Connection, account: int, after: int, end: int, limit: int) -> list[Item]:
+    """Entries of no lease after an entry, up to and with another, in order; what is sealed of them is kept for ever."""
+    sealed = (await load_newest(db)).sealed
+    rows = await db.fetch(SQL.items, account, after, end, sealed, limit)
     return [Item(number, micros_of(at), *rest) for number, at, *rest in rows]
 
 

@@ -24,7 +24,7 @@ class EventKey(NamedTuple):
     seq: int
 
 
-class Line(NamedTuple):
+class MeteredEvent(NamedTuple):
     """An event, and the lease that it is of."""
 
     event: UsageEvent
@@ -55,7 +55,7 @@ async def load_payers(db: Connection, jobs: Iterable[str]) -> dict[str, list[Pay
     return found
 
 
-async def save(db: Connection, lines: Sequence[Line]) -> set[EventKey]:
+async def save(db: Connection, lines: Sequence[MeteredEvent]) -> set[EventKey]:
     """Write these, no key twice among them; which of them were new. Waits for whoever is writing the same."""
     events, payers = [line.event for line in lines], [line.payer for line in lines]
     rows = await db.fetch(
@@ -110,7 +110,7 @@ async def forget(db: Connection, limit: int = 10_000) -> int:
     return _count(await db.execute(SQL.forget_sums, before, KEPT_MICROS, limit))
 
 
-def sums_of(lines: Iterable[tuple[Line, int]]) -> list[Sum]:
+def sums_of(lines: Iterable[tuple[MeteredEvent, int]]) -> list[Sum]:
     """What these events, each with its amount, add to the sums of their leases."""
     found: dict[tuple[int, str, int], Sum] = {}
     for (event, payer), amount in lines:

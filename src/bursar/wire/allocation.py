@@ -48,6 +48,7 @@ class AllocationSpec(Wire):
     resources: Resources | UnsetType = UNSET
     nodes: int | UnsetType = UNSET
     exclusive: bool | UnsetType = UNSET
+    sensitive: bool | UnsetType = UNSET
     priority: int | UnsetType = UNSET
     priority_class: Text = UNSET
     preemption_policy: Text = UNSET
@@ -69,6 +70,7 @@ class PlacedOn(Wire):
     devices: dict[str, list[int]] | UnsetType = UNSET
     phase: Text = UNSET  # of what ran there, once it has ended before the others
     lease: Text = UNSET  # what pays for it there
+    frozen: bool | UnsetType = UNSET  # it stands still there, because its account spends too fast
 
 
 class EvictionNotice(Wire):
@@ -206,6 +208,7 @@ def request_of(allocation: Allocation) -> Request:
         requests=requests_of(spec),
         nodes=spec.nodes if isinstance(spec.nodes, int) else 1,
         exclusive=spec.exclusive is True,
+        sensitive=spec.sensitive is True,
     )
 
 
@@ -378,6 +381,7 @@ ALLOCATION = Kind(
         column("Queue", "spec.queue", default="default"),
         Column("Priority", lambda document: str(read(document, "status.priority")), type="integer", wide=True),
         Column("Priority-Class", lambda document: str(read(document, "spec.priorityClass", "<none>")), wide=True),
+        column("Message", "status.message", wide=True, default="<none>"),
     ),
     merge_keys={
         "spec.scheduling.tolerations": "key",

@@ -72,6 +72,10 @@ class TenantShare:
     node_hours_budget: float | None = None
     tier: str = ""
 
+    @property
+    def has_budget(self) -> bool:
+        return self.gpu_hours_budget is not None or self.node_hours_budget is not None
+
 
 NO_CLASS = PriorityClassView()
 
@@ -217,8 +221,12 @@ def _shape(spec: AllocationSpec) -> Shape:
         requests,
         spec.nodes if isinstance(spec.nodes, int) else 1,
         spec.exclusive is True,
-        _tolerant(where_of(spec.node_selector, spec.scheduling), (name for name, _ in requests)),
+        _sensitive(spec, _tolerant(where_of(spec.node_selector, spec.scheduling), (name for name, _ in requests))),
     )
+
+
+def _sensitive(spec: AllocationSpec, where: Where) -> Where:
+    return replace(where, sensitive=True) if spec.sensitive is True else where
 
 
 # Specs that differ in what does not matter here, such as the command or the gang's name, have equal shapes.

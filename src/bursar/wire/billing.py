@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec import UNSET, UnsetType
 
-from bursar.core.billing import NOTHING_SAID, Said
+from bursar.core.billing import NOTHING_SAID, SaidTerms
 from bursar.core.billing import Billing as Pays
 from bursar.core.lease import Mode
 from bursar.core.refusal import Cause, field_fault
@@ -28,10 +28,10 @@ class Billing(Wire):
     discount_percent: int | float | UnsetType = UNSET
 
 
-def said_in(billing: Billing | UnsetType) -> Said:
+def said_in(billing: Billing | UnsetType) -> SaidTerms:
     if isinstance(billing, UnsetType):
         return NOTHING_SAID
-    return Said(
+    return SaidTerms(
         billing=Pays(billing.mode) if isinstance(billing.mode, str) else None,
         mode=Mode(billing.lease_mode) if isinstance(billing.lease_mode, str) else None,
         window_seconds=billing.lease_seconds if isinstance(billing.lease_seconds, int) else None,

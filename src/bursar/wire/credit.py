@@ -133,6 +133,9 @@ class Moved(Struct):
 
 
 class LeaseView(Struct, omit_defaults=True):
+    """`work` is namespace/name of the allocation that it pays for, and `uid` its uid; of work that is placed elsewhere
+    only the job's name is known."""
+
     lease_id: str
     account: str
     job_id: str
@@ -149,11 +152,13 @@ class LeaseView(Struct, omit_defaults=True):
     cost: str
     held: str
     node: str = ""
+    work: str = ""
     uid: str = ""
     epoch: int = 0
     final: bool = False
     reason: str = ""
     closed_at: str | None = None
+    refunded: str = "0"
 
 
 class OpenedLease(Struct):
@@ -288,11 +293,13 @@ def lease_view(lease: Lease, account: str) -> LeaseView:
         credits_of(lease.posted),
         credits_of(lease.held),
         lease.node,
+        lease.work,
         lease.uid,
         lease.epoch,
         bool(lease.final),
         lease.final,
         time_text(lease.closed_at) if lease.closed_at else None,
+        credits_of(lease.refunded),
     )
 
 

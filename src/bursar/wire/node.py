@@ -63,6 +63,16 @@ class NodeFence(Wire):
     reason: Text = UNSET
 
 
+class NodeClaim(Wire):
+    """That it is claimed for sensitive work, or not wiped since. Ours alone; by whom is not for everybody to know."""
+
+    id: Text = UNSET
+    state: Text = UNSET  # Claimed, Wiping or WipeFailed
+    since: Text = UNSET
+    released: Text = UNSET
+    attempt: int | UnsetType = UNSET
+
+
 class NodeStatus(Wire):
     phase: Text = UNSET
     reason: Text = UNSET
@@ -78,6 +88,7 @@ class NodeStatus(Wire):
     drain: NodeDrain | UnsetType = UNSET
     silent_since: Text = UNSET  # when it was last heard, while it is said to be NotReady or Lost. Ours alone
     fence: NodeFence | UnsetType = UNSET
+    claim: NodeClaim | UnsetType = UNSET
 
 
 class Node(Wire, kw_only=True):
@@ -198,6 +209,8 @@ def _state(document: dict[str, Any]) -> str:
     states = [str(read(document, "status.phase", "Unknown"))]
     if read(document, "status.fence", {}):
         states.append("Fenced")
+    if claim := read(document, "status.claim.state", ""):
+        states.append(str(claim))
     if read(document, "spec.unschedulable", False):
         states.append("SchedulingDisabled")
     return ",".join(states)

@@ -8,6 +8,8 @@ import msgspec
 
 MEDIA_TYPE = "application/cloudevents+json"
 SOURCE = "/bursar/ledger"
+BUDGET_SOURCE = "/bursar/budget"
+BUDGET = "budget."  # what types of notices begin with that tell of a tenant's hours
 TYPE_PREFIX = "io.bursar."
 
 
@@ -33,6 +35,6 @@ def event_id(number: int, at: datetime) -> str:
 
 def cloud_event(number: int, type_: str, tenant: str, subject: str, data: bytes, at: datetime) -> bytes:
     time = at.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-    return _encode(
-        CloudEvent(event_id(number, at), TYPE_PREFIX + type_, subject, tenant, time, msgspec.Raw(data.strip()))
-    )
+    source = BUDGET_SOURCE if type_.startswith(BUDGET) else SOURCE
+    told = msgspec.Raw(data.strip())
+    return _encode(CloudEvent(event_id(number, at), TYPE_PREFIX + type_, subject, tenant, time, told, source))

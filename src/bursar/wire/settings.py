@@ -23,6 +23,9 @@ from bursar.wire.meta import ObjectMeta, Quantity, Text, Wire
 
 SYSTEM = "system"
 
+BUDGET_PERIOD_DAYS: Final = 90
+BUDGET_PERIOD_DAYS_MAX: Final = 366
+
 
 class SchedulingSettings(Wire):
     """How the scheduler decides, where it is not to decide as it does by default."""
@@ -30,6 +33,7 @@ class SchedulingSettings(Wire):
     min_runtime_seconds: int | UnsetType = UNSET  # what has not run so long is not preempted
     grace_period_seconds: int | UnsetType = UNSET  # how long the preempted may take to end
     quota_backoff_seconds: int | UnsetType = UNSET
+    budget_period_days: int | UnsetType = UNSET  # the window that tenants' budgets of hours are for, up to now
     preemption: bool | UnsetType = UNSET
     backfill: bool | UnsetType = UNSET
 
@@ -115,6 +119,15 @@ def policy_of(doc: bytes) -> dict[str, Any]:
 
 
 @lru_cache(16)
+def budget_period_days_of(doc: bytes) -> int:
+    """How many days before now count for the budgets of tenants, by the stored settings."""
+    spec = _decode(doc).spec
+    said = spec.scheduling if isinstance(spec, SettingsSpec) else UNSET
+    days = said.budget_period_days if isinstance(said, SchedulingSettings) else UNSET
+    return days if isinstance(days, int) else BUDGET_PERIOD_DAYS
+
+
+@lru_cache(16)
 def patience_of(doc: bytes) -> Patience:
     """How long silent nodes are waited for, by the stored settings; the defaults where they do not say."""
     spec = _decode(doc).spec
@@ -180,6 +193,9 @@ def _scheduling_faults(path: str, said: SchedulingSettings) -> Iterator[Cause]:
     ):
         if isinstance(value, int) and not 0 <= value <= SECONDS_MAX:
             yield field_fault(f"{path}.{name}", f"must be between 0 and {SECONDS_MAX}, got {value}")
+    days = said.budget_period_days
+    if isinstance(days, int) and not 1 <= days <= BUDGET_PERIOD_DAYS_MAX:
+        yield field_fault(f"{path}.budgetPeriodDays", f"must be between 1 and {BUDGET_PERIOD_DAYS_MAX}, got {days}")
 
 
 def _check(settings: Settings) -> list[Cause]:

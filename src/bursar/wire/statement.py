@@ -13,7 +13,7 @@ from msgspec import Struct
 from bursar.core.lease import lease_name
 from bursar.core.money import MICROS, credits_of
 from bursar.core.quantity import format_amount
-from bursar.core.statement import BalanceAt, Forecast, Item, Line, Statement, TenantStatement
+from bursar.core.statement import BalanceAt, Forecast, Item, LeaseLine, Statement, TenantStatement
 from bursar.wire.credit import GPU
 from bursar.wire.instant import time_text
 
@@ -53,6 +53,7 @@ class StatementLease(Struct):
 
     lease_id: str
     job_id: str
+    work: str
     amount: str
     debited: str
     refunded: str
@@ -174,10 +175,11 @@ def _item(one: Item) -> StatementItem:
     )
 
 
-def _lease(one: Line) -> StatementLease:
+def _lease(one: LeaseLine) -> StatementLease:
     return StatementLease(
         lease_id=lease_name(one.lease),
         job_id=one.job,
+        work=one.work,
         amount=credits_of(one.amount),
         debited=credits_of(one.debited),
         refunded=credits_of(one.refunded),
@@ -202,8 +204,8 @@ def _seconds(micros: int) -> str:
 # As a table: one line for what there was, one for everything that came or went, one for what there is.
 
 COLUMNS: Final = (
-    "type", "at", "amount", "lease_id", "job_id", "gpu_type", "gpu_count", "node", "seconds", "from", "to", "number",
-    "request_id", "actor", "reason", "debited", "refunded", "adjusted",
+    "type", "at", "amount", "lease_id", "job_id", "work", "gpu_type", "gpu_count", "node", "seconds", "from", "to",
+    "number", "request_id", "actor", "reason", "debited", "refunded", "adjusted",
 )  # fmt: skip
 
 
@@ -229,7 +231,7 @@ def _of_fields(one: Struct) -> dict[str, Any]:
     return {field.encode_name: getattr(one, field.name) for field in shown if field.encode_name in COLUMNS}
 
 
-_WORDS: Final = frozenset({"job_id", "gpu_type", "node", "request_id", "actor", "reason"})
+_WORDS: Final = frozenset({"job_id", "work", "gpu_type", "node", "request_id", "actor", "reason"})
 
 
 def _cell(column: str, value: Any) -> str:

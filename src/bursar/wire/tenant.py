@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from msgspec import UNSET, UnsetType
 
 from bursar.core import tree
+from bursar.core.budget import BudgetState
 from bursar.core.refusal import Cause, field_fault
 from bursar.core.wording import dimension_of
 from bursar.wire.billing import Billing, billing_faults, said_in
-from bursar.wire.kind import Column, Kind, column
+from bursar.wire.kind import Column, Fields, Kind, column
 from bursar.wire.limits import amounts, amounts_faults, show_amounts
 from bursar.wire.meta import Condition, ObjectMeta, Quantity, Text, Wire
 
 ENFORCEMENTS = tuple(tree.Enforcement)
 
+# What a request of the tenant's has to pass before anything is done about it.
+APPROVAL_POLICIES = ("none", "quota", "manual", "external")
+
 # The flat fields of a tenant that are not limits.
 SOFT_FIELDS = ("gpu_hours_budget", "node_hours_budget", "fair_share_target", "burst_allowance", "weight")
-FLAT_TEXT_FIELDS = ("tier", "parent", "enforcement", "display_name")
+FLAT_FIELDS = ("tier", "parent", "enforcement", "display_name", "approval_policy", "sensitive")
+BILLING_MODE = "billing_mode"  # the flat name of spec.billing.mode
+
+# Conditions, which say how a tenant stands with its budget of hours; and as a field to select by.
+BUDGET_WARNING = "BudgetWarning"
+BUDGET_EXHAUSTED = "BudgetExhausted"
+BUDGET_FIELD = "status.budget"
 
 
 class TenantSpec(Wire):
@@ -34,6 +44,8 @@ class TenantSpec(Wire):
     gpu_hours_budget: int | float | UnsetType = UNSET
     node_hours_budget: int | float | UnsetType = UNSET
     billing: Billing | UnsetType = UNSET
+    approval_policy: Text = UNSET
+    sensitive: bool | UnsetType = UNSET  # whether its users may claim nodes for themselves alone
 
 
 class TenantStatus(Wire):
@@ -57,6 +69,7 @@ def to_tree(tenant: Tenant) -> tree.Tenant:
         limits=amounts(spec.limits),
         enforcement=tree.Enforcement(spec.enforcement or tree.Enforcement.REJECT),
         billing=said_in(spec.billing),
+        may_claim=spec.sensitive is not False,
     )
 
 
@@ -68,8 +81,10 @@ def merge_from_flat(body: Mapping[str, Any]) -> dict[str, Any] | list[Cause]:
     for name, value in body.items():
         if name.startswith("max_"):
             limits[dimension_of(name)] = value
-        elif name in SOFT_FIELDS or name in FLAT_TEXT_FIELDS:
+        elif name in SOFT_FIELDS or name in FLAT_FIELDS:
             spec[_camel(name)] = value
+        elif name == BILLING_MODE:
+            spec["billing"] = {"mode": value}
         else:
             faults.append(Cause("FieldValueNotFound", f"unknown field {name[:63]!r}", field=name[:63]))
     if faults:
@@ -89,6 +104,8 @@ def _check(tenant: Tenant) -> list[Cause]:
     faults = amounts_faults("spec.limits", spec.limits)
     if spec.enforcement is not UNSET and spec.enforcement not in ENFORCEMENTS:
         faults.append(field_fault("spec.enforcement", f"must be one of {', '.join(ENFORCEMENTS)}"))
+    if spec.approval_policy is not UNSET and spec.approval_policy not in APPROVAL_POLICIES:
+        faults.append(field_fault("spec.approvalPolicy", f"must be one of {', '.join(APPROVAL_POLICIES)}"))
     if spec.parent == tenant.metadata.name:
         faults.append(field_fault("spec.parent", "a tenant cannot be its own parent"))
     for name in SOFT_FIELDS:
@@ -103,6 +120,36 @@ def _check(tenant: Tenant) -> list[Cause]:
     return faults
 
 
+# How it shows.
+
+
+def state_in(conditions: Iterable[Mapping[str, Any]]) -> BudgetState:
+    """How a tenant stands with its budget, by the conditions of its status."""
+    true = {one["type"] for one in conditions if one["status"] == "True"}
+    if BUDGET_EXHAUSTED in true:
+        return BudgetState.EXHAUSTED
+    return BudgetState.WARNING if BUDGET_WARNING in true else BudgetState.WITHIN
+
+
+def _fields(tenant: Tenant) -> Fields:
+    spec = tenant.spec if isinstance(tenant.spec, TenantSpec) else TenantSpec()
+    status = tenant.status if isinstance(tenant.status, TenantStatus) else TenantStatus()
+    conditions = [{"type": one.type, "status": one.status} for one in status.conditions or ()]
+    return {
+        "spec.parent": spec.parent or "",
+        "spec.tier": spec.tier or "",
+        BUDGET_FIELD: state_in(conditions),
+    }
+
+
+def _budget(document: Mapping[str, Any]) -> str:
+    """Within means little to those who have no budget."""
+    spec = document.get("spec") or {}
+    state = state_in((document.get("status") or {}).get("conditions") or ())
+    limited = "gpuHoursBudget" in spec or "nodeHoursBudget" in spec
+    return str(state) if limited or state is not BudgetState.WITHIN else "<none>"
+
+
 TENANT = Kind(
     name="Tenant",
     plural="tenants",
@@ -112,15 +159,17 @@ TENANT = Kind(
     short_names=("tn",),
     uid_prefix="tenant",
     check=_check,
-    selectable=("spec.parent", "spec.tier"),
-    fields=lambda one: {
-        "spec.parent": (one.spec.parent or "") if isinstance(one.spec, TenantSpec) else "",
-        "spec.tier": (one.spec.tier or "") if isinstance(one.spec, TenantSpec) else "",
-    },
+    selectable=("spec.parent", "spec.tier", BUDGET_FIELD),
+    fields=_fields,
     columns=(
         column("Parent", "spec.parent", default="<none>"),
         column("Tier", "spec.tier", default="<none>"),
+        Column("Budget", _budget),
         Column("Limits", lambda document: show_amounts((document.get("spec") or {}).get("limits"))),
+        column("GPU-hours", "spec.gpuHoursBudget", wide=True, default="<none>"),
+        column("Node-hours", "spec.nodeHoursBudget", wide=True, default="<none>"),
+        column("Billing", "spec.billing.mode", wide=True, default="<none>"),
     ),
+    merge_keys={"status.conditions": "type"},
     in_tree=True,
 )

@@ -44,9 +44,10 @@ SELECT placement.node, placement.uid, placement.namespace, placement.name, place
              AND object.uid = placement.uid;
 
 -- name: wanted
--- Everything that is placed on these nodes, and the revision at which that is so: later changes come by the feed. A node
+-- Everything that is placed on these nodes, whose they are, and the revision at which that is so: later changes come by the feed. A node
 -- with nothing has one row.
-SELECT (SELECT value FROM revision) AS revision, line.node, placed.*
+SELECT (SELECT value FROM revision) AS revision, line.node, (SELECT claim FROM node WHERE name = line.node) AS claim,
+       placed.*
   FROM unnest($1::text[]) AS line (node)
   LEFT JOIN LATERAL (
            SELECT placement.uid, placement.namespace, placement.name, placement.tenant, placement.epoch,

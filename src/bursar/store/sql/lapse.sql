@@ -1,18 +1,22 @@
--- Leases that nobody extends any more. All open ones are looked at: nothing that a beat changes has an index.
+-- Leases that nobody extends any more. Nothing that a beat changes has an index, so they are not searched for: each is
+-- looked at when what it was last known to have paid for is over.
 
--- name: overdue
--- Those whose paid time is over, and that in which they may be frozen; those that were posted long after now, because our
--- clock was wrong then, unless whoever beats puts them right meanwhile; and those that never began, of a placement that is
--- gone. A placement is made together with its lease: what has none now will have none.
-SELECT id, paid_until
-  FROM lease
- WHERE started_at > 0
-   AND (paid_until + CASE WHEN final = 'spend_rate_exceeded' THEN $1::bigint ELSE 0 END < ledger_now()
-        OR posted_until > ledger_now() + span)
- UNION ALL
-SELECT id, paid_until
-  FROM lease
- WHERE started_at = 0
-   AND NOT EXISTS (SELECT
-                     FROM placement
-                    WHERE (placement.node, placement.uid) = (lease.node, lease.uid) AND placement.epoch = lease.epoch);
+-- name: look
+-- Those that are named, and the next ones after a number. `over_at` is when it is over: when its paid time is, and that in
+-- which it may be frozen; at once for one that was posted long after now, because our clock was wrong then, unless whoever
+-- beats puts it right meanwhile, and for one that never began, of a placement that is gone. A placement is made together
+-- with its lease: what has none now will have none. Null for one that is still to begin.
+SELECT looked.id, looked.paid_until,
+       CASE WHEN started_at > 0 AND posted_until <= ledger_now() + span
+            THEN paid_until + CASE WHEN final = 'spend_rate_exceeded' THEN $1::bigint ELSE 0 END
+            WHEN started_at = 0
+             AND EXISTS (SELECT
+                           FROM placement
+                          WHERE (placement.node, placement.uid) = (looked.node, looked.uid)
+                            AND placement.epoch = looked.epoch)
+            THEN NULL
+            ELSE 0
+       END AS over_at
+  FROM (SELECT * FROM lease WHERE id = ANY($2::bigint[])
+         UNION ALL
+        (SELECT * FROM lease WHERE id > $3 ORDER BY id LIMIT $4)) AS looked;

@@ -14,14 +14,14 @@ SELECT id, tenant, username, status, posted, held, credit_limit, gpus, gpus_max,
 -- Under the locks of their accounts, which everybody takes who changes a lease: rows of their own need no lock, which
 -- would have to be written for each of them.
 SELECT id, account, job, rate, span, amounts, class, gpus, discount, mode, uid, epoch, node, opened_at, started_at,
-       since, past, posted_until, paid_until, posted, held, seq, final
+       since, past, posted_until, paid_until, posted, held, seq, final, work, refunded
   FROM lease
  WHERE id = ANY(string_to_array($1, ',')::bigint[]);
 
 -- name: lock_ended
 SELECT id, account, job, rate, span, amounts, class, gpus, discount, mode, uid, epoch, node, opened_at, started_at,
-       since, past, posted_until, paid_until, posted, held, seq, final, state, closed_at,
-       written_off
+       since, past, posted_until, paid_until, posted, held, seq, final, work, refunded, state,
+       closed_at, written_off
   FROM lease_ended
  WHERE id = ANY(string_to_array($1, ',')::bigint[])
  ORDER BY id
@@ -72,20 +72,20 @@ SELECT id, tenant, username, status, posted, held, credit_limit, gpus, gpus_max,
 
 -- name: read_leases
 SELECT id, account, job, rate, span, amounts, class, gpus, discount, mode, uid, epoch, node, opened_at, started_at,
-       since, past, posted_until, paid_until, posted, held, seq, final
+       since, past, posted_until, paid_until, posted, held, seq, final, work, refunded
   FROM lease
  WHERE id = ANY($1::bigint[]);
 
 -- name: read_ended
 SELECT id, account, job, rate, span, amounts, class, gpus, discount, mode, uid, epoch, node, opened_at, started_at,
-       since, past, posted_until, paid_until, posted, held, seq, final, state, closed_at,
-       written_off
+       since, past, posted_until, paid_until, posted, held, seq, final, work, refunded, state,
+       closed_at, written_off
   FROM lease_ended
  WHERE id = ANY($1::bigint[]);
 
 -- name: leases_of_accounts
 SELECT id, account, job, rate, span, amounts, class, gpus, discount, mode, uid, epoch, node, opened_at, started_at,
-       since, past, posted_until, paid_until, posted, held, seq, final
+       since, past, posted_until, paid_until, posted, held, seq, final, work, refunded
   FROM lease
  WHERE account = ANY($1::bigint[]) AND id > $2
  ORDER BY id
@@ -159,11 +159,11 @@ SELECT (SELECT count(*) FROM balanced) AS balanced, (SELECT count(*) FROM moved)
 
 -- name: open_leases
 INSERT INTO lease (id, account, job, rate, span, amounts, class, gpus, discount, mode, uid, epoch, node, opened_at,
-                   started_at, since, past, posted_until, paid_until, posted, held, seq, final)
+                   started_at, since, past, posted_until, paid_until, posted, held, seq, final, work)
 SELECT line.id, line.account, line.job, line.rate, line.span, line.amounts::json, coalesce(line.class, ''), line.gpus,
        line.discount, line.mode, coalesce(line.uid, ''), line.epoch, coalesce(line.node, ''), line.opened_at,
        line.started_at, line.since, line.past::json, line.posted_until, line.paid_until, line.posted, line.held,
-       line.seq, coalesce(line.final, '')
+       line.seq, coalesce(line.final, ''), coalesce(line.work, '')
   FROM unnest(
            string_to_array($1, ',')::bigint[], string_to_array($2, ',')::bigint[], string_to_array($3, chr(31)),
            string_to_array($4, ',')::bigint[], string_to_array($5, ',')::bigint[], string_to_array($6, chr(31)),
@@ -172,9 +172,9 @@ SELECT line.id, line.account, line.job, line.rate, line.span, line.amounts::json
            string_to_array($13, chr(31)), string_to_array($14, ',')::bigint[], string_to_array($15, ',')::bigint[],
            string_to_array($16, ',')::bigint[], string_to_array($17, chr(31)), string_to_array($18, ',')::bigint[],
            string_to_array($19, ',')::bigint[], string_to_array($20, ',')::bigint[], string_to_array($21, ',')::bigint[],
-           string_to_array($22, ',')::bigint[], string_to_array($23, chr(31))
+           string_to_array($22, ',')::bigint[], string_to_array($23, chr(31)), string_to_array($24, chr(31))
        ) AS line (id, account, job, rate, span, amounts, class, gpus, discount, mode, uid, epoch, node, opened_at,
-                  started_at, since, past, posted_until, paid_until, posted, held, seq, final);
+                  started_at, since, past, posted_until, paid_until, posted, held, seq, final, work);
 
 -- name: end_leases
 -- Leases that were opened in this very batch are not in the table: they go where the ended ones are at once. What was
@@ -185,12 +185,12 @@ WITH gone AS (
 ), kept AS (
     INSERT INTO lease_ended (id, account, job, rate, span, amounts, class, gpus, discount, mode, uid, epoch, node,
                              opened_at, started_at, since, past, posted_until, paid_until, posted, held, seq, final,
-                             state, closed_at, measured, settled, reconciled_at, written_off)
+                             work, refunded, state, closed_at, measured, settled, reconciled_at, written_off)
     SELECT line.id, line.account, line.job, line.rate, line.span, line.amounts::json, coalesce(line.class, ''),
            line.gpus, line.discount, line.mode, coalesce(line.uid, ''), line.epoch, coalesce(line.node, ''),
            line.opened_at, line.started_at, line.since, line.past::json, line.posted_until, line.paid_until,
-           line.posted, line.held, line.seq, coalesce(line.final, ''), line.state, line.closed_at,
-           nullif(line.measured, '')::bigint, coalesce(line.measured, '') <> '',
+           line.posted, line.held, line.seq, coalesce(line.final, ''), coalesce(line.work, ''), line.refunded,
+           line.state, line.closed_at, nullif(line.measured, '')::bigint, coalesce(line.measured, '') <> '',
            CASE WHEN line.measured <> '' THEN now() END, line.written_off
       FROM unnest(
                string_to_array($1, ',')::bigint[], string_to_array($2, ',')::bigint[], string_to_array($3, chr(31)),
@@ -202,22 +202,31 @@ WITH gone AS (
                string_to_array($17, chr(31)), string_to_array($18, ',')::bigint[],
                string_to_array($19, ',')::bigint[], string_to_array($20, ',')::bigint[],
                string_to_array($21, ',')::bigint[], string_to_array($22, ',')::bigint[],
-               string_to_array($23, chr(31)), string_to_array($24, chr(31)), string_to_array($25, ',')::bigint[],
-               string_to_array($26, chr(31)), string_to_array($27, ',')::bigint[]
+               string_to_array($23, chr(31)), string_to_array($24, chr(31)), string_to_array($25, chr(31)),
+               string_to_array($26, ',')::bigint[], string_to_array($27, chr(31)), string_to_array($28, ',')::bigint[],
+               string_to_array($29, ',')::bigint[]
            ) AS line (id, account, job, rate, span, amounts, class, gpus, discount, mode, uid, epoch, node, opened_at,
-                      started_at, since, past, posted_until, paid_until, posted, held, seq, final, state, closed_at,
-                      measured, written_off)
+                      started_at, since, past, posted_until, paid_until, posted, held, seq, final, work, state,
+                      closed_at, measured, written_off, refunded)
 )
 SELECT count(*) FROM gone;
 
 -- name: correct_ended
 -- What was put right after the end.
 UPDATE lease_ended
-   SET posted = line.posted, written_off = line.written_off
+   SET posted = line.posted, written_off = line.written_off, refunded = line.refunded
   FROM unnest(string_to_array($1, ',')::bigint[], string_to_array($2, ',')::bigint[],
-              string_to_array($3, ',')::bigint[]) AS line (id, posted, written_off)
+              string_to_array($3, ',')::bigint[], string_to_array($4, ',')::bigint[])
+       AS line (id, posted, written_off, refunded)
  WHERE lease_ended.id = line.id
 RETURNING 1;
+
+-- name: refunded
+-- What was given back by hand of leases that are open: seldom, so that no beat has to write it.
+UPDATE lease
+   SET refunded = line.refunded
+  FROM unnest(string_to_array($1, ',')::bigint[], string_to_array($2, ',')::bigint[]) AS line (id, refunded)
+ WHERE lease.id = line.id;
 
 -- name: notice
 INSERT INTO notice (type, tenant, subject, data)

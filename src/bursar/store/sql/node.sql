@@ -3,30 +3,38 @@
 -- name: lock
 -- A node's row is all there is to its room, and a row that was waited for is seen as its rival left it: it can be read
 -- by the statement that locks it.
-SELECT name, uid, generation, schedulable, allocatable, allocated, devices
+SELECT name, uid, generation, schedulable, allocatable, allocated, devices, claim
   FROM node
  WHERE name = ANY(string_to_array($1, chr(31)))
  ORDER BY name
    FOR NO KEY UPDATE;
 
 -- name: read
-SELECT name, uid, generation, schedulable, allocatable, allocated, devices FROM node WHERE name = ANY($1::text[]);
+SELECT name, uid, generation, schedulable, allocatable, allocated, devices, claim FROM node WHERE name = ANY($1::text[]);
 
 -- name: read_all
-SELECT name, uid, generation, schedulable, allocatable, allocated, devices FROM node;
+SELECT name, uid, generation, schedulable, allocatable, allocated, devices, claim FROM node;
+
+-- name: read_claimed
+SELECT name, uid, generation, schedulable, allocatable, allocated, devices, claim
+  FROM node WHERE claim IS NOT NULL ORDER BY name;
+
+-- name: count_claimed
+-- What counts against the pool. Whoever claims holds the settings' row, and asks in a later statement.
+SELECT count(*) FROM node WHERE claim IS NOT NULL;
 
 -- name: names
 SELECT name FROM node ORDER BY name;
 
 -- name: put
-INSERT INTO node (name, uid, generation, schedulable, allocatable, allocated, devices)
+INSERT INTO node (name, uid, generation, schedulable, allocatable, allocated, devices, claim)
 SELECT *
-  FROM unnest($1::text[], $2::text[], $3::bigint[], $4::boolean[], $5::json[], $6::json[], $7::json[])
-       AS line (name, uid, generation, schedulable, allocatable, allocated, devices)
+  FROM unnest($1::text[], $2::text[], $3::bigint[], $4::boolean[], $5::json[], $6::json[], $7::json[], $8::json[])
+       AS line (name, uid, generation, schedulable, allocatable, allocated, devices, claim)
  ORDER BY 1
     ON CONFLICT (name) DO UPDATE
    SET generation = excluded.generation, schedulable = excluded.schedulable, allocatable = excluded.allocatable,
-       allocated = excluded.allocated, devices = excluded.devices;
+       allocated = excluded.allocated, devices = excluded.devices, claim = excluded.claim;
 
 -- name: use
 -- Only the room has moved.
@@ -40,6 +48,11 @@ UPDATE node
 -- When it was last heard goes with it: another of its name has not been heard yet.
 WITH unheard AS (DELETE FROM node_seen WHERE node = ANY($1::text[]))
 DELETE FROM node WHERE name = ANY($1::text[]);
+
+-- name: labels
+SELECT name, labels
+  FROM object
+ WHERE kind = 'Node' AND namespace = '' AND name = ANY(string_to_array($1, chr(31)));
 
 -- name: placements_of
 SELECT node, uid, namespace, name, tenant, epoch, exclusive, resources, devices, wanted, lease

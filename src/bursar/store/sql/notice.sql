@@ -1,5 +1,9 @@
 -- Notices, where they are sent, and who is still to get them.
 
+-- name: save
+INSERT INTO notice (type, tenant, subject, data)
+SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::json[]);
+
 -- name: spread
 -- Each notice is addressed once, to those that are there at that moment. Rivals pass over what another is at.
 WITH fresh AS (
@@ -92,6 +96,29 @@ SELECT webhook.name, direction, tenant, url, types, allow_local, created_by, cre
                   LIMIT 1), '') AS last_said
   FROM webhook
  ORDER BY webhook.name;
+
+-- name: save_for
+-- For one receiver alone: nobody else is told.
+WITH made AS (
+    INSERT INTO notice (type, tenant, subject, data, spread_at)
+    SELECT $2, tenant, name, $3, now()
+      FROM webhook
+     WHERE name = $1 AND direction = 'out' AND stopped = ''
+    RETURNING id, at
+), addressed AS (
+    INSERT INTO notice_delivery (notice, webhook) SELECT id, $1 FROM made
+)
+SELECT id, at FROM made;
+
+-- name: deliveries
+-- What a receiver is still to get, the oldest first, and what it will not be sent any more.
+SELECT notice.id, notice.type, notice.tenant, notice.subject, notice.at, delivery.tries, delivery.last_said,
+       CASE WHEN delivery.next_at < 'infinity' THEN delivery.next_at END AS next_at
+  FROM notice_delivery AS delivery
+  JOIN notice ON notice.id = delivery.notice
+ WHERE delivery.webhook = $1 AND delivery.notice > $2
+ ORDER BY delivery.notice
+ LIMIT $3;
 
 -- name: payers
 -- Those whose payments are believed, with their secrets.

@@ -1,4 +1,4 @@
--- Prices, in versions that are never changed.
+-- Prices, in versions that are never changed. What has not begun may be taken back.
 
 -- name: read_all
 SELECT resource, class, per_second, effective_from FROM price;
@@ -19,6 +19,12 @@ SELECT line.resource, line.class, line.per_second, line.effective_from, line.cre
        AS line (resource, class, per_second, effective_from, created_by)
  ORDER BY line.resource COLLATE "C", line.class COLLATE "C", line.effective_from
     ON CONFLICT DO NOTHING
+RETURNING 1;
+
+-- name: drop
+DELETE FROM price
+ USING unnest($1::text[], $2::text[], $3::bigint[]) AS line (resource, class, effective_from)
+ WHERE (price.resource, price.class, price.effective_from) = (line.resource, line.class, line.effective_from)
 RETURNING 1;
 
 -- name: raise_version

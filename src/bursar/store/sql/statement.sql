@@ -64,27 +64,52 @@ SELECT last_block, last
  LIMIT 1;
 
 -- name: totals
-SELECT account, type, sum(amount) AS amount
-  FROM (SELECT account, type, amount FROM entry_rollup WHERE account = ANY($1) AND block BETWEEN $2 AND $3
+SELECT account, type, sum(amount) AS amount, min(lease) FILTER (WHERE lease > 0) AS first_lease,
+       max(lease) AS last_lease
+  FROM (SELECT account, type, amount, lease FROM entry_rollup WHERE account = ANY($1) AND block BETWEEN $2 AND $3
          UNION ALL
-        SELECT account, type, amount FROM entry_side WHERE account = ANY($1) AND number > $4 AND number <= $5
+        SELECT account, type, amount, lease FROM entry_side WHERE account = ANY($1) AND number > $4 AND number <= $5
          UNION ALL
-        SELECT account, type, amount FROM entry_side WHERE account = ANY($1) AND number > $6 AND number <= $7) AS part
+        SELECT account, type, amount, lease FROM entry_side WHERE account = ANY($1) AND number > $6 AND number <= $7)
+       AS part
  GROUP BY account, type;
 
+-- name: floor
+-- The first entry that is still kept line by line.
+SELECT floor FROM seal WHERE id = 1;
+
 -- name: lines
-WITH part AS (
-    SELECT lease, type, amount, micros, count, begin, until
-      FROM entry_rollup
-     WHERE account = $1 AND block BETWEEN $2 AND $3 AND lease > $8
+-- First which leases are shown, found one after another by index; then what they come to. So what comes after the page is
+-- not read, however much that is.
+WITH edge AS MATERIALIZED (
+    SELECT lease, type, amount, (until - begin)::numeric AS micros, 1::bigint AS count, begin, until
+      FROM entry_side
+     WHERE account = $1 AND number > $4 AND number <= $5 AND lease > $8 AND lease <= $9
      UNION ALL
     SELECT lease, type, amount, until - begin, 1, begin, until
       FROM entry_side
-     WHERE account = $1 AND number > $4 AND number <= $5 AND lease > $8
+     WHERE account = $1 AND number > $6 AND number <= $7 AND lease > $8 AND lease <= $9
+), chosen AS MATERIALIZED (
+    SELECT lease
+      FROM ((SELECT DISTINCT lease
+               FROM entry_rollup
+              WHERE account = $1 AND block BETWEEN $2 AND $3 AND lease > $8 AND lease <= $9
+              ORDER BY lease
+              LIMIT $10)
+             UNION
+            (SELECT DISTINCT lease FROM edge ORDER BY lease LIMIT $10)) AS next
+     ORDER BY lease
+     LIMIT $10
+), part AS (
+    SELECT chosen.lease, rolled.*
+      FROM chosen
+     CROSS JOIN LATERAL (
+               SELECT type, amount, micros, count, begin, until
+                 FROM entry_rollup
+                WHERE account = $1 AND lease = chosen.lease AND block BETWEEN $2 AND $3
+           ) AS rolled
      UNION ALL
-    SELECT lease, type, amount, until - begin, 1, begin, until
-      FROM entry_side
-     WHERE account = $1 AND number > $6 AND number <= $7 AND lease > $8
+    SELECT edge.* FROM edge JOIN chosen USING (lease)
 ), line AS (
     SELECT lease, sum(amount) AS amount, coalesce(sum(amount) FILTER (WHERE type = 'debit'), 0) AS debited,
            coalesce(sum(amount) FILTER (WHERE type = 'refund'), 0) AS refunded,
@@ -93,11 +118,10 @@ WITH part AS (
            coalesce(min(begin) FILTER (WHERE begin > 0), 0) AS begin, max(until) AS until, sum(count) AS entries
       FROM part
      GROUP BY lease
-     ORDER BY lease
-     LIMIT $9
 )
 SELECT line.lease, line.amount, line.debited, line.refunded, line.adjusted, line.micros, line.begin, line.until,
-       line.entries, coalesce(open.job, ended.job, '') AS job, coalesce(open.node, ended.node, '') AS node,
+       line.entries, coalesce(open.job, ended.job, '') AS job, coalesce(open.work, ended.work, '') AS work,
+       coalesce(open.node, ended.node, '') AS node,
        coalesce(open.class, ended.class, '') AS class, coalesce(open.gpus, ended.gpus, 0) AS gpus,
        CASE WHEN open.id IS NOT NULL THEN 'open' ELSE coalesce(ended.state, '') END AS state
   FROM line

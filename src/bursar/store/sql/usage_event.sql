@@ -56,16 +56,15 @@ UPDATE lease_ended
 RETURNING lease_ended.id;
 
 -- name: forget_events
--- Of leases that ended so long ago that usage of them is no longer taken.
+-- Of leases that ended so long ago that usage of them is no longer taken. The oldest first: only what is old is read.
 DELETE FROM usage_event
  WHERE ctid = ANY (ARRAY(
            SELECT event.ctid
-             FROM job_usage
-             JOIN lease_ended ON lease_ended.id = job_usage.lease
-             JOIN usage_event AS event
-               ON (event.account, event.job) = (job_usage.account, job_usage.job) AND event.lease = job_usage.lease
-            WHERE job_usage.at < $1 AND lease_ended.reconciled_at IS NOT NULL
+             FROM usage_event AS event
+             JOIN lease_ended ON lease_ended.id = event.lease
+            WHERE event.at < $1 AND lease_ended.reconciled_at IS NOT NULL
               AND lease_ended.closed_at < ledger_now() - $2::bigint
+            ORDER BY event.at
             LIMIT $3
        ));
 
@@ -75,7 +74,8 @@ DELETE FROM job_usage
            SELECT job_usage.ctid
              FROM job_usage
              JOIN lease_ended ON lease_ended.id = job_usage.lease
-            WHERE job_usage.at < $1 AND lease_ended.reconciled_at IS NOT NULL
+            WHERE job_usage.made_at < $1 AND job_usage.at < $1 AND lease_ended.reconciled_at IS NOT NULL
               AND lease_ended.closed_at < ledger_now() - $2::bigint
+            ORDER BY job_usage.made_at
             LIMIT $3
        ));

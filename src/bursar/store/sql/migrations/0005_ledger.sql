@@ -186,6 +186,8 @@ CREATE TABLE entry_rollup (
     CONSTRAINT entry_rollup_key PRIMARY KEY (account, block, lease, type)
 );
 CREATE INDEX entry_rollup_of_block ON entry_rollup (block);
+-- A page of a statement goes on with the lease after the last one of the page before, and reads no more than it shows.
+CREATE INDEX entry_rollup_of_account ON entry_rollup (account, lease, block);
 CREATE INDEX entry_rollup_of_lease ON entry_rollup (lease) WHERE lease > 0;
 
 -- The balance of each account after each block that moved it: balances as of a time are found and not added up. Where
@@ -224,7 +226,11 @@ CREATE TABLE lease (
     held         bigint NOT NULL,
     seq          bigint NOT NULL DEFAULT 0,
     final        text NOT NULL DEFAULT '',
-    CONSTRAINT lease_never_negative CHECK (held >= 0 AND posted >= 0 AND rate >= 0)
+    -- namespace/name of what it pays for, to be told after that is gone; empty for work that is placed elsewhere.
+    work         text COLLATE "C" NOT NULL DEFAULT '',
+    -- What somebody gave back of what it cost: beside what is posted, and never more than that.
+    refunded     bigint NOT NULL DEFAULT 0,
+    CONSTRAINT lease_never_negative CHECK (held >= 0 AND posted >= 0 AND rate >= 0 AND refunded >= 0)
 ) WITH (fillfactor = 50);
 CREATE INDEX lease_of_account ON lease (account);
 CREATE INDEX lease_of_job ON lease (job);
@@ -277,6 +283,8 @@ CREATE TABLE usage_event (
     CONSTRAINT usage_event_once PRIMARY KEY (account, job, seq),
     CONSTRAINT usage_event_not_negative CHECK (micros >= 0 AND end_us >= begin_us)
 );
+-- Old ones are found to be forgotten, whatever there is of young ones.
+CREATE INDEX usage_event_by_age ON usage_event (at);
 
 -- What the events of a lease come to. `amount` is time weighted by the GPUs that were in use, where the lease has some.
 -- The numbers of a job's leases together, `seq_min` to `seq_max` beside `events`, tell of gaps.
@@ -289,8 +297,11 @@ CREATE TABLE job_usage (
     seq_max bigint,
     amount  numeric NOT NULL,
     at      timestamptz NOT NULL,
+    -- Never changed, so that it can have an index: each event changes the rest of the row in place.
+    made_at timestamptz NOT NULL DEFAULT now(),
     CONSTRAINT job_usage_key PRIMARY KEY (account, job, lease)
 ) WITH (fillfactor = 70);
+CREATE INDEX job_usage_by_age ON job_usage (made_at);
 
 -- What reconciliation has come to, by outcome: counted where it is committed, and told by whoever is asked.
 CREATE TABLE reconcile_total (

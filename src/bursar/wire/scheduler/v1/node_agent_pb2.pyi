@@ -32,12 +32,20 @@ class _DirectiveTypeEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_Directiv
     DIRECTIVE_TYPE_UNSPECIFIED: _DirectiveType.ValueType  # 0
     DIRECTIVE_TYPE_RUN: _DirectiveType.ValueType  # 1
     DIRECTIVE_TYPE_STOP: _DirectiveType.ValueType  # 2
+    DIRECTIVE_TYPE_WIPE: _DirectiveType.ValueType  # 3
+    """Wipe the node with the hook that the agent was given: it was claimed for sensitive work, and given back.
+    `allocation_id` is the claim, `epoch` the attempt. How that ended is told as of an allocation.
+    """
 
 class DirectiveType(_DirectiveType, metaclass=_DirectiveTypeEnumTypeWrapper): ...
 
 DIRECTIVE_TYPE_UNSPECIFIED: DirectiveType.ValueType  # 0
 DIRECTIVE_TYPE_RUN: DirectiveType.ValueType  # 1
 DIRECTIVE_TYPE_STOP: DirectiveType.ValueType  # 2
+DIRECTIVE_TYPE_WIPE: DirectiveType.ValueType  # 3
+"""Wipe the node with the hook that the agent was given: it was claimed for sensitive work, and given back.
+`allocation_id` is the claim, `epoch` the attempt. How that ended is told as of an allocation.
+"""
 
 class _PodPhase:
     ValueType = typing.NewType("ValueType", builtins.int)

@@ -1,0 +1,37 @@
+"""What /metrics tells of tenants' budgets of hours, as the database tells it."""
+
+from __future__ import annotations
+
+from bursar.api import metrics
+from bursar.core.budget import used_fraction
+from bursar.ops.hours import load_budgeted, load_budgets
+from bursar.ops.office import Office
+from bursar.store import budget as budget_store
+from bursar.store.database import AWAY
+
+
+async def show_budgets(office: Office) -> None:
+    """Of those that have one. What is no longer so is not told."""
+    try:
+        async with office.database.reader() as db:
+            tree = await office.trees.refresh(db)
+            budgets, used = await load_budgeted(db), await load_budgets(db, tree, past=office.past_hours)
+            sources = await budget_store.load_sources(db)
+    except AWAY:
+        return
+    for gauge in (metrics.BUDGET_UTILIZATION, metrics.BUDGET_HOURS, metrics.BUDGET_HOURS_USED):
+        gauge.clear()
+    for one in sources:
+        metrics.BUDGET_SOURCE_ANSWERS.labels(one.name).set(one.answers)
+    for tenant, use in used.items():
+        if (budget := budgets.get(tenant)) is None:
+            continue
+        fraction = used_fraction(use.gpu_hours, budget.gpu_hours_budget, use.node_hours, budget.node_hours_budget)
+        metrics.BUDGET_UTILIZATION.labels(tenant, use.source).set(fraction)
+        for what, hours, limit in (
+            ("gpu", use.gpu_hours, budget.gpu_hours_budget),
+            ("node", use.node_hours, budget.node_hours_budget),
+        ):
+            metrics.BUDGET_HOURS_USED.labels(tenant, what).set(hours)
+            if limit is not None:
+                metrics.BUDGET_HOURS.labels(tenant, what).set(limit)

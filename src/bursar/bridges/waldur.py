@@ -1,0 +1,181 @@
+"""What is left of budgets in Waldur: a resource of an offering is a tenant, and its components are the budgets.
+
+Waldur says for each resource what was agreed (`limits`) and what was reported as used of it in its period
+(`limit_usage`, or `current_usages` for components that are billed by use). What is left is the difference. A component
+of which nothing was reported yet says nothing: hours are then counted here.
+
+Waldur's own client takes seconds and a hundred megabytes to import. So this runs in a process of its own
+(`bursar waldur`), and is imported nowhere else.
+"""
+
+from __future__ import annotations
+
+import math
+import ssl
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import httpx
+from waldur_api_client import AuthenticatedClient
+from waldur_api_client.api.marketplace_provider_resources import marketplace_provider_resources_list
+from waldur_api_client.errors import UnexpectedStatus
+from waldur_api_client.models.resource import Resource
+from waldur_api_client.models.resource_field_enum import ResourceFieldEnum
+from waldur_api_client.models.resource_state import ResourceState
+
+from bursar.bridges.budget import SourceAway
+from bursar.core.names import dns_subdomain
+from bursar.core.remaining import Remaining
+
+REQUEST_SECONDS_MAX = 10.0
+READING_BYTES_MAX = 32 << 20  # of all pages together; a resource takes some hundred bytes
+ALIVE = (ResourceState.OK, ResourceState.UPDATING, ResourceState.ERRED)
+FIELDS = (
+    ResourceFieldEnum.UUID,
+    ResourceFieldEnum.BACKEND_ID,
+    ResourceFieldEnum.LIMITS,
+    ResourceFieldEnum.LIMIT_USAGE,
+    ResourceFieldEnum.CURRENT_USAGES,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """A component of an offering that is a budget of hours; one unit of it is so many hours."""
+
+    type: str
+    hours: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Waldur:
+    """Speaks with one Waldur about some of its offerings. The token is read each time: it may be replaced."""
+
+    url: str
+    token_file: Path
+    offerings: tuple[UUID, ...]
+    gpu_hours: Component = Component("gpu_hours")
+    node_hours: Component = Component("node_hours")
+    ca_file: Path | None = None
+
+    @property
+    def name(self) -> str:
+        return "waldur"
+
+    async def remaining_budgets(self) -> Mapping[str, Remaining]:
+        try:
+            async with self._client() as client:
+                resources = await marketplace_provider_resources_list.asyncio_all(
+                    client=client, offering_uuid=list(self.offerings), state=list(ALIVE), field=list(FIELDS)
+                )
+            return self._budgets(resources)
+        except UnexpectedStatus as error:
+            raise SourceAway(_said(error)) from error
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+            raise SourceAway(f"{type(error).__name__}: {error}") from error
+        except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+            raise SourceAway(f"it answered with something else: {type(error).__name__}: {error}") from error
+
+    def _client(self) -> AuthenticatedClient:
+        return AuthenticatedClient(
+            base_url=self.url,
+            token=self._token(),
+            timeout=httpx.Timeout(REQUEST_SECONDS_MAX),
+            headers={"User-Agent": "bursar", "Accept-Encoding": "identity"},
+            httpx_args={
+                "transport": BoundedTransport(
+                    verify=ssl.create_default_context(cafile=self.ca_file) if self.ca_file else True
+                )
+            },
+        )
+
+    def _token(self) -> str:
+        """What cannot be sent is refused here: whoever sends it would quote it in the error."""
+        token = self.token_file.read_bytes().strip()
+        if not token or not all(33 <= byte <= 126 for byte in token):
+            raise SourceAway(f"{self.token_file} has no token in it: one word of plain letters, digits and signs")
+        return token.decode("ascii")
+
+    def _budgets(self, resources: Iterable[Resource]) -> dict[str, Remaining]:
+        """Several resources of one tenant are one budget."""
+        found: dict[str, Remaining] = {}
+        for resource in resources:
+            tenant = resource.backend_id
+            if not isinstance(tenant, str) or dns_subdomain(tenant):
+                continue  # It is not provisioned yet, or is nothing that a tenant can be named.
+            before = found.get(tenant, Remaining())
+            found[tenant] = Remaining(
+                _sum(before.gpu_hours, left_of(resource, self.gpu_hours)),
+                _sum(before.node_hours, left_of(resource, self.node_hours)),
+                self.name,
+            )
+        return found
+
+
+class BoundedTransport(httpx.AsyncHTTPTransport):
+    """Reads so much and no more: an answer that never ends is an error, and is not kept until there is no memory."""
+
+    def __init__(self, *, verify: ssl.SSLContext | bool) -> None:
+        super().__init__(verify=verify)
+        self._room = READING_BYTES_MAX
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        response = await super().handle_async_request(request)
+        if response.headers.get("content-encoding", "identity") != "identity":
+            await response.aclose()
+            raise httpx.DecodingError("the answer is compressed, which was not asked for", request=request)
+        assert isinstance(response.stream, httpx.AsyncByteStream)
+        response.stream = _Bounded(self, response.stream)
+        return response
+
+    def take(self, size: int) -> None:
+        self._room -= size
+        if self._room < 0:
+            raise httpx.ReadError(f"the answer is larger than {READING_BYTES_MAX >> 20} MiB")
+
+
+class _Bounded(httpx.AsyncByteStream):
+    def __init__(self, transport: BoundedTransport, stream: httpx.AsyncByteStream) -> None:
+        self._transport = transport
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for piece in self._stream:
+            self._transport.take(len(piece))
+            yield piece
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+def left_of(resource: Resource, component: Component) -> float | None:
+    """Hours left of a component; None where none were agreed, or nothing was reported yet."""
+    limit = _number(resource.limits, component.type)
+    used = _number(resource.limit_usage, component.type)
+    if used is None:
+        used = _number(resource.current_usages, component.type)
+    if limit is None or used is None:
+        return None
+    return (limit - used) * component.hours
+
+
+def _number(amounts: Any, component: str) -> float | None:
+    """Amounts come as numbers, as strings, or not at all."""
+    if not amounts or component not in amounts.additional_properties:
+        return None
+    value = amounts[component]
+    number = float(value) if value is not None else math.nan
+    return number if math.isfinite(number) else None
+
+
+def _sum(one: float | None, other: float | None) -> float | None:
+    return one if other is None else other + (one or 0.0)
+
+
+def _said(error: UnexpectedStatus) -> str:
+    """The status, without what else it says: an error page is long, and may quote the request."""
+    hint = {401: ": the token is not accepted", 403: ": the token may not read these offerings' resources"}
+    return f"HTTP {error.status_code}{hint.get(error.status_code, '')}"

@@ -1,0 +1,270 @@
+"""Bursar as a backend of waldur-site-agent, the process that Waldur's own people write for those who serve resources.
+
+The agent fetches orders, reports use and keeps states in step; this says what that means here. An order for a resource
+makes a tenant with its namespace, an update sets its limits and budgets, its end closes it; what tenants used is
+reported by the calendar month, in UTC. It runs in the agent's process, speaks only the public API, and shares nothing
+with the server. The agent finds it by its entry point, `bursar`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from waldur_api_client.client import AuthenticatedClient
+from waldur_api_client.models.resource import Resource
+from waldur_site_agent.backend import logger
+from waldur_site_agent.backend.backends import BaseBackend
+from waldur_site_agent.backend.clients import UnknownClient
+from waldur_site_agent.backend.exceptions import (
+    BackendError,
+    BackendNotReadyError,
+    ConfigurationError,
+    DuplicateResourceError,
+)
+from waldur_site_agent.backend.structures import BackendResourceInfo, ClientResource
+
+from bursar.bridges.waldur_tenant import BUDGETS, NotYet, State, Tenants, state_of
+from bursar.client import ApiError, BursarError, Client, ConnectionFailed, NotFound
+from bursar.core.wording import dimension_of
+
+TOTAL = "TOTAL_ACCOUNT_USAGE"  # the agent's word for what all users used together
+USED = "usage"  # of a component that is billed by use
+
+
+class NotThere(BackendError):  # type: ignore[misc]
+    """No tenant of that name is Waldur's."""
+
+
+@contextmanager
+def spoken() -> Iterator[None]:
+    """What the server refuses ends an order; what passes by itself lets it wait for the next round."""
+    try:
+        yield
+    except NotYet as error:
+        raise BackendNotReadyError(str(error)) from error
+    except NotFound as error:
+        raise NotThere(error.message) from error
+    except (ApiError, ConnectionFailed) as error:
+        said = f"{error.message} {error.hint}".strip()
+        raise (BackendNotReadyError if error.passing else BackendError)(said) from error
+    except BursarError as error:
+        raise BackendError(error.message) from error
+
+
+class TenantClient(UnknownClient):  # type: ignore[misc]
+    """What the agent asks of any backend's client. Users are not kept here: they come with their tokens."""
+
+    def __init__(self, tenants: Tenants) -> None:
+        self._tenants = tenants
+
+    def list_resources(self) -> list[ClientResource]:
+        with spoken():
+            return [_resource(one) for one in self._tenants.all()]
+
+    def get_resource(self, resource_id: str) -> ClientResource | None:
+        with spoken():
+            found = self._tenants.find(resource_id)
+            return None if found is None else _resource(found)
+
+
+def _resource(document: Mapping[str, Any]) -> ClientResource:
+    name, spec = document["metadata"]["name"], document.get("spec") or {}
+    return ClientResource(name=name, description=spec.get("displayName", ""), backend_id=name)
+
+
+class BursarBackend(BaseBackend):  # type: ignore[misc]
+    """A resource is a tenant; a component is a budget (`gpu_hours`, `node_hours`) or the limit of a dimension."""
+
+    supports_cycle_preflight = True
+
+    def __init__(self, backend_settings: dict[str, Any], backend_components: dict[str, dict[str, Any]]) -> None:
+        super().__init__(backend_settings, backend_components)
+        self.backend_type = "bursar"
+        self._server = Client(_url(backend_settings), _token(backend_settings), ca_file=backend_settings.get("ca_file"))
+        self._tenants = Tenants(
+            self._server,
+            parent=backend_settings.get("parent", ""),
+            wait_seconds=float(backend_settings.get("delete_wait_seconds", 10)),
+            downscaled=_dimensions(backend_settings.get("downscaled_limits", {"max_concurrent_allocations": 1})),
+        )
+        self.client = TenantClient(self._tenants)
+
+    # Whether it is there.
+
+    def ping(self, raise_exception: bool = False) -> bool:
+        try:
+            with spoken():
+                self._server.whoami()
+        except (BackendError, BackendNotReadyError) as error:
+            logger.warning("Bursar cannot be used: %s", error)
+            if raise_exception:
+                raise BackendError(str(error)) from error
+            return False
+        return True
+
+    def diagnostics(self) -> bool:
+        if not self.ping():
+            return False
+        with spoken():
+            logger.info("Bursar at %s, as %s", self._server.context.url, self._server.whoami())
+            logger.info("Tenants of Waldur: %s", ", ".join(one["metadata"]["name"] for one in self._tenants.all()))
+        return True
+
+    def list_components(self) -> list[str]:
+        return list(self.backend_components)
+
+    # Orders.
+
+    def create_resource_with_id(
+        self, waldur_resource: Resource, resource_backend_id: str, user_context: dict[str, Any] | None = None
+    ) -> BackendResourceInfo:
+        """One request makes the tenant with all its limits: it is never there without them."""
+        del user_context
+        limits, _ = self._collect_resource_limits(waldur_resource)
+        with spoken():
+            made = self._tenants.put(
+                resource_backend_id,
+                _owner(waldur_resource),
+                str(waldur_resource.name or ""),
+                self._targets(limits),
+            )
+        if not made:
+            raise DuplicateResourceError(resource_backend_id)
+        return BackendResourceInfo(
+            backend_id=resource_backend_id, backend_metadata=self.get_resource_metadata(resource_backend_id)
+        )
+
+    def set_resource_limits(self, resource_backend_id: str, limits: dict[str, int]) -> None:
+        """In Waldur's units."""
+        with spoken():
+            self._tenants.set_limits(resource_backend_id, self._targets(self._converted(limits)))
+
+    def delete_resource(self, waldur_resource: Resource, **kwargs: str) -> None:
+        """With `soft_delete` the tenant is closed and stays; else it goes, with all that runs in it."""
+        del kwargs
+        name = str(waldur_resource.backend_id or "")
+        try:
+            with spoken():
+                if self.backend_settings.get("soft_delete", False):
+                    self._tenants.set_state(name, State.TERMINATED, _owner(waldur_resource))
+                else:
+                    self._tenants.delete(name, _owner(waldur_resource))
+        except NotThere:
+            logger.warning("There is no tenant %s of resource %s", name, waldur_resource.uuid)
+
+    def pull_resource(self, waldur_resource: Resource) -> BackendResourceInfo | None:
+        """What is another resource's is not there, whatever this one calls its own: nothing of it is reported."""
+        with spoken():
+            found = self._tenants.find(str(waldur_resource.backend_id or ""), _owner(waldur_resource))
+        return None if found is None else super().pull_resource(waldur_resource)
+
+    def _pre_create_resource(self, waldur_resource: Resource, user_context: dict[str, Any] | None = None) -> None:
+        del waldur_resource, user_context
+
+    def _collect_resource_limits(self, waldur_resource: Resource) -> tuple[dict[str, int], dict[str, int]]:
+        """What was ordered, else what the agent's configuration says; Waldur knows what it ordered."""
+        ordered = waldur_resource.limits.to_dict() if waldur_resource.limits else {}
+        limits = {name: one["limit"] for name, one in self.backend_components.items() if one.get("limit") is not None}
+        return self._converted({**limits, **{name: value for name, value in ordered.items() if value is not None}}), {}
+
+    # States.
+
+    def downscale_resource(self, resource_backend_id: str) -> bool:
+        return self._put_state(resource_backend_id, State.DOWNSCALED)
+
+    def pause_resource(self, resource_backend_id: str) -> bool:
+        return self._put_state(resource_backend_id, State.PAUSED)
+
+    def restore_resource(self, resource_backend_id: str) -> bool:
+        return self._put_state(resource_backend_id, State.OPEN)
+
+    def get_resource_metadata(self, resource_backend_id: str) -> dict[str, str]:
+        with spoken():
+            found = self._tenants.find(resource_backend_id)
+        return {} if found is None else {"tenant": resource_backend_id, "state": str(state_of(found)) or "ok"}
+
+    def sync_resource_limits(self, waldur_resource: Resource, waldur_rest_client: AuthenticatedClient) -> None:
+        """Limits are agreed in Waldur and come here by orders; what an admin changed here is not sent there."""
+        del waldur_resource, waldur_rest_client
+
+    def add_user(self, waldur_resource: Resource, username: str, **kwargs: str) -> bool:
+        """Nothing is to be done: who has a token for the tenant, or a claim of the issuer's, may use it."""
+        del waldur_resource, kwargs
+        return bool(username)
+
+    def _put_state(self, name: str, state: State) -> bool:
+        with spoken():
+            self._tenants.set_state(name, state)
+        return True
+
+    # What was used.
+
+    def _get_usage_report(self, resource_backend_ids: list[str]) -> dict[str, Any]:
+        today = datetime.now(UTC).date()
+        return self.get_usage_report_for_period(resource_backend_ids, today.year, today.month)
+
+    def get_usage_report_for_period(
+        self, resource_backend_ids: list[str], year: int, month: int, waldur_resource: Resource | None = None
+    ) -> dict[str, Any]:
+        """By calendar month: hours of budgets, and of components that are billed by use."""
+        del waldur_resource
+        begin, end = date(year, month, 1), date(year + month // 12, month % 12 + 1, 1)
+        report: dict[str, Any] = {}
+        for name in resource_backend_ids:
+            with spoken():
+                used = self._tenants.hours(name, begin.isoformat(), end.isoformat())
+            report[name] = {TOTAL: self._reported(used)}
+        return report
+
+    def _reported(self, used: Mapping[str, float]) -> dict[str, float]:
+        reported = {}
+        for name, one in self.backend_components.items():
+            target = self._target(name)
+            if target in BUDGETS or one.get("accounting_type") == USED:
+                factor = one.get("unit_factor_reporting") or one.get("unit_factor") or 1
+                reported[name] = used.get(target, 0.0) / float(factor)
+        return reported
+
+    # Components.
+
+    def _target(self, component: str) -> str:
+        """The budget or the dimension that a component stands for: its own name, unless the settings name another."""
+        named = (self.backend_settings.get("dimensions") or {}).get(component, component)
+        return named if named in BUDGETS else dimension_of(str(named))
+
+    def _targets(self, limits: Mapping[str, int]) -> dict[str, int]:
+        return {self._target(component): value for component, value in limits.items()}
+
+    def _converted(self, limits: Mapping[str, float]) -> dict[str, int]:
+        """From Waldur's units into ours. What the agent does not know as a component is none of ours."""
+        known = {name: value for name, value in limits.items() if name in self.backend_components}
+        return {name: int(value * self.backend_components[name].get("unit_factor", 1)) for name, value in known.items()}
+
+
+def _owner(resource: Resource) -> str:
+    """Which resource it is, as the label of its tenant says it."""
+    assert isinstance(resource.uuid, UUID), "Waldur names what it orders"
+    return resource.uuid.hex
+
+
+def _url(settings: Mapping[str, Any]) -> str:
+    if not settings.get("url"):
+        raise ConfigurationError("backend_settings needs url: where Bursar is, as in https://bursar.example.com")
+    return str(settings["url"])
+
+
+def _token(settings: Mapping[str, Any]) -> str:
+    if settings.get("token"):
+        return str(settings["token"])
+    if not settings.get("token_file"):
+        raise ConfigurationError("backend_settings needs token or token_file: a token of Bursar's, of role service")
+    return Path(settings["token_file"]).read_text().strip()
+
+
+def _dimensions(limits: Mapping[str, Any]) -> dict[str, int]:
+    return {dimension_of(name): int(value) for name, value in limits.items()}

@@ -1,0 +1,102 @@
+"""Watching over budgets: whoever leads looks now and then at what tenants have used, and has their people told.
+
+Whether there is anything to tell is decided under the tenant's lock (`ops/warn.py`): to look too often, or twice at
+once, does no harm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from bursar.core.budget import BudgetState, next_state
+from bursar.core.object import Origin, Stored
+from bursar.core.refusal import Refusal
+from bursar.core.selector import Op, Selector, Term
+from bursar.ops.command import DEPOSED
+from bursar.ops.hours import BudgetUse, load_budget_days, load_budgets
+from bursar.ops.office import Office
+from bursar.ops.warn import BUDGETS, Warn, state_of, tenant_key, warn
+from bursar.store import listing
+from bursar.store import object as object_store
+from bursar.store.database import AWAY, RACES
+from bursar.store.listing import Query
+from bursar.wire.ask import tenant_share_of
+from bursar.wire.tenant import BUDGET_FIELD
+
+log = structlog.get_logger()
+
+REVIEW_SECONDS = 10.0
+AT_ONCE = 200  # a changed window may be news to everybody; others use the same lane
+
+REVIEWING = Origin(BUDGETS, "review")
+# Those of whom something was told: it is taken back, also when they have no budget any more.
+_TOLD = Selector((Term(BUDGET_FIELD, Op.IN, tuple(sorted((BudgetState.WARNING, BudgetState.EXHAUSTED)))),))
+
+
+async def run_budgets(office: Office, fence: int) -> None:
+    """For as long as we lead. A database that is away is waited for."""
+    while True:
+        try:
+            await review(office, fence)
+        except (*AWAY, *RACES) as error:
+            log.info("budgets wait for the database", error=repr(error))
+        except Exception:
+            log.exception("budgets could not be reviewed")
+        await asyncio.sleep(REVIEW_SECONDS)
+
+
+async def review(office: Office, fence: int | None = None) -> int:
+    """Have everybody told whose budget passed a mark since they were last told; how many that were."""
+    found = await _load(office)
+    commands = [
+        command
+        for name, tenant in sorted(found.tenants.items())
+        if _is_known(tenant, found.used)
+        and _is_news(command := _command(tenant, found.used.get(name, BudgetUse()), found.days, fence), tenant)
+    ]
+    changed = 0
+    for at in range(0, len(commands), AT_ONCE):
+        replies = await asyncio.gather(*(warn(office, command) for command in commands[at : at + AT_ONCE]))
+        if DEPOSED in replies:
+            log.info("another leads, and tells of budgets")
+            break
+        changed += sum(not isinstance(reply, Refusal) for reply in replies)
+    return changed
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    tenants: Mapping[str, Stored]
+    used: Mapping[str, BudgetUse]
+    days: int
+
+
+async def _load(office: Office) -> _Found:
+    async with office.database.reader() as db:
+        tree = await office.trees.refresh(db)
+        used, days = await load_budgets(db, tree, past=office.past_hours), await load_budget_days(db)
+        told = (await listing.load_page(db, Query("Tenant", fields=_TOLD))).items
+        tenants = await object_store.load(db, {tenant_key(name) for name in {*used, *(one.name for one in told)}})
+    return _Found({key.name: one for key, one in tenants.items()}, used, days)
+
+
+def _command(tenant: Stored, use: BudgetUse, days: int, fence: int | None) -> Warn:
+    return Warn(
+        key=tenant.key, origin=REVIEWING, fence=fence, uid=tenant.uid, gpu_hours=use.gpu_hours,
+        node_hours=use.node_hours, days=days, source=use.source,
+    )  # fmt: skip
+
+
+def _is_news(command: Warn, tenant: Stored) -> bool:
+    """As far as can be told without a lock: most of the time nothing has changed, and nobody is asked."""
+    before = state_of(tenant)
+    return next_state(command.hours(tenant).fraction, before) is not before
+
+
+def _is_known(tenant: Stored, used: Mapping[str, BudgetUse]) -> bool:
+    """Whether its hours were read. One without a budget has none to be read."""
+    return tenant.key.name in used or not tenant_share_of(tenant.doc).has_budget

@@ -1,0 +1,321 @@
+"""Claiming a node for sensitive work, giving it back, and having it wiped before others may use it.
+
+Who holds a node stands with its room, under the same lock: whoever commits first has it. How many may be claimed is the
+whole system's limit; who claims holds the settings' row, and counts in a later statement, so no two can both be the
+last. The node's status says that it is claimed and since when, and never by whom: everybody reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec import Struct
+
+from bursar.core.access import Reach
+from bursar.core.claim import POOL, UID_PREFIX, Claim, State, held, in_use, not_allowed, paid_afterwards, pool_exhausted
+from bursar.core.node import WHOLE, NodeRoom, Placement
+from bursar.core.object import Key, Origin, Stored
+from bursar.core.refusal import Code, Refusal
+from bursar.core.sheet import Sheet, begin_usage, end_usage
+from bursar.core.tree import Tree, lineage
+from bursar.core.value import replace
+from bursar.ops.allocation import drop_conditions, set_condition, status_of, unchanged
+from bursar.ops.command import Command, Reply, Result
+from bursar.ops.object import not_found
+from bursar.ops.office import Office, new_uid, timestamp
+from bursar.store import node as node_store
+from bursar.store.request import Claim as RequestClaim
+from bursar.wire.document import encode
+from bursar.wire.settings import SYSTEM
+
+FAILED = "WipeFailed"
+RELEASED = "Released"  # how the use of a claimed node ends
+CLAIMED = "Claimed"  # how that of work ends whose node was claimed by its own user
+SETTINGS = Key("Settings", "", SYSTEM)
+NOBODYS = Reach()
+
+
+def node_key(name: str) -> Key:
+    return Key("Node", "", name)
+
+
+def pool_size(tree: Tree) -> int:
+    """How many nodes may be claimed at once; none, unless somebody said so."""
+    return tree.system.get(POOL, 0) // WHOLE
+
+
+# Commands.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OnNode(Command):
+    def nodes(self) -> Iterable[str]:
+        return (self.key.name,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimNode(_OnNode):
+    """Take a node for one person, on which nothing is placed but their own work. Who has it already keeps it; everybody
+    else is refused."""
+
+    draft: Claim
+    reach: Reach  # of who asks: it decides what they are told of who holds the node
+
+    def claims(self) -> Iterable[str]:
+        return (self.key.name,)
+
+    def meters(self, _: Sheet) -> Iterable[str]:
+        return (self.key.name,)
+
+    def objects(self) -> Iterable[Key]:
+        # The settings last: the order of keys is the order of locks.
+        return (self.key, SETTINGS)
+
+    def decide(self, sheet: Sheet) -> Result:
+        before, room = sheet.objects.get(self.key), sheet.nodes.get(self.key.name)
+        if before is None or room is None:
+            return not_found(self.key)
+        if room.claim is not None and room.claim.state is State.HELD and room.claim.holder == self.draft.holder:
+            return unchanged(before)
+        if refusal := self._refusal(sheet, room):
+            return refusal
+        sheet.claimed += 1
+        claim = replace(self.draft, since=timestamp(sheet.now))
+        for part, _ in sheet.occupants.get(room.name, ()):
+            # From now on the claim counts for all that runs there.
+            end_usage(sheet, part.uid, part.node, CLAIMED)
+        begin_usage(sheet, _whole(room, claim), claim.holder)
+        return _put(sheet, before, room, claim, self.origin)
+
+    def _refusal(self, sheet: Sheet, room: NodeRoom) -> Refusal | None:
+        if self.draft.tenant not in sheet.tree.tenants:
+            return Refusal(Code.UNPROCESSABLE, f"there is no tenant {self.draft.tenant}")
+        for tenant in lineage(sheet.tree, self.draft.tenant):
+            if not sheet.tree.tenants[tenant].may_claim:
+                return not_allowed(tenant)
+        if self.draft.tenant in sheet.tree.prepaid:
+            return paid_afterwards(self.draft.tenant)
+        if room.claim is not None:
+            return held(room.name, room.claim, told=sees(self.reach, sheet.tree, room.claim))
+        if not room.schedulable:
+            message = f"node {room.name} takes no new work: it is cordoned or not ready"
+            return Refusal(Code.CONFLICT, message, f"Choose another node, or: bursar uncordon {room.name}")
+        if any(room.allocated.values()) and not self._is_alone(sheet):
+            return in_use(room.name, (), "claimed")
+        size = pool_size(sheet.tree)
+        return pool_exhausted(sheet.claimed, size) if sheet.claimed >= size else None
+
+    def _is_alone(self, sheet: Sheet) -> bool:
+        """Whether all that is placed there is of who claims it."""
+        there = sheet.occupants.get(self.key.name, ())
+        return bool(there) and all(status_of(work).get("user") == self.draft.holder for _, work in there)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseNode(_OnNode):
+    """Give a claimed node back: from then on it is to be wiped."""
+
+    user: str  # who gives it back
+    over: Reach = NOBODYS  # whose claims they may end beside their own
+
+    def decide(self, sheet: Sheet) -> Result:
+        before, room = sheet.objects.get(self.key), sheet.nodes.get(self.key.name)
+        if before is None or room is None:
+            return not_found(self.key)
+        if room.claim is None:
+            return Refusal(Code.CONFLICT, f"node {room.name} is not claimed")
+        if room.claim.holder != self.user and not sees(self.over, sheet.tree, room.claim):
+            return Refusal(Code.FORBIDDEN, f"node {room.name} is claimed by somebody else")
+        if room.claim.state is not State.HELD:
+            return unchanged(before)
+        if any(room.allocated.values()):
+            return in_use(room.name, (), "released")
+        end_usage(sheet, room.claim.id, room.name, RELEASED, self.origin.reason)
+        claim = replace(room.claim, state=State.WIPING, released=timestamp(sheet.now), attempt=1)
+        return _put(sheet, before, room, claim, self.origin)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WipeNode(_OnNode):
+    """Have a node that was given back wiped again, as when that failed."""
+
+    def decide(self, sheet: Sheet) -> Result:
+        before, room = sheet.objects.get(self.key), sheet.nodes.get(self.key.name)
+        if before is None or room is None:
+            return not_found(self.key)
+        if refusal := _not_released(room):
+            return refusal
+        assert room.claim is not None
+        if room.claim.state is State.WIPING:
+            return unchanged(before)
+        claim = replace(room.claim, state=State.WIPING, attempt=room.claim.attempt + 1, message="")
+        return _put(sheet, before, room, claim, self.origin)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndWipe(_OnNode):
+    """That a node was wiped, or that this failed. Without a number it is an administrator's word, which always counts;
+    a node's own counts for the attempt that it speaks of."""
+
+    claim_id: str = ""
+    attempt: int = 0
+    failed: str = ""
+
+    def decide(self, sheet: Sheet) -> Result:
+        before, room = sheet.objects.get(self.key), sheet.nodes.get(self.key.name)
+        if before is None or room is None:
+            return not_found(self.key)
+        if self.claim_id and not self._is_meant(room.claim):
+            return unchanged(before)
+        if refusal := _not_released(room):
+            return refusal
+        assert room.claim is not None
+        if self.failed:
+            failed = replace(room.claim, state=State.WIPE_FAILED, message=self.failed)
+            return _put(sheet, before, room, failed, self.origin)
+        return _put(sheet, before, room, None, self.origin)
+
+    def _is_meant(self, claim: Claim | None) -> bool:
+        return (
+            claim is not None
+            and claim.state is State.WIPING
+            and (claim.id, claim.attempt) == (self.claim_id, self.attempt)
+        )
+
+
+def _not_released(room: NodeRoom) -> Refusal | None:
+    if room.claim is None:
+        return Refusal(Code.CONFLICT, f"node {room.name} is not claimed: there is nothing to wipe")
+    if room.claim.state is State.HELD:
+        message = f"node {room.name} is claimed, and was not given back"
+        return Refusal(Code.CONFLICT, message, f"Release it first: bursar node release {room.name}")
+    return None
+
+
+def _put(sheet: Sheet, before: Stored, room: NodeRoom, claim: Claim | None, origin: Origin) -> Result:
+    """The node with its claim as it is now. Plans that were made for it before are stale."""
+    at = timestamp(sheet.now)
+    sheet.set_node(replace(room, generation=room.generation + 1, claim=claim))
+    status = status_of(before)
+    status.pop("claim", None)
+    if claim is not None:
+        status["claim"] = shown(claim)
+    if claim is not None and claim.state is State.WIPE_FAILED:
+        set_condition(status, FAILED, "True", "WipeHookFailed", claim.message, at)
+    elif any(one["type"] == FAILED for one in status.get("conditions", ())):
+        drop_conditions(status, FAILED)
+    return sheet.put(replace(before, status=encode(status)), origin)
+
+
+def _whole(room: NodeRoom, claim: Claim) -> Placement:
+    """What a claim counts for, used or idle: a placement of the whole node, that is stored nowhere else."""
+    return Placement(room.name, claim.id, "", room.name, claim.tenant, 1, True, room.allocatable, {})
+
+
+def shown(claim: Claim) -> dict[str, Any]:
+    """What a node's status says of its claim: all that is for everybody, and nothing else."""
+    told: dict[str, Any] = {"id": claim.id, "state": str(claim.state), "since": claim.since}
+    if claim.attempt:
+        told |= {"released": claim.released, "attempt": claim.attempt}
+    return told
+
+
+def sees(reach: Reach, tree: Tree, claim: Claim) -> bool:
+    """Whether somebody may know, or decide, whose claim this is. What is left of a tenant that is gone is an
+    administrator's."""
+    return reach.everything or (claim.tenant in tree.tenants and reach.sees(lineage(tree, claim.tenant)))
+
+
+def keep_claim(before: Stored, after: Stored) -> Stored:
+    """The next version of a node, with what is said of its claim as it was."""
+    if b'"claim"' not in before.status and b'"claim"' not in after.status:
+        return after
+    status, claim = status_of(after), status_of(before).get("claim")
+    status.pop("claim", None)
+    if claim:
+        status["claim"] = claim
+    return replace(after, status=encode(status))
+
+
+# Verbs.
+
+
+async def claim_node(
+    office: Office,
+    name: str,
+    origin: Origin,
+    reach: Reach,
+    *,
+    tenant: str,
+    user: str,
+    reason: str = "",
+    claim: RequestClaim | None = None,
+    dry_run: bool = False,
+) -> Reply:
+    """Claim a node for a user."""
+    draft = Claim(new_uid(UID_PREFIX), tenant, user, "", origin.actor, reason)
+    command = ClaimNode(key=node_key(name), origin=origin, claim=claim, draft=draft, reach=reach)
+    reply = await (office.trying if dry_run else office.changing).submit(command, tenant)
+    return await _with_names(office, name, reply, reach, "claimed")
+
+
+async def release_node(office: Office, command: ReleaseNode, reach: Reach, *, dry_run: bool = False) -> Reply:
+    """Give a node back. It is refused while work is placed there."""
+    reply = await (office.trying if dry_run else office.changing).submit(command, "")
+    return await _with_names(office, command.key.name, reply, reach, "released")
+
+
+async def wipe_node(office: Office, name: str, origin: Origin, *, dry_run: bool = False) -> Reply:
+    command = WipeNode(key=node_key(name), origin=origin)
+    return await (office.trying if dry_run else office.changing).submit(command, "")
+
+
+async def end_wipe(
+    office: Office,
+    name: str,
+    origin: Origin,
+    *,
+    claim_id: str = "",
+    attempt: int = 0,
+    failed: str = "",
+    dry_run: bool = False,
+) -> Reply:
+    command = EndWipe(key=node_key(name), origin=origin, claim_id=claim_id, attempt=attempt, failed=failed)
+    return await (office.trying if dry_run else office.changing).submit(command, "")
+
+
+async def _with_names(office: Office, name: str, reply: Reply, reach: Reach, what: str) -> Reply:
+    """What is placed there, by name, as far as the caller may know."""
+    if not isinstance(reply, Refusal) or reply.code is not Code.IN_USE:
+        return reply
+    async with office.database.reader() as db:
+        placements = await node_store.load_placements_on(db, [name])
+    tree = office.trees.latest
+    seen = [
+        f"{one.namespace}/{one.name}"
+        for one in placements
+        if reach.everything or (one.tenant in tree.tenants and reach.sees(lineage(tree, one.tenant)))
+    ]
+    return in_use(name, seen, what)
+
+
+class Pool(Struct, frozen=True):
+    """How many nodes may be claimed, how many are, and those whose holder the caller may know."""
+
+    size: int
+    claimed: int
+    claims: tuple[tuple[str, Claim], ...]  # by node
+
+
+async def load_pool(office: Office, reach: Reach) -> Pool:
+    async with office.database.reader() as db:
+        rooms = await node_store.load_claimed(db)
+        tree = await office.trees.refresh(db)
+    claims = [(name, room.claim) for name, room in sorted(rooms.items()) if room.claim is not None]
+    return Pool(pool_size(tree), len(claims), tuple(_visible(claims, reach, tree)))
+
+
+def _visible(claims: Sequence[tuple[str, Claim]], reach: Reach, tree: Tree) -> list[tuple[str, Claim]]:
+    return [(name, claim) for name, claim in claims if sees(reach, tree, claim)]

@@ -1,0 +1,122 @@
+"""Telling a tenant's people that its budget of hours is nearly used, or used up, or that it has room again.
+
+It stands in the tenant's status, where it can be watched; it is in the feed, which Events are served from; and it is a
+notice for whoever asked for them. All of that is one transaction, decided under the tenant's lock from what its status
+says already: so a crossing is told once, however many look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from bursar.core.budget import (
+    EXHAUSTED_FROM,
+    PENALTY_FROM,
+    BudgetHours,
+    BudgetNews,
+    BudgetState,
+    news,
+    next_state,
+    told,
+)
+from bursar.core.charge import Charge
+from bursar.core.object import Key, Origin, Stored
+from bursar.core.refusal import Code, Refusal
+from bursar.core.sheet import Sheet
+from bursar.core.tiding import Tiding
+from bursar.core.value import replace
+from bursar.ops.allocation import set_condition, status_of, unchanged
+from bursar.ops.command import Command, Reply, Result
+from bursar.ops.object import not_found
+from bursar.ops.office import Office, timestamp
+from bursar.wire.ask import tenant_share_of
+from bursar.wire.document import encode
+from bursar.wire.tenant import BUDGET_EXHAUSTED, BUDGET_FIELD, BUDGET_WARNING
+
+BUDGETS: Final = "system:budgets"  # who tells it, in the audit log
+
+# What was done, as the audit log and Events have it.
+VERBS: Final = {BudgetState.WITHIN: "restore", BudgetState.WARNING: "warn", BudgetState.EXHAUSTED: "exhaust"}
+MARKS: Final = {BudgetNews.WARNING: PENALTY_FROM, BudgetNews.EXHAUSTED: EXHAUSTED_FROM, BudgetNews.RESTORED: None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warn(Command):
+    """Say how a tenant stands with its budget, where that is news.
+
+    The hours are what was read without a lock; the budget is the one that stands, so that one which was raised in
+    between is not told to be used up.
+    """
+
+    uid: str
+    gpu_hours: float
+    node_hours: float
+    days: int
+    source: str  # where the figures come from
+
+    def charges(self, _: Sheet) -> Iterable[tuple[str, Charge]]:
+        return ()
+
+    def decide(self, sheet: Sheet) -> Result:
+        before = sheet.objects.get(self.key)
+        if before is None:
+            return not_found(self.key)
+        if before.uid != self.uid:
+            return Refusal(Code.STALE, f"tenant {self.key.name} is another one now")
+        hours, was = self.hours(before), state_of(before)
+        now = next_state(hours.fraction, was)
+        if now is was:
+            return unchanged(before)
+        message = told(hours, now)
+        if (what := news(was, now)) is not None:
+            sheet.tidings.append(Tiding(what, self.key.name, self.key.name, encode(self._data(hours, what, message))))
+        origin = Origin(self.origin.actor, VERBS[now], message)
+        return sheet.put(stands(before, now, message, timestamp(sheet.now)), origin)
+
+    def hours(self, tenant: Stored) -> BudgetHours:
+        budget = tenant_share_of(tenant.doc)
+        return BudgetHours(
+            self.gpu_hours, budget.gpu_hours_budget, self.node_hours, budget.node_hours_budget, self.days, self.source
+        )
+
+    def _data(self, hours: BudgetHours, what: BudgetNews, message: str) -> dict[str, Any]:
+        return {
+            "tenant": self.key.name,
+            "threshold": MARKS[what],
+            "utilization": round(hours.fraction, 4),
+            "gpu_hours_used": round(hours.gpu_hours, 4),
+            "gpu_hours_budget": hours.gpu_budget,
+            "node_hours_used": round(hours.node_hours, 4),
+            "node_hours_budget": hours.node_budget,
+            "budget_period_days": hours.days,
+            "source": self.source,
+            "message": message,
+        }
+
+
+def tenant_key(name: str) -> Key:
+    return Key("Tenant", "", name)
+
+
+def state_of(tenant: Stored) -> BudgetState:
+    """As its status says."""
+    return BudgetState(tenant.fields.get(BUDGET_FIELD, BudgetState.WITHIN))
+
+
+def stands(tenant: Stored, now: BudgetState, message: str, at: str) -> Stored:
+    """The tenant with what its status says of its budget."""
+    status = status_of(tenant)
+    warned, exhausted = now is not BudgetState.WITHIN, now is BudgetState.EXHAUSTED
+    for name, holds, yes, no in (
+        (BUDGET_WARNING, warned, "BudgetNearlyUsed", "BudgetHasRoom"),
+        (BUDGET_EXHAUSTED, exhausted, "BudgetUsedUp", "BudgetNotUsedUp"),
+    ):
+        set_condition(status, name, str(holds), yes if holds else no, message, at)
+    return replace(tenant, status=encode(status), fields={**tenant.fields, BUDGET_FIELD: str(now)})
+
+
+async def warn(office: Office, command: Warn) -> Reply:
+    """It holds the tree as it is, and changes nothing of it: no other writer waits for it."""
+    return await office.changing.submit(command, command.key.name)

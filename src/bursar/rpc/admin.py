@@ -1,0 +1,189 @@
+"""The service that administrators and tenants call: what the REST API does, spoken as gRPC.
+
+A call is put to the same door as a request over HTTP. So there is one place that knows who is asking, how often they
+may, what their role allows, and what a request id stands for; what is refused there is refused here in the same words.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any, Final, NoReturn, TypeVar
+from urllib.parse import urlencode
+
+import grpc
+import msgspec
+from google.protobuf.json_format import ParseDict
+from google.protobuf.message import Message
+
+from bursar.rpc.problem import DETAILS, details_of, refusal_of, sentence_of, status_of
+from bursar.wire.scheduler.v1 import admin_pb2 as pb
+from bursar.wire.scheduler.v1 import admin_pb2_grpc as pb_grpc
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Event = MutableMapping[str, Any]
+# What serves HTTP, as ASGI has it.
+Door = Callable[[Event, Callable[[], Awaitable[Event]], Callable[[Event], Awaitable[None]]], Awaitable[None]]
+M = TypeVar("M", bound=Message)
+
+TENANTS: Final = "/api/v1/tenants"
+USAGE: Final = "/api/v1/usage"
+# Of an update, what says more than a field of the tenant.
+_BESIDES: Final = frozenset({"name", "limits", "clear", "request_id", "dry_run"})
+# REST's words for what protobuf has other words for.
+_RENAMED: Final = {"from": "begin", "to": "end"}
+
+
+class AdminService(pb_grpc.AdminServiceServicer):
+    def __init__(self, door: Door) -> None:
+        self._door = door
+
+    async def UpdateTenant(  # noqa: N802
+        self, request: pb.UpdateTenantRequest, context: Context
+    ) -> pb.UpdateTenantResponse:
+        changes = flat_of(request)
+        if isinstance(changes, str):
+            await _refuse(context, _invalid(changes))
+        query = {"dryRun": "All"} if request.dry_run else {}
+        path = await _tenant_path(context, request.name)
+        found = await self._ask(context, "PUT", path, query, msgspec.json.encode(changes))
+        return pb.UpdateTenantResponse(tenant=tenant_message(found))
+
+    async def GetTenantUsage(  # noqa: N802
+        self, request: pb.GetTenantUsageRequest, context: Context
+    ) -> pb.GetTenantUsageResponse:
+        path = await _tenant_path(context, request.tenant)
+        found = await self._ask(context, "GET", f"{path}/usage", _days(request.days))
+        return message_of(found, pb.GetTenantUsageResponse())
+
+    async def GetUserUsage(  # noqa: N802
+        self, request: pb.GetUserUsageRequest, context: Context
+    ) -> pb.GetUserUsageResponse:
+        query = {**({"user": request.user} if request.user else {}), **_days(request.days)}
+        found = await self._ask(context, "GET", USAGE, query)
+        return message_of(found, pb.GetUserUsageResponse())
+
+    async def _ask(
+        self, context: Context, method: str, path: str, query: Mapping[str, str], body: bytes = b""
+    ) -> dict[str, Any]:
+        """The answer to a request; one that is refused ends the call."""
+        status, answer = await _put(self._door, method, path, query, _headers(context), body)
+        document: dict[str, Any] = msgspec.json.decode(answer)
+        if status >= 300:
+            await _refuse(context, document)
+        return document
+
+
+# The request.
+
+
+def flat_of(request: pb.UpdateTenantRequest) -> dict[str, Any] | str:
+    """The flat form of a tenant's change, or what is wrong with it."""
+    changes: dict[str, Any] = {
+        field.name: _plain(value) for field, value in request.ListFields() if field.name not in _BESIDES
+    }
+    for name, value in changes.items():
+        # JSON has no word for it, and would have it unset.
+        if isinstance(value, float) and not math.isfinite(value):
+            return f"{name} must be a number"
+    besides = [(f"max_{name.removeprefix('max_')}", quantity or None) for name, quantity in request.limits.items()]
+    for name, value in (*besides, *((name, None) for name in request.clear)):
+        if name in changes:
+            return f"{name} is named twice"
+        changes[name] = value
+    if not changes:
+        return "nothing to change: name at least one field"
+    return {**changes, **({"request_id": request.request_id} if request.request_id else {})}
+
+
+def _plain(value: Any) -> Any:
+    """A whole number goes as one."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _days(days: int) -> dict[str, str]:
+    return {"days": str(days)} if days else {}
+
+
+async def _tenant_path(context: Context, name: str) -> str:
+    # A name is one segment of a path: one with a slash in it would be another path.
+    if not name or "/" in name:
+        await _refuse(context, _invalid("name a tenant"))
+    return f"{TENANTS}/{name}"
+
+
+def _headers(context: Context) -> list[tuple[bytes, bytes]]:
+    shown = {str(name): value for name, value in context.invocation_metadata() or ()}
+    given = {name: shown[name] for name in ("authorization", "x-request-id") if name in shown}
+    return [
+        (b"content-type", b"application/json"),
+        (b"accept", b"application/json"),
+        *(
+            (name.encode(), one if isinstance(one, bytes) else one.encode("latin-1", "replace"))
+            for name, one in given.items()
+        ),
+    ]
+
+
+async def _put(
+    door: Door, method: str, path: str, query: Mapping[str, str], headers: list[tuple[bytes, bytes]], body: bytes
+) -> tuple[int, bytes]:
+    """One request through the door, without a socket between: its status and its body."""
+    sent: list[Event] = []
+    pieces = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Event:
+        return pieces.pop() if pieces else {"type": "http.disconnect"}
+
+    async def send(event: Event) -> None:
+        sent.append(event)
+
+    scope = {
+        "type": "http", "method": method, "path": path, "query_string": urlencode(query).encode(), "headers": headers,
+        "client": None,
+    }  # fmt: skip
+    await door(scope, receive, send)
+    return int(sent[0]["status"]), b"".join(one.get("body", b"") for one in sent[1:])
+
+
+# The answer.
+
+
+def message_of(document: Mapping[str, Any], message: M) -> M:
+    """An answer of the REST API as a message with the same names."""
+    return ParseDict({_RENAMED.get(name, name): one for name, one in document.items()}, message, True)
+
+
+def tenant_message(document: Mapping[str, Any]) -> pb.Tenant:
+    metadata, spec = document["metadata"], document.get("spec") or {}
+    numbers = {
+        "gpu_hours_budget": spec.get("gpuHoursBudget"),
+        "node_hours_budget": spec.get("nodeHoursBudget"),
+        "fair_share_target": spec.get("fairShareTarget"),
+        "burst_allowance": spec.get("burstAllowance"),
+        "weight": spec.get("weight"),
+    }
+    return pb.Tenant(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        resource_version=metadata["resourceVersion"],
+        limits={name: str(value) for name, value in (spec.get("limits") or {}).items()},
+        tier=spec.get("tier", ""),
+        parent=spec.get("parent", ""),
+        enforcement=spec.get("enforcement", ""),
+        display_name=spec.get("displayName", ""),
+        billing_mode=(spec.get("billing") or {}).get("mode", ""),
+        approval_policy=spec.get("approvalPolicy", ""),
+        sensitive=spec.get("sensitive", False),
+        **{name: value for name, value in numbers.items() if value is not None},
+    )
+
+
+def _invalid(message: str) -> dict[str, Any]:
+    return {"message": message, "details": {"code": "invalid"}}
+
+
+async def _refuse(context: Context, document: Mapping[str, Any]) -> NoReturn:
+    status, refusal = status_of(document), refusal_of(document)
+    await context.abort(status, sentence_of(refusal), ((DETAILS, details_of(status, refusal)),))
+    raise AssertionError("abort does not return")

@@ -1,0 +1,49 @@
+-- What is left of tenants' budgets, by whoever keeps them.
+
+-- name: claim
+-- One of any number of readers gets it; the database's clock decides.
+INSERT INTO budget_source (name, due_at)
+VALUES ($1, clock_timestamp() + make_interval(secs => $2::double precision))
+    ON CONFLICT (name) DO UPDATE SET due_at = excluded.due_at
+ WHERE budget_source.due_at <= clock_timestamp()
+RETURNING clock_timestamp() AS at;
+
+-- name: save
+-- What the source no longer names is gone. A reader that was held up does not replace what another read since.
+WITH said AS (
+    SELECT * FROM unnest($4::text[], $5::double precision[], $6::double precision[]) AS line (tenant, gpu_hours, node_hours)
+), dropped AS (
+    DELETE FROM budget_remaining AS old
+     WHERE old.source = $1 AND old.read_at < $2
+       AND NOT EXISTS (SELECT FROM said WHERE said.tenant = old.tenant)
+), answered AS (
+    UPDATE budget_source SET answered_at = $2, fault = '' WHERE name = $1
+)
+INSERT INTO budget_remaining (tenant, source, gpu_hours, node_hours, read_at, fresh_until)
+SELECT tenant, $1, gpu_hours, node_hours, $2, $2::timestamptz + make_interval(secs => $3::double precision)
+  FROM said
+ ORDER BY tenant
+    ON CONFLICT (tenant, source) DO UPDATE
+   SET gpu_hours = excluded.gpu_hours, node_hours = excluded.node_hours,
+       read_at = excluded.read_at, fresh_until = excluded.fresh_until
+ WHERE budget_remaining.read_at <= excluded.read_at;
+
+-- name: withdraw
+-- What was read before it stopped answering does not count any more.
+WITH dropped AS (
+    DELETE FROM budget_remaining WHERE source = $1 AND read_at < $2
+)
+UPDATE budget_source SET fault = $3 WHERE name = $1;
+
+-- name: remaining
+-- Of several sources the one that was read last; of one tenant there is seldom more than one.
+SELECT DISTINCT ON (tenant) tenant, source, gpu_hours, node_hours
+  FROM budget_remaining
+ WHERE fresh_until > clock_timestamp() AND ($1::text[] IS NULL OR tenant = ANY($1))
+ ORDER BY tenant, read_at DESC;
+
+-- name: sources
+-- One that nobody reads any more does not answer either.
+SELECT name, answered_at IS NOT NULL AND fault = '' AND due_at > clock_timestamp() - interval '1 minute' AS answers, fault
+  FROM budget_source
+ ORDER BY name;

@@ -1,0 +1,175 @@
+"""What is told of use: by tenant, by user, and in a period against quota; and as a table for whoever charges it on."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from bursar.core.cost import OTHER, bill, breakdown, fraction, money, nano_of
+from bursar.core.money import credits_of
+from bursar.core.report import Sum, Uses, add_up, unit_hours
+
+
+class Cost(Struct):
+    """`credits` is exact; `total` and its parts are money, at what a credit is worth, and add up."""
+
+    credits: str
+    total: str
+    breakdown: dict[str, str]
+
+
+class ResourceUse(Struct):
+    """`hours` are of one unit: a GPU, a core, a node, a GiB."""
+
+    resource: str
+    klass: str = msgspec.field(name="class")
+    hours: float
+    credits: str
+
+
+class UserUse(Struct):
+    user: str
+    node_hours_used: float
+    gpu_hours_used: float
+    credits: str
+
+
+class TenantUse(Struct):
+    tenant: str
+    node_hours_used: float
+    gpu_hours_used: float
+    credits: str
+
+
+class DayUse(Struct):
+    """A day, in UTC; the first and the last are counted whole, as far as they have come."""
+
+    day: str
+    node_hours_used: float
+    gpu_hours_used: float
+    credits: str
+
+
+class TenantUsage(Struct, kw_only=True):
+    """Hours of the tenant and of all below it. `utilization` is the worse of the fractions of its budgets, and `source`
+    says whose figure that is; null where there is no budget. Those who used most come first in `users`, of which there
+    are `user_count`."""
+
+    tenant: str
+    days: int
+    begin: str = msgspec.field(name="from")
+    end: str = msgspec.field(name="to")
+    node_hours_used: float
+    gpu_hours_used: float
+    node_hours_budget: float | None
+    gpu_hours_budget: float | None
+    utilization: float | None
+    source: str
+    cost: Cost
+    resources: list[ResourceUse]
+    users: list[UserUse]
+    user_count: int
+    tenants: list[TenantUse]
+    daily: list[DayUse] | UnsetType = UNSET
+
+
+class UserUsage(Struct, kw_only=True):
+    """What a user used, in whosever namespaces that was."""
+
+    user: str
+    days: int
+    begin: str = msgspec.field(name="from")
+    end: str = msgspec.field(name="to")
+    node_hours_used: float
+    gpu_hours_used: float
+    cost: Cost
+    resources: list[ResourceUse]
+    tenants: list[TenantUse]
+    daily: list[DayUse] | UnsetType = UNSET
+
+
+class PeriodFigures(Struct, rename="camel"):
+    """null is unlimited."""
+
+    quota: str | None
+    current_usage: str
+    peak_usage: str
+    avg_usage: str
+    utilization_of_quota: float | None
+
+
+class PeriodCost(Struct):
+    period: str
+    total: str
+    breakdown: dict[str, str]
+
+
+class PeriodUsage(Struct):
+    tenant: str
+    period: str
+    resources: dict[str, PeriodFigures]
+    cost: PeriodCost
+
+
+# From what was used to what is answered.
+
+
+def cost_of(uses: Uses, credit_value: str) -> Cost:
+    parts = breakdown((resource, used.cost) for (resource, _), used in uses.items())
+    whole, cents = bill(parts, credit_value)
+    shown = {name: money(amount) for name, amount in cents.items() if amount or name != OTHER}
+    return Cost(credits_of(nano_of(sum(parts.values()))), money(whole), shown)
+
+
+def resources_of(uses: Uses) -> list[ResourceUse]:
+    return [
+        ResourceUse(
+            resource=resource,
+            klass=klass,
+            hours=unit_hours(resource, used.total),
+            credits=credits_of(nano_of(fraction(resource, used.cost))),
+        )
+        for (resource, klass), used in uses.items()
+    ]
+
+
+def users_of(uses: Mapping[str, Uses]) -> list[UserUse]:
+    """Who used most comes first."""
+    return [UserUse(name, *_figures(one)) for name, one in _most_first(uses)]
+
+
+def tenants_of(uses: Mapping[str, Uses]) -> list[TenantUse]:
+    return [TenantUse(name, *_figures(one)) for name, one in _most_first(uses)]
+
+
+def days_of(uses: Mapping[str, Uses]) -> list[DayUse]:
+    return [DayUse(day, *_figures(add_up(one.items()))) for day, one in sorted(uses.items())]
+
+
+def _most_first(uses: Mapping[str, Uses]) -> list[tuple[str, Sum]]:
+    sums = ((name, add_up(one.items())) for name, one in uses.items())
+    return sorted(sums, key=lambda one: (-one[1].gpu_hours, -one[1].node_hours, -one[1].nano, one[0]))
+
+
+def _figures(one: Sum) -> tuple[float, float, str]:
+    return one.node_hours, one.gpu_hours, credits_of(one.nano)
+
+
+# As a table.
+
+COLUMNS: Final = ("period", "tenant", "resource", "class", "unit", "hours", "credits", "cost", "peak")
+_FORMULA: Final = tuple("=+-@\t\r")
+
+
+def table_lines(rows: Iterable[Iterable[str]]) -> bytes:
+    """Lines of a table. What people have named must not be taken for a formula by the program that opens it."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\r\n")
+    for row in rows:
+        table.writerow([f"'{cell}" if cell.startswith(_FORMULA) else cell for cell in row])
+    return text.getvalue().encode()

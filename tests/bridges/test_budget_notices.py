@@ -1,0 +1,69 @@
+"""What is told of budgets comes to those who asked for it, as a signed CloudEvent, and to nobody else."""
+
+from bursar.bridges.webhook import Courier, opened_client
+from bursar.loops.budget import review
+from bursar.ops.notice import add_webhook
+from bursar.ops.office import Office
+from bursar.store.notice import Webhook
+from offices import change, code, tenant
+from receivers import Receiver, receiving
+from spent_hours import spend
+
+
+async def hook(office: Office, name: str, receiver: Receiver, **more: object) -> str:
+    made = await add_webhook(office, Webhook(name, url=receiver.url, allow_local=True, **more))  # type: ignore[arg-type]
+    assert isinstance(made, tuple), made
+    return made[1]
+
+
+async def send_all(office: Office) -> None:
+    async with opened_client() as http:
+        courier = Courier(office, http)
+        try:
+            while await courier.start_due() or courier._tasks:
+                await courier.pause(5)
+        finally:
+            await courier.close()
+
+
+async def test_a_tenants_people_are_sent_what_became_of_their_budget_at_80_and_at_100_percent(office: Office) -> None:
+    for name in ("physics", "chemistry"):
+        assert code(await tenant(office, name, gpuHoursBudget=100, nodeHoursBudget=1000)) == "ok"
+    async with receiving() as theirs, receiving() as others, receiving() as money:
+        secret = await hook(office, "theirs", theirs, tenant="physics")
+        await hook(office, "others", others, tenant="chemistry")
+        await hook(office, "money", money, types=("credit.low",))
+        await spend(office, "physics", gpu_hours=81, node_hours=20)
+        await review(office)
+        await spend(office, "physics", gpu_hours=19)
+        await review(office)
+        await send_all(office)
+        assert code(await change(office, "Tenant", "", "physics", gpuHoursBudget=1000)) == "ok"
+        await review(office)
+        await review(office)
+        await send_all(office)
+        assert others.got == money.got == []
+        assert all(one.is_signed_with(secret) for one in theirs.got)
+        events = sorted((one.event for one in theirs.got), key=lambda event: str(event["time"]))
+    assert [event["type"] for event in events] == [
+        "io.bursar.budget.warning",
+        "io.bursar.budget.exhausted",
+        "io.bursar.budget.restored",
+    ]
+    assert {(event["source"], event["subject"], event["tenant"]) for event in events} == {
+        ("/bursar/budget", "physics", "physics")
+    }
+    assert events[0]["data"] == {
+        "tenant": "physics",
+        "threshold": 0.8,
+        "utilization": 0.81,
+        "gpu_hours_used": 81.0,
+        "gpu_hours_budget": 100.0,
+        "node_hours_used": 20.0,
+        "node_hours_budget": 1000.0,
+        "budget_period_days": 90,
+        "source": "internal",
+        "message": "81 % of the budget is used: 81.0 of 100 GPU-hours in the last 90 days",
+    }
+    assert (events[1]["data"]["threshold"], events[1]["data"]["utilization"]) == (1.0, 1.0)
+    assert (events[2]["data"]["threshold"], events[2]["data"]["utilization"]) == (None, 0.1)

@@ -1,0 +1,157 @@
+"""Budgets that are kept elsewhere: read by one, believed while fresh, and given up at once when nobody answers."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from bursar.bridges.budget import Pace, SourceAway, read_once, run_budget_source
+from bursar.core.remaining import Remaining
+from bursar.ops.hours import BudgetUse, load_budgets
+from bursar.ops.office import Office
+from bursar.store import budget as store
+from houses import eventually
+from offices import tenant
+
+LONG = Pace(poll_seconds=600.0, again_seconds=0.0)
+
+
+@dataclass(slots=True)
+class Books:
+    """A source that says what a test has written in it."""
+
+    figures: dict[str, Remaining] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)  # one for each time that it does not answer
+    hangs: bool = False
+    asked: int = 0
+    name: str = "books"
+
+    async def remaining_budgets(self) -> Mapping[str, Remaining]:
+        self.asked += 1
+        if self.hangs:
+            await asyncio.Event().wait()
+        if self.faults:
+            raise SourceAway(self.faults.pop())
+        return {name: Remaining(one.gpu_hours, one.node_hours, self.name) for name, one in self.figures.items()}
+
+
+async def make_due(office: Office) -> None:
+    async with office.database.reader() as db:
+        await db.execute("UPDATE budget_source SET due_at = now()")
+
+
+async def read(office: Office, source: Books, pace: Pace = LONG) -> bool:
+    await make_due(office)
+    return await read_once(office.database, source, pace)
+
+
+async def remaining(office: Office) -> dict[str, Remaining]:
+    async with office.database.reader() as db:
+        return await store.load_remaining(db)
+
+
+async def budgets(office: Office) -> dict[str, BudgetUse]:
+    async with office.database.reader() as db:
+        return await load_budgets(db, await office.trees.refresh(db))
+
+
+async def test_what_is_said_takes_precedence_over_what_was_counted_here(office: Office) -> None:
+    await tenant(office, "physics", gpuHoursBudget=1000, nodeHoursBudget=50)
+    await tenant(office, "biology", gpuHoursBudget=1000)
+    await tenant(office, "chemistry")
+    source = Books({"physics": Remaining(250.0, None), "chemistry": Remaining(1.0, 1.0), "stranger": Remaining(0.0)})
+    assert await budgets(office) == {"physics": BudgetUse(), "biology": BudgetUse()}
+
+    assert await read(office, source)
+
+    assert await budgets(office) == {"physics": BudgetUse(750.0, 0.0, "books"), "biology": BudgetUse()}
+
+
+async def test_a_source_that_does_not_answer_is_asked_once_more_and_then_given_up_at_once(office: Office) -> None:
+    await tenant(office, "physics", gpuHoursBudget=1000)
+    source = Books({"physics": Remaining(250.0)})
+    assert await read(office, source)
+    source.faults, source.asked = ["no route"], 0
+    assert await read(office, source)
+    assert (source.asked, (await budgets(office))["physics"].source) == (2, "books")
+
+    source.faults = ["no route", "no route"]
+    assert not await read(office, source)
+
+    assert await budgets(office) == {"physics": BudgetUse()}
+    async with office.database.reader() as db:
+        assert await store.load_sources(db) == [("books", False, "no route")]
+    assert await read(office, source)
+    async with office.database.reader() as db:
+        assert await store.load_sources(db) == [("books", True, "")]
+        await db.execute("UPDATE budget_source SET due_at = now() - interval '2 minutes'")
+        assert await store.load_sources(db) == [("books", False, "")]
+    assert (await budgets(office))["physics"].gpu_hours == 750.0
+
+
+async def test_a_source_that_hangs_is_given_up_before_the_next_reading_is_due(office: Office) -> None:
+    await tenant(office, "physics", gpuHoursBudget=1000)
+    source = Books({"physics": Remaining(250.0)})
+    assert await read(office, source)
+    source.hangs = True
+
+    assert not await read(office, source, Pace(poll_seconds=0.05))
+
+    assert await budgets(office) == {"physics": BudgetUse()}
+
+
+async def test_figures_that_nobody_renews_go_stale(office: Office) -> None:
+    await tenant(office, "physics", gpuHoursBudget=1000)
+    assert await read(office, Books({"physics": Remaining(250.0)}))
+    async with office.database.reader() as db:
+        seconds = await db.fetchval("SELECT extract(epoch FROM fresh_until - read_at) FROM budget_remaining")
+        await db.execute("UPDATE budget_remaining SET fresh_until = now()")
+    assert float(seconds) == LONG.fresh_seconds
+    assert await remaining(office) == {}
+    assert await budgets(office) == {"physics": BudgetUse()}
+
+
+async def test_a_tenant_that_is_named_no_more_is_counted_here_again(office: Office) -> None:
+    source = Books({"physics": Remaining(1.0), "biology": Remaining(2.0)})
+    assert await read(office, source)
+    del source.figures["physics"]
+    assert await read(office, source)
+    assert await remaining(office) == {"biology": Remaining(2.0, None, "books")}
+
+
+async def test_of_many_readers_one_reads_each_time(office: Office) -> None:
+    source = Books({"physics": Remaining(1.0)})
+    done = await asyncio.gather(*(read_once(office.database, source, LONG) for _ in range(5)))
+    assert (sorted(done), source.asked) == ([False] * 4 + [True], 1)
+    assert not await read_once(office.database, source, LONG)
+
+
+async def test_a_reader_that_was_held_up_does_not_undo_what_another_read_since(office: Office) -> None:
+    async with office.database.reader() as db:
+        late = await store.claim(db, "books", 0.0)
+        newer = await store.claim(db, "books", 0.0)
+        assert late is not None
+        assert newer is not None
+        await store.save(db, "books", newer, {"physics": Remaining(1.0)}, 60)
+        await store.save(db, "books", late, {"biology": Remaining(9.0)}, 60)
+        await store.withdraw(db, "books", late, "too late")
+    assert (await remaining(office))["physics"] == Remaining(1.0, None, "books")
+
+
+async def test_it_goes_on_for_ever(office: Office) -> None:
+    source = Books({"physics": Remaining(1.0)}, faults=["a", "b", "c"])
+    running = asyncio.create_task(run_budget_source(office.database, source, Pace(0.05, again_seconds=0.0)))
+    try:
+
+        async def asked_again() -> bool:
+            return source.asked > 6
+
+        await eventually(asked_again)
+        source.figures = {"physics": Remaining(3.0)}
+
+        async def read_anew() -> bool:
+            return await remaining(office) == {"physics": Remaining(3.0, None, "books")}
+
+        await eventually(read_anew)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)

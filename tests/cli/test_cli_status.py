@@ -1,0 +1,80 @@
+"""`bursar status`: how work stands, in words."""
+
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from bursar.cli.main import cli
+from bursar.cli.status import told, words
+
+HEADROOM = "waiting for quota headroom: tenant physics has 2 of 2 nodes bound, 1 asked"
+
+
+def work(kind: str = "Allocation", spec: dict[str, Any] | None = None, **status: Any) -> dict[str, Any]:
+    metadata = {"namespace": "lab", "name": "train", "creationTimestamp": "2024-01-15T10:00:00Z"}
+    return {"kind": kind, "metadata": metadata, "spec": spec or {}, "status": status}
+
+
+@pytest.mark.parametrize(
+    ("document", "line"),
+    [
+        pytest.param(work(), "waits: the scheduler has not tried it yet", id="not tried"),
+        pytest.param(
+            work(phase="Pending", reason="quota_exceeded", message=HEADROOM), f"waits: {HEADROOM}", id="quota"
+        ),
+        pytest.param(work(phase="Running", nodes=[{"name": "n1"}, {"name": "n2"}]), "runs on n1, n2", id="runs"),
+        pytest.param(
+            work(phase="Running", nodes=[{"name": "n1"}], reason="SpendRateExceeded", message="it stands still"),
+            "runs on n1; it stands still",
+            id="runs, and there is something to say of it",
+        ),
+        pytest.param(work(phase="Scheduled", nodes=[{"name": "n1"}]), "starts on n1", id="starts"),
+        pytest.param(
+            work(phase="Terminating", eviction={"message": "Preempted by lab/urgent"}),
+            "is being stopped: Preempted by lab/urgent",
+            id="stops",
+        ),
+        pytest.param(work(phase="Succeeded"), "succeeded", id="succeeded"),
+        pytest.param(work(phase="Failed", exitCode=3), "exit code 3", id="failed"),
+        pytest.param(work(phase="Failed", message="several\n  lines"), "several lines", id="one line"),
+        pytest.param(
+            work("Job", {"completions": 8, "parallelism": 3}, phase="Running", active=3, succeeded=2, failed=1),
+            "2 of 8 done, 3 under way, 1 failed",
+            id="a job",
+        ),
+        pytest.param(
+            work(
+                "Job",
+                {"parallelism": 4},
+                phase="Running",
+                active=1,
+                conditions=[{"type": "Blocked", "status": "True", "message": "allocation rejected: tenant…\n  more"}],
+            ),
+            "0 of 4 done, 1 under way; allocation rejected: tenant… more",
+            id="a job whose next allocations are refused",
+        ),
+    ],
+)
+def test_how_work_stands_in_one_line(document: dict[str, Any], line: str) -> None:
+    assert words(document) == line
+
+
+def test_one_piece_of_work_in_a_few_lines() -> None:
+    lines = list(told(work(phase="Pending", reason="quota_exceeded", message=HEADROOM, user="physics/ann")))
+    assert lines[:4] == [
+        "lab/train is Pending",
+        f"  how      waits: {HEADROOM}",
+        "  reason   quota_exceeded",
+        "  user     physics/ann",
+    ]
+    assert lines[-1] == "  more     bursar explain train -n lab"
+
+
+@pytest.mark.parametrize(
+    "line", ["train --everybody", "train --user ann", "train --ended", "--user ann --everybody", "node/n1"]
+)
+def test_what_does_not_go_together_is_refused(line: str) -> None:
+    environment = {"BURSAR_URL": "http://127.0.0.1:1", "BURSAR_TOKEN": "x", "BURSAR_CONFIG": "/nonexistent/c.yaml"}
+    done = CliRunner(env=environment).invoke(cli, ["status", *line.split()])
+    assert done.exit_code == 2, done.output

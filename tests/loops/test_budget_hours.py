@@ -1,0 +1,62 @@
+"""The scheduler knows what tenants have used of their budgets: from hours as they are kept, and without waiting."""
+
+import asyncio
+
+from bursar.core.budget import PENALTY_FLOOR
+from bursar.core.hours import HOUR, Began
+from bursar.loops.schedule import Scheduler
+from bursar.ops.office import Office
+from bursar.store import usage as store
+from hourly import backdate, now
+from offices import change, code, tenant
+from schedulers import scheduling
+
+GPU = "nvidia.com/gpu"
+
+
+async def use(office: Office, name: str, gpus: int, hours: int) -> None:
+    """So many GPUs, since so many hours ago and until now."""
+    begin = int(now().timestamp()) - hours * HOUR
+    one = Began(f"uid-{name}", "a", 1, name, "-", "lab", "x", {GPU: gpus * 1000, "nodes": 1000}, "", begin)
+    async with office.database.reader() as db, db.transaction():
+        await store.save(db, [one], [])
+
+
+async def penalty_is(scheduler: Scheduler, name: str, wanted: float) -> None:
+    async with asyncio.timeout(30):
+        while scheduler.world.tenants[name].penalty != wanted:
+            scheduler.nudge()
+            await asyncio.sleep(0.02)
+
+
+async def test_a_scheduler_knows_from_the_start_what_was_used(office: Office) -> None:
+    await tenant(office, "physics", gpuHoursBudget=10)
+    await tenant(office, "biology", gpuHoursBudget=1000)
+    await backdate(office, 0)
+    for name in ("physics", "biology"):
+        await use(office, name, 4, 3)
+    async with scheduling(office) as scheduler:
+        assert scheduler.world.tenants["physics"].penalty == PENALTY_FLOOR
+        assert scheduler.world.tenants["biology"].penalty == 1.0
+
+
+async def test_what_is_used_below_counts_for_who_has_the_budget(office: Office) -> None:
+    await tenant(office, "science", nodeHoursBudget=2)
+    await tenant(office, "physics", parent="science")
+    await backdate(office, 0)
+    await use(office, "physics", 4, 3)
+    async with scheduling(office) as scheduler:
+        assert scheduler.world.tenants["science"].penalty == PENALTY_FLOOR
+        assert scheduler.world.tenants["physics"].penalty == 1.0
+
+
+async def test_a_budget_that_is_set_counts_at_once(office: Office) -> None:
+    await tenant(office, "physics")
+    await backdate(office, 0)
+    await use(office, "physics", 4, 3)
+    async with scheduling(office) as scheduler:
+        assert scheduler.world.tenants["physics"].penalty == 1.0
+        assert code(await change(office, "Tenant", "", "physics", gpuHoursBudget=10)) == "ok"
+        await penalty_is(scheduler, "physics", PENALTY_FLOOR)
+        assert code(await change(office, "Tenant", "", "physics", gpuHoursBudget=1000)) == "ok"
+        await penalty_is(scheduler, "physics", 1.0)

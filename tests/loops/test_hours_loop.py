@@ -1,0 +1,64 @@
+"""Entering hours goes on by itself, whatever happens to the database meanwhile."""
+
+import asyncio
+
+import pytest
+
+from bursar.core.hours import Began
+from bursar.loops import hours
+from bursar.ops.office import Office
+from bursar.store import usage as store
+from hourly import now
+from schedulers import stopped
+
+
+async def begin(office: Office, uid: str) -> None:
+    one = Began(uid, "a", 1, "default", "-", "ns", "x", {"cpu": 1000}, "", int(now().timestamp()) - 60)
+    async with office.database.reader() as db, db.transaction():
+        await store.save(db, [one], [])
+
+
+async def entered(office: Office, level: int) -> None:
+    statement = "SELECT sum(amount) FROM usage_level WHERE username = ''"
+    async with asyncio.timeout(30):
+        while await _value(office, statement) != level:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+async def _value(office: Office, statement: str) -> object:
+    async with office.database.reader() as db:
+        return await db.fetchval(statement)
+
+
+async def test_steps_are_entered_as_they_come(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hours, "ROLL_SECONDS", 0.02)
+    rolling = [asyncio.create_task(hours.run_hours(office)) for _ in range(2)]
+    try:
+        await begin(office, "first")
+        await entered(office, 1000)
+        async with office.database.reader() as db:
+            await db.execute("ALTER TABLE usage_level RENAME TO elsewhere")
+        await begin(office, "second")
+        async with office.database.reader() as db:
+            await db.execute("ALTER TABLE elsewhere RENAME TO usage_level")
+        await begin(office, "third")
+        await entered(office, 3000)
+        assert await _value(office, "SELECT count(*) FROM usage_step") == 0
+    finally:
+        await asyncio.gather(*map(stopped, rolling))
+
+
+async def test_what_is_left_is_little_and_waits_for_the_next_time(office: Office) -> None:
+    """Else whoever enters would never rest while work comes and goes."""
+    for one in range(3):
+        await begin(office, f"few-{one}")
+    assert await hours.catch_up(office.database) == 1
+    since = int(now().timestamp()) - 3600
+    many = [
+        Began(f"many-{one}", "a", 1, "default", "-", "ns", "x", {"cpu": 1000}, "", since + one)
+        for one in range(hours.FEW)
+    ]
+    async with office.database.reader() as db, db.transaction():
+        await store.save(db, many, [])
+    assert await hours.catch_up(office.database) == 2
+    assert await _value(office, "SELECT count(*) FROM usage_step") == 0

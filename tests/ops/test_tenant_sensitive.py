@@ -1,0 +1,31 @@
+"""A tenant that may not hold sensitive nodes: its users claim none, and keep those that they had."""
+
+from typing import Any
+
+from bursar.core.access import Reach
+from bursar.core.object import Origin
+from bursar.ops.claim import claim_node
+from bursar.ops.office import Office
+from offices import change, code, node, refusal, tenant
+from schedulers import edit
+
+ALL = Reach(everything=True)
+
+
+async def test_users_of_a_tenant_that_may_not_claim_nodes_are_refused(office: Office) -> None:
+    assert code(await tenant(office, "physics", sensitive=False)) == "ok"
+    assert code(await node(office, "n1", gpu=1)) == "ok"
+
+    def pool(document: dict[str, Any]) -> None:
+        document["spec"] = {"limits": {"sensitive_pool_size": 1}}
+
+    assert code(await edit(office, "Settings", "", "system", pool)) == "ok"
+    origin = Origin("user:physics/ann", "claim")
+    refused = refusal(await claim_node(office, "n1", origin, ALL, tenant="physics", user="ann"))
+    assert (refused.code, refused.message) == ("forbidden", 'users of tenant "physics" may not claim nodes')
+    assert refused.hint == "Ask a system admin: bursar admin tenant update physics --sensitive"
+    assert code(await change(office, "Tenant", "", "physics", sensitive=True)) == "ok"
+    assert code(await claim_node(office, "n1", origin, ALL, tenant="physics", user="ann")) == "ok"
+    assert code(await change(office, "Tenant", "", "physics", sensitive=False)) == "ok"
+    # It is theirs already.
+    assert code(await claim_node(office, "n1", origin, ALL, tenant="physics", user="ann")) == "ok"
