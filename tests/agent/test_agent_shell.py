@@ -231,7 +231,7 @@ async def test_a_deadline_that_nobody_moves_is_kept_by_the_shim(tmp_path: Path, 
     """The machine is not asked what is due."""
     async with Bench(tmp_path) as bench:
         bench.grant(1.0)
-        end = await bench.run(script(uid, "trap '' TERM; sleep 300 & wait; wait", leased=True, grace_seconds=1))
+        end = await bench.run(script(uid, "trap '' TERM; while :; do sleep 300; done", leased=True, grace_seconds=1))
         assert (end.state, end.reason, end.exit_code) == (State.STOPPED, LEASE_EXPIRED, 137)
 
 

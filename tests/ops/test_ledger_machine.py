@@ -105,6 +105,11 @@ class Paid:
             self.posted, self.posted_to = self.posted + amount, end
             pot.take(amount, now)
 
+    def set_back(self, now: int) -> None:
+        """The clock has gone back by more than a window: what is paid ahead counts from now on."""
+        if self.posted_to - now > self.window:
+            self.posted_to, self.paid_to = now, now + self.paid_to - self.posted_to
+
     def cost_of(self, micros: int) -> int:
         total = 0
         for rate, length in self.pieces:
@@ -271,6 +276,7 @@ class Ledger(RuleBasedStateMachine):
         if seq < before:
             assert {code(answer) for answer in answers} == {"stale"}
             return
+        one.set_back(self.now)
         if step > 0 and not (one.mode is Mode.RESERVE and one.paid_to - self.now > one.window // 2 and not one.final):
             one.seq = seq
             self.extended(one, max(self.now, one.posted_to) + one.window)
@@ -284,10 +290,13 @@ class Ledger(RuleBasedStateMachine):
         one = self.leases[number]
         command = ExtendLease(number=number, delta=delta, ahead_max=AHEAD)
         reply = self.run(credit.extend_lease(self.office, command))
-        latest = max(self.now + AHEAD, one.paid_to)
+        one.set_back(self.now)
+        latest, final = max(self.now + AHEAD, one.paid_to), one.final
         refused = self.extended(one, min(max(self.now, one.paid_to) + delta, latest))
         assert code(reply) == (refused or "ok")
-        if not refused:
+        if refused:
+            one.final = final  # They asked for too much, and may ask for less.
+        else:
             assert reply.grant.paid_until == one.paid_to
 
     @precondition(lambda self: self.leases)
