@@ -238,7 +238,7 @@ def test_children_that_want_something_are_never_given_more_than_their_parent_has
     levels: list[Seat] = [found.root]
     for above in levels:
         given_away = sum(child.target for child in above.children if child.wants)
-        assert given_away <= above.effective * (1 + 1e-9) + 1e-300  # Next to nothing is rounded coarsely.
+        assert given_away <= above.effective * (1 + 1e-9)
         levels.extend(above.children)
 
 

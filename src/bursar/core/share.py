@@ -20,6 +20,7 @@ Amounts = Iterable[tuple[str, int]]  # (resource, amount)
 Running = tuple[float, str, Sequence[tuple[str, int]]]  # (started_at, uid, amounts)
 
 BURST_BELOW: Final = 0.8  # the cluster's utilisation from which nobody may go beyond the target
+TARGET_MIN: Final = 1e-12  # a smaller part of the system is nothing, and too small to reckon with
 WEIGHT_MIN: Final = 1e-6
 WEIGHT_MAX: Final = 1e6
 BURST_MAX: Final = 1e3
@@ -89,7 +90,7 @@ def sound(share: ShareOf) -> ShareOf:
         share.name,
         share.parent,
         _held(share.weight, WEIGHT_MIN, WEIGHT_MAX),
-        None if target is None or math.isnan(target) else _held(target, 0.0, 1.0),
+        None if target is None or math.isnan(target) else _held(target if target >= TARGET_MIN else 0.0, 0.0, 1.0),
         _held(share.burst, 1.0, BURST_MAX),
         _held(share.penalty, 0.0, 1.0),
     )
