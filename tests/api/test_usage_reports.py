@@ -399,10 +399,10 @@ async def test_what_a_node_reports_is_in_the_reports_of_who_submitted_it(site: S
     )
     node = registered.body["status"]["token"]
     path = f"namespaces/{name}/allocations"
-    await site.post(path, allocation("work", gpu=2), token=ann)
-    await bind(site.house.office, name, "work", f"{name}-n")
+    await site.post(path, allocation("train", gpu=2), token=ann)
+    await bind(site.house.office, name, "train", f"{name}-n")
     assert (await report(site, "usage", token=ann))["resources"] == []  # What is placed has not begun.
-    assert (await site.patch(f"{path}/work/status", {"status": {"phase": "Running"}}, token=node)).status == 200
+    assert (await site.patch(f"{path}/train/status", {"status": {"phase": "Running"}}, token=node)).status == 200
     shown = await report(site, "usage", token=ann)
     assert {(one["resource"], one["class"]) for one in shown["resources"]} >= {(GPU, "a100"), ("nodes", "")}
     assert [one["tenant"] for one in shown["tenants"]] == [name]
@@ -412,6 +412,6 @@ async def test_what_a_node_reports_is_in_the_reports_of_who_submitted_it(site: S
     for path_of in ("usage", f"tenants/{name}/usage"):
         shown = await report(site, path_of, token=ann)
         assert (shown["gpu_hours_used"], shown["node_hours_used"]) == (near(2, 2), near(0.25))
-    assert (await site.patch(f"{path}/work/status", {"status": {"phase": "Succeeded"}}, token=node)).status == 200
+    assert (await site.patch(f"{path}/train/status", {"status": {"phase": "Succeeded"}}, token=node)).status == 200
     shown = await report(site, f"tenants/{name}/usage", token=ann)
     assert (shown["gpu_hours_used"], [one["user"] for one in shown["users"]]) == (near(2, 2), [f"{name}/ann"])

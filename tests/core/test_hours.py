@@ -14,7 +14,6 @@ from bursar.core.hours import (
     HOUR,
     Bucket,
     Ended,
-    Interval,
     Level,
     Meter,
     Step,
@@ -22,18 +21,15 @@ from bursar.core.hours import (
     amounts_on,
     fold,
     hours,
-    nanocredits_of,
     node_amounts,
-    part,
-    steps_of,
     tariff_of,
-    used,
 )
 from bursar.core.node import NodeRoom, Placement
-from bursar.core.price import GIB, Price, PriceList
+from bursar.core.price import Price, PriceList
 from bursar.core.quota import Counters
 from bursar.core.sheet import Sheet, begin_usage, end_usage
 from bursar.core.tree import Tree
+from plain_hours import Interval, part, used
 
 ONE = Meter("physics", EVERYBODY, "nodes")
 
@@ -119,14 +115,6 @@ def test_a_year_of_one_job_is_two_steps_whoever_asks() -> None:
     assert kept.used(0, 366 * DAY, []) == 365 * DAY * 1000
 
 
-def test_work_counts_for_its_user_and_for_the_whole_tenant() -> None:
-    steps = steps_of("physics", "physics/ada", {"nvidia.com/gpu": 4000, "pods": 1000, "cpu": 0}, "h100", 60, 1)
-    assert steps == [
-        Step(Meter("physics", "physics/ada", "nvidia.com/gpu", "h100"), 60, 4000),
-        Step(Meter("physics", EVERYBODY, "nvidia.com/gpu", "h100"), 60, 4000),
-    ]
-
-
 def test_a_whole_node_counts_all_its_gpus_and_an_unknown_one_counts_one() -> None:
     assert node_amounts({"cpu": 64000, "nvidia.com/gpu": 8000, "pods": 110000}) == {
         "cpu": 64000, "nvidia.com/gpu": 8000, "nodes": 1000,
@@ -164,10 +152,8 @@ def test_a_line_says_what_was_spent_until_the_next_price(prices: dict[int, int],
         assert spent(end) - spent(begin) == tariff.cost(begin, end)
 
 
-def test_what_is_counted_is_told_in_hours_and_credits() -> None:
+def test_what_is_counted_is_told_in_hours() -> None:
     assert hours(4000 * 90 * 60) == 6.0
-    assert nanocredits_of("nvidia.com/gpu", 2000 * 5 * 60) == 600
-    assert nanocredits_of("memory", 3 * GIB * 7 + 1) == 22
 
 
 def test_a_placement_counts_what_it_has_and_its_largest_part_of_the_node() -> None:

@@ -67,9 +67,8 @@ def claim_and_release(ann: Client, node: str) -> str:
 def test_a_node_is_wiped_by_its_hook_and_then_open_to_everybody(
     house: Server, admin: Client, ann: Client, name: str, tmp_path: Path
 ) -> None:
-    hook = (
-        f"echo $BURSAR_NODE $BURSAR_CLAIM >> {tmp_path}/wiped; ls {tmp_path}/{name}/work/placements > {tmp_path}/left"
-    )
+    kept = tmp_path / name / "work" / "placements"
+    hook = f"echo $BURSAR_NODE $BURSAR_CLAIM >> {tmp_path}/wiped; ls {kept} > {tmp_path}/left"
     with joined_agent(house, admin, name, tmp_path, "--wipe-hook", hook) as agent:
         until(lambda: ann.nodes.get(name)["status"].get("phase") == "Ready", "the node being ready")
         claimed = ann.claim(name, reason="study 42")["status"]["claim"]["id"]

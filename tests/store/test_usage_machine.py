@@ -12,13 +12,14 @@ from hypothesis import Phase as Step
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from bursar.core.hours import DAY, EVERYBODY, HOUR, Began, Ended, Interval, Tariff, Used, used
+from bursar.core.hours import DAY, EVERYBODY, HOUR, Began, Ended, Tariff, Used
 from bursar.core.price import Price
 from bursar.ops.hours import roll
 from bursar.store import price as price_store
 from bursar.store import usage as store
 from bursar.store.database import Database
 from bursar.store.embedded import Embedded
+from plain_hours import Interval, used
 from postgres import _url, clone_database, drop_database
 
 SOAK = bool(os.environ.get("BURSAR_SOAK"))

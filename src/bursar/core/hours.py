@@ -10,15 +10,14 @@ used is amount times seconds: whole numbers, to which nothing is lost.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final
 
 from msgspec import Struct
 
 from bursar.core.charge import Amounts
 from bursar.core.node import EXCLUSIVE, WHOLE, NodeRoom, Placement, dominant_fraction
-from bursar.core.price import GIB, PriceList
-from bursar.core.quantity import is_bytes
+from bursar.core.price import PriceList
 
 HOUR: Final = 3600
 DAY: Final = 24 * HOUR
@@ -136,27 +135,12 @@ def hours(total: int) -> float:
     return total / WHOLE / HOUR
 
 
-def nanocredits_of(resource: str, cost: int) -> int:
-    """What a tariff asked for, in whole nanocredits, rounded up."""
-    return -(-cost // (GIB if is_bytes(resource) else WHOLE))
-
-
 def amounts_on(room: NodeRoom | None, part: Placement) -> dict[str, int]:
     """What a placement counts for: a whole node where it has that, else what it was given, and its part of the node."""
     if part.exclusive or room is None:
         return node_amounts(room.allocatable if room is not None else None)
     given = {name: amount for name, amount in part.resources.items() if amount and name not in UNCOUNTED}
     return {**given, NODES: dominant_fraction(room, given)}
-
-
-def steps_of(tenant: str, user: str, amounts: Amounts, klass: str, at: int, sign: int) -> list[Step]:
-    """What starting (+1) or ending (−1) something moves: the user's meters, and those of the whole tenant."""
-    return [
-        Step(Meter(tenant, whose, resource, klass if "/" in resource else ""), at, sign * amount)
-        for resource, amount in amounts.items()
-        if amount and resource not in UNCOUNTED
-        for whose in dict.fromkeys((user, EVERYBODY))
-    ]
 
 
 def node_amounts(allocatable: Amounts | None) -> dict[str, int]:
@@ -224,24 +208,3 @@ def spans(begin: int, end: int, size: int) -> Iterable[tuple[int, int]]:
         cut = min(end, begin - begin % size + size)
         yield begin, cut
         begin = cut
-
-
-def part(last: int, steps: Iterable[Step], begin: int, end: int) -> int:
-    """What was used at the end of a bucket, from `begin` until `end`, up to when it is entered: its last level without
-    what came only later."""
-    return last * (end - begin) - sum(one.delta * (one.at - begin) for one in steps if begin < one.at < end)
-
-
-class Interval(Struct, frozen=True):
-    """So much, from a time on, until an end or until now."""
-
-    amount: int
-    begin: int
-    end: int | None = None
-
-
-def used(intervals: Sequence[Interval], begin: int, end: int) -> int:
-    """What was used in a window, added up from the beginning: what buckets must agree with, to the second."""
-    return sum(
-        one.amount * max(0, min(end, end if one.end is None else one.end) - max(begin, one.begin)) for one in intervals
-    )
