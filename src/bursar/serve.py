@@ -330,7 +330,8 @@ class Child:
         with suppress(ProcessLookupError):
             self.process.terminate()
         try:
-            await asyncio.wait_for(self.process.wait(), STOP_SECONDS)
+            async with asyncio.timeout(STOP_SECONDS):
+                await self.process.wait()
         except TimeoutError:
             with suppress(ProcessLookupError):
                 self.process.kill()

@@ -145,6 +145,25 @@ async def test_a_question_that_was_given_up_while_it_was_put_is_withdrawn(
     await eventually(lambda: nothing_left(office))
 
 
+@pytest.mark.parametrize("turns", range(6))
+async def test_an_asker_ends_when_it_is_closed_whatever_it_hears_at_that_moment(office: Office, turns: int) -> None:
+    await stand(office.database, "silent", 60.0)
+    asker = Inquiries(office.database)
+    asking = asyncio.create_task(asker.ask(Explain("a"), seconds=60))
+    await eventually(lambda: is_listening(asker))
+    asker._wake.set()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        await asker.close()
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+
+
+async def is_listening(asker: Inquiries) -> bool:
+    return bool(asker._waiting and asker._wake._waiters)
+
+
 async def test_a_leader_that_is_silent_is_given_up(
     office: Office, inquiries: Inquiries, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -166,7 +166,8 @@ async def _follow(office: Office, answering: Answering) -> None:
             while await _answer_some(db, answering):
                 pass
             with suppress(TimeoutError):
-                await asyncio.wait_for(wake.wait(), POLL_SECONDS)
+                async with asyncio.timeout(POLL_SECONDS):
+                    await wake.wait()
     finally:
         with suppress(*AWAY):
             await db.close()

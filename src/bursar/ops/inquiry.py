@@ -268,7 +268,8 @@ class Inquiries:
                     log.info("inquiries wait for the database", error=repr(error))
                     await asyncio.sleep(POLL_SECONDS)
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), POLL_SECONDS if self._waiting else None)
+                    async with asyncio.timeout(POLL_SECONDS if self._waiting else None):
+                        await self._wake.wait()
         finally:
             if db is not None and not db.is_closed():
                 db.terminate()

@@ -83,7 +83,8 @@ class Transactor(Generic[C, A]):
     async def close(self) -> None:
         if self._db is not None:
             db, self._db = self._db, None
-            await asyncio.wait_for(db.close(), timeout=5)
+            async with asyncio.timeout(5):
+                await db.close()
 
     async def _once(self, marker: str, commands: Sequence[C], attempt: _Attempt[A]) -> Sequence[A]:
         db = await self._connected()

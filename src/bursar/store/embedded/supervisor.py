@@ -206,7 +206,8 @@ class Embedded:
                 raise self._start_failure(f"accepts no connection after {waited:.0f} s ({refused})")
             with contextlib.suppress(TimeoutError):
                 # Every refusal during a long recovery is a line in the log, hence the slower polling later.
-                await asyncio.wait_for(process.wait(), 0.01 if waited < 1 else 0.1)
+                async with asyncio.timeout(0.01 if waited < 1 else 0.1):
+                    await process.wait()
 
     def _start_failure(self, what: str) -> EmbeddedError:
         with self.directory.log.open("rb") as written:
@@ -234,7 +235,8 @@ class Embedded:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(step)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), seconds_max)
+                async with asyncio.timeout(seconds_max):
+                    await self._process.wait()
 
     def _url(self, role: str, database: str) -> str:
         return f"postgresql://{role}@/{database}?host={quote(str(self._socket_dir), safe='/')}&port={PORT}"
