@@ -369,3 +369,35 @@ async def test_of_many_that_are_put_at_once_each_is_answered_whatever_becomes_of
     with pytest.raises(Overloaded):
         raise_first(["fine", Overloaded("test", 1), Unavailable("away")])
     assert raise_first(["fine", "too"]) == ["fine", "too"]
+
+
+async def test_answers_to_many_come_together_in_their_order_each_its_own() -> None:
+    desk = Desk()
+    desk.poison = {("a", 1)}
+    desk.open()
+    lane = Lane[Command, str]("t", desk.run, capacity=4)
+    assert await lane.put_together([]) == []
+    commands: list[tuple[Command, str]] = [((tenant, number), tenant) for number in range(3) for tenant in ("a", "b")]
+    async with asyncio.timeout(5):
+        told = await lane.put_together(commands)
+    assert [one if isinstance(one, str) else type(one) for one in told] == [
+        "a-0", "b-0", ValueError, "b-1", Overloaded, Overloaded,
+    ]  # fmt: skip
+    await lane.close()
+    async with asyncio.timeout(5):
+        assert isinstance((await lane.put_together(commands[:1]))[0], Closed)
+
+
+async def test_who_leaves_before_many_are_decided_has_none_of_them_decided() -> None:
+    desk = Desk()
+    lane = Lane[Command, str]("t", desk.run)
+    submit = submitter(lane)
+    first = submit("a")
+    await desk.until_begun(1)
+    many = lane.put_together([(("a", number), "a") for number in range(1, 4)])
+    later = submit("a", 9)
+    await settled(lambda: lane.size == 4)
+    many.cancel()
+    desk.open()
+    assert await answers([first, later]) == ["a-0", "a-9"]
+    assert desk.batches == [[("a", 0)], [("a", 9)]]

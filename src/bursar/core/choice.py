@@ -112,15 +112,13 @@ class Chooser:
     def devices_for(self, shape: Shape, row: int, count: int) -> list[DeviceSets]:
         """Whole devices for so many, from the left, as they would be chosen one by one."""
         fleet = self._world.fleet
+        whole = fleet.need(shape).whole
         free = {
             column: [index for index, left in enumerate(fleet.now.devices[column][row].tolist()) if left == WHOLE]
-            for column, _ in fleet.need(shape).whole
+            for column, _ in whole
         }
         return [
-            tuple(
-                (column, tuple(free[column][number * each : (number + 1) * each]))
-                for column, each in fleet.need(shape).whole
-            )
+            tuple([(column, tuple(free[column][number * each : (number + 1) * each])) for column, each in whole])
             for number in range(count)
         ]
 

@@ -97,18 +97,20 @@ def fit(node: NodeRoom, requests: Amounts, *, exclusive: bool, wanted: Devices |
         return _fit_whole(node, requests)
     # Everything placed counts as one, also where nothing limits how many there may be.
     needs = {**requests, "pods": WHOLE}
+    allocatable, allocated = node.allocatable, node.allocated
+    devices: dict[str, tuple[int, ...]] = {}
     for resource, amount in needs.items():
-        if resource == "pods" and resource not in node.allocatable:
+        if resource == "pods" and resource not in allocatable:
             continue
-        free = node.allocatable.get(resource, 0) - node.allocated.get(resource, 0)
+        free = allocatable.get(resource, 0) - allocated.get(resource, 0)
         if amount > free:
             return Shortage(resource, amount, max(0, free))
-    devices: dict[str, tuple[int, ...]] = {}
     for resource, amount in requests.items():
-        if is_device(resource) and amount:
-            chosen = choose_devices(_usable(node, resource), amount, (wanted or {}).get(resource))
+        if amount and is_device(resource):
+            usable = _usable(node, resource)
+            chosen = choose_devices(usable, amount, wanted.get(resource) if wanted is not None else None)
             if chosen is None:
-                return Shortage(resource, amount, sum(WHOLE - used for used in _usable(node, resource) if used < WHOLE))
+                return Shortage(resource, amount, sum(WHOLE - used for used in usable if used < WHOLE))
             devices[resource] = chosen
     return Fit(needs, devices)
 
@@ -137,10 +139,12 @@ def choose_devices(used: Sequence[int], amount: int, wanted: Sequence[int] | Non
         # The fullest device that still has room, so that whole ones stay whole.
         return (max(room, key=lambda index: (used[index], -index)),) if room else None
     count = amount // WHOLE
-    free = [index for index, taken in enumerate(used) if not taken]
     if wanted is not None:
-        return tuple(sorted(wanted)) if len(set(wanted)) == len(wanted) == count and set(wanted) <= set(free) else None
-    return tuple(free[:count]) if len(free) >= count else None
+        there = range(len(used))
+        free = len(set(wanted)) == len(wanted) == count and all(one in there and not used[one] for one in wanted)
+        return tuple(sorted(wanted)) if free else None
+    chosen = [index for index, taken in enumerate(used) if not taken][:count]
+    return tuple(chosen) if len(chosen) == count else None
 
 
 def give(node: NodeRoom, taken: Fit, requests: Amounts) -> NodeRoom:

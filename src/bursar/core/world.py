@@ -283,7 +283,10 @@ class World:
 
     def unit_key(self, uid: str) -> GroupKey | GangKey:
         """What a waiting allocation is decided with: its gang until that has begun, else those that are like it."""
-        key = self.waiting[uid].key
+        return self.unit_of(self.waiting[uid])
+
+    def unit_of(self, group: Group) -> GroupKey | GangKey:
+        key = group.key
         return key.gang if key.gang is not None and not self.has_begun(key.gang) else key
 
     def alike_nodes(self) -> int:

@@ -10,4 +10,4 @@ def calm_collector() -> None:
     gc.unfreeze()  # should this not be the first time
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 50)
+    gc.set_threshold(50_000, 20, 50)

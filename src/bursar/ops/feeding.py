@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from bursar.core.refusal import Code, Refusal
@@ -16,24 +15,14 @@ async def feed(lane: Lane[Command, Reply], commands: Sequence[Command]) -> list[
     """Put many commands into a lane, in their order, and wait for all their answers; a full lane refuses."""
     replies: list[Reply] = []
     for start in range(0, len(commands), FEED_MAX):
-        some = commands[start : start + FEED_MAX]
-        answers = await asyncio.gather(*(_put(lane, command) for command in some), return_exceptions=True)
-        replies += [_reply(answer) for answer in answers]
+        some = [(command, command.key.namespace) for command in commands[start : start + FEED_MAX]]
+        replies += [_reply(answer) for answer in await lane.put_together(some)]
     return replies
 
 
-def _put(lane: Lane[Command, Reply], command: Command) -> asyncio.Future[Reply]:
-    try:
-        return lane.put(command, command.key.namespace)
-    except Overloaded as error:
-        refused: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        refused.set_exception(error)
-        return refused
-
-
 def _reply(answer: Reply | BaseException) -> Reply:
+    if not isinstance(answer, BaseException):
+        return answer
     if isinstance(answer, Overloaded):
         return Refusal(Code.OVERLOADED, str(answer), retry_after_seconds=answer.retry_after_seconds)
-    if isinstance(answer, BaseException):
-        raise answer
-    return answer
+    raise answer

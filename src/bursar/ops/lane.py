@@ -23,6 +23,7 @@ from bursar.store.database import Unavailable
 C = TypeVar("C")
 A = TypeVar("A")
 C_in = TypeVar("C_in", contravariant=True)
+A_in = TypeVar("A_in", contravariant=True)
 A_out = TypeVar("A_out")
 
 log = structlog.get_logger()
@@ -46,12 +47,53 @@ class Closed(Exception):
     """The lane is shutting down."""
 
 
+class _Answer(Protocol[A_in]):
+    """Where an answer goes: a future, or a part of one. It is done when nobody waits for it any more."""
+
+    def done(self) -> bool: ...
+    def set_result(self, result: A_in, /) -> None: ...
+    def set_exception(self, exception: BaseException, /) -> None: ...
+
+
+class _Together(Generic[A]):
+    """The answers to many commands, told once each has one."""
+
+    __slots__ = ("_answers", "_left", "future")
+
+    def __init__(self, count: int, loop: asyncio.AbstractEventLoop) -> None:
+        self.future: asyncio.Future[list[A | BaseException]] = loop.create_future()
+        self._answers: dict[int, A | BaseException] = {}
+        self._left = count
+
+    def tell(self, place: int, answer: A | BaseException) -> None:
+        self._answers[place] = answer
+        self._left -= 1
+        if not self._left and not self.future.done():
+            self.future.set_result([self._answers[one] for one in range(len(self._answers))])
+
+
+class _Part(Generic[A]):
+    __slots__ = ("_place", "_together")
+
+    def __init__(self, together: _Together[A], place: int) -> None:
+        self._together, self._place = together, place
+
+    def done(self) -> bool:
+        return self._together.future.done()
+
+    def set_result(self, result: A, /) -> None:
+        self._together.tell(self._place, result)
+
+    def set_exception(self, exception: BaseException, /) -> None:
+        self._together.tell(self._place, exception)
+
+
 @dataclass(slots=True)
 class _Entry(Generic[C, A]):
     command: C
     tenant: str
     queued_at: float
-    answer: asyncio.Future[A]
+    answer: _Answer[A]
     weight: int = 0
 
 
@@ -126,6 +168,25 @@ class Lane(Generic[C, A]):
 
     def put(self, command: C, tenant: str = "") -> asyncio.Future[A]:
         """Queue a command; its answer comes when it was decided and committed."""
+        answer: asyncio.Future[A] = asyncio.get_running_loop().create_future()
+        self._put(command, tenant, answer)
+        return answer
+
+    def put_together(self, commands: Sequence[tuple[C, str]]) -> asyncio.Future[list[A | BaseException]]:
+        """Queue many, each with its tenant; their answers come together. What was not taken, or failed, is answered by
+        why: whatever becomes of one of them, what is queued of the others is waited for."""
+        together: _Together[A] = _Together(len(commands), asyncio.get_running_loop())
+        for place, (command, tenant) in enumerate(commands):
+            part = _Part(together, place)
+            try:
+                self._put(command, tenant, part)
+            except (Overloaded, Closed) as error:
+                part.set_exception(error)
+        if not commands:
+            together.future.set_result([])
+        return together.future
+
+    def _put(self, command: C, tenant: str, answer: _Answer[A]) -> None:
         if self._closed:
             raise Closed(f"{self.name} is shutting down")
         weight = self._weigh(command) if self._weigh is not None else 0
@@ -134,12 +195,10 @@ class Lane(Generic[C, A]):
         if self._weight + weight > self._bytes_max:
             self._shed_weight(tenant, weight)
         loop = asyncio.get_running_loop()
-        entry: _Entry[C, A] = _Entry(command, tenant, loop.time(), loop.create_future(), weight)
-        self._push(entry)
+        self._push(_Entry(command, tenant, loop.time(), answer, weight))
         busy = len(self._runs) - len(self._free)
         if self._free and (not busy or self._size >= self._batch_limit * (busy + 1)):
             self._start(loop)
-        return entry.answer
 
     async def close(self) -> None:
         """Take no more, and finish what was taken."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from operator import itemgetter
 from traceback import walk_tb
 from typing import Any, TypeAlias
 
@@ -119,7 +120,7 @@ async def set_codecs(db: Connection) -> None:
     await db.set_type_codec("json", schema="pg_catalog", format="binary", encoder=bytes, decoder=bytes)
     # jsonb's binary form is its text behind one byte of version.
     await db.set_type_codec(
-        "jsonb", schema="pg_catalog", format="binary", encoder=b"\x01".__add__, decoder=lambda raw: bytes(raw[1:])
+        "jsonb", schema="pg_catalog", format="binary", encoder=b"\x01".__add__, decoder=itemgetter(slice(1, None))
     )
 
 
