@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from bursar.client import Client
-from bursar.client.errors import NotFound
+from bursar.client.errors import BursarError, Conflict, NotFound
 from server import BURSAR, Server
 
 READY_SECONDS_MAX = 60.0
@@ -134,6 +134,21 @@ def until(condition: Callable[[], Any], what: str, seconds: float = 60.0) -> Any
             return result
         time.sleep(0.05)
     raise AssertionError(f"{what}: not within {seconds} s")
+
+
+def surely(create: Callable[[], object], name: str) -> None:
+    """Submit again, for as long as nobody answers; a name that is taken was taken by us."""
+
+    def submitted() -> bool:
+        try:
+            create()
+        except Conflict:
+            return True
+        except BursarError:
+            return False
+        return True
+
+    until(submitted, f"{name} being submitted")
 
 
 # Work.

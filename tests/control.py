@@ -11,8 +11,12 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from bursar.agent import identity as papers
+from bursar.agent.daemon import Daemon
 from bursar.agent.identity import Identity
+from bursar.agent.papers import NoPapers
+from bursar.agent.probe import Probe
 from bursar.agent.speech import directive_message, read_statuses
+from bursar.agent.stream import Stream
 from bursar.agent.work import Directive, Status
 from bursar.core.certificate import NodeIdentity
 from bursar.core.refusal import Refusal
@@ -20,6 +24,8 @@ from bursar.ops import certificate
 from bursar.ops.certificate import Authority, new_authority, read_request, sign_node
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 from bursar.wire.scheduler.v1.node_agent_pb2_grpc import NodeAgentServicer, add_NodeAgentServicer_to_server
+
+NODE = "node-1"
 
 if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]
@@ -117,6 +123,22 @@ async def serving(control: Control, address: str = "127.0.0.1:0") -> AsyncIterat
         yield control
     finally:
         await server.stop(None)
+
+
+@asynccontextmanager
+async def living(home: Path, control: Control, *, probe: Probe | None = None) -> AsyncIterator[Daemon]:
+    """A whole agent in this process, which speaks with this control plane."""
+    daemon = Daemon(NODE, home / "work", probe or Probe(home, fake_gpus=2))
+    await daemon.open()
+    stream = Stream(NODE, NoPapers([control.address]), daemon)
+    tasks = [asyncio.create_task(stream.run()), asyncio.create_task(daemon.run(stream.poke))]
+    try:
+        yield daemon
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await daemon.close()
 
 
 def server_credentials(authority: Authority, hosts: Sequence[str] = ("localhost", "127.0.0.1")) -> Any:

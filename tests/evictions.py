@@ -8,14 +8,13 @@ from bursar.core.allocation import Phase
 from bursar.core.charge import Amounts
 from bursar.core.eviction import Notice, Reason, Rule
 from bursar.core.object import Key, Stored
-from bursar.ops import object as object_ops
 from bursar.ops.allocation import Report, report
 from bursar.ops.command import Reply
 from bursar.ops.evict import evict
 from bursar.ops.office import Office
 from bursar.store import node as node_store
 from hourly import assert_hours_agree
-from offices import TEST, allocation, assert_counters_equal_charges, bind, code
+from offices import TEST, allocation, assert_counters_equal_charges, bind, code, get
 
 GPU = "nvidia.com/gpu"
 PREEMPTED = Notice(Reason.PREEMPTED, Rule.LOWER_PRIORITY, "prod/urgent", "Preempted by prod/urgent", 60)
@@ -26,9 +25,7 @@ def key(name: str, namespace: str = "default") -> Key:
 
 
 async def stored(office: Office, name: str) -> Stored:
-    found = await object_ops.get(office, key(name))
-    assert isinstance(found, Stored), found
-    return found
+    return await get(office, "Allocation", "default", name)
 
 
 async def status(office: Office, name: str) -> dict[str, Any]:

@@ -180,3 +180,44 @@ def allocation(
     resources = {key.replace("gpu", "nvidia.com/gpu"): str(value) for key, value in requests.items()}
     metadata: Document = {"name": name, **({"labels": dict(labels)} if labels else {})}
     return {"metadata": metadata, "spec": {"resources": {"requests": resources}, **(spec or {})}}
+
+
+async def made(site: Site, namespace: str, name: str, **options: Any) -> Document:
+    reply = await site.post(f"namespaces/{namespace}/allocations", allocation(name, **options))
+    assert reply.status == 201, reply
+    body: Document = reply.body
+    return body
+
+
+async def node(site: Site, name: str = "", **options: Any) -> Document:
+    reply = await site.post("nodes", node_body(name or site.name("worker")), **options)
+    assert reply.status == 201, reply
+    body: Document = reply.body
+    return body
+
+
+def node_body(name: str) -> Document:
+    return {"metadata": {"name": name}, "spec": {"capacity": {"cpu": "64", "memory": "512Gi", "nvidia.com/gpu": "8"}}}
+
+
+@asynccontextmanager
+async def nothing_stored(site: Site) -> AsyncIterator[str]:
+    """A namespace with one allocation in it, and the assertion that the block changes nothing at all."""
+    if (await site.get("namespaces/quiet")).status == 404:
+        await site.namespace(name="quiet")
+        assert (await site.post("namespaces/quiet/allocations", allocation("there", cpu=1))).status == 201
+    before = await site.state()
+    yield "quiet"
+    assert await site.state() == before
+
+
+async def refused(site: Site, body: Any, status: int = 400, **options: Any) -> Reply:
+    """Creating this allocation is refused with this status, in Kubernetes' form, and stores nothing."""
+    async with nothing_stored(site) as team:
+        reply = await site.post(f"namespaces/{team}/allocations", body, **options)
+        assert reply.status == status, reply
+        assert reply.body["kind"] == "Status"
+        assert reply.body["code"] == status
+        assert reply.body["details"]["requestId"]
+        assert len(json.dumps(reply.body)) < 40_000, "no answer grows with its cause"
+    return reply

@@ -29,10 +29,18 @@ from bursar.store.request import Claim, RequestKey
 from bursar.wire.kinds import BY_NAME
 
 TEST = Origin("user:test", "test")
+GPU = "nvidia.com/gpu"
 
 
 @pytest.fixture
 async def office(database_url: str) -> AsyncIterator[Office]:
+    async with opened(database_url) as one:
+        yield one
+
+
+@pytest.fixture
+async def rival(office: Office, database_url: str) -> AsyncIterator[Office]:
+    """Another process on the same database."""
     async with opened(database_url) as one:
         yield one
 
@@ -145,6 +153,12 @@ async def member(office: Office, namespace: str, name: str, *nodes: str) -> bind
     return bind_ops.Member(key, targets, allocation_ops.request_in(stored.doc), stored.gang, stored.uid)
 
 
+async def get(office: Office, kind: str, namespace: str, name: str) -> Stored:
+    found = await object_ops.get(office, Key(kind, namespace, name))
+    assert isinstance(found, Stored), found
+    return found
+
+
 async def end(office: Office, namespace: str, name: str, phase: Phase = Phase.SUCCEEDED) -> Reply:
     key = Key("Allocation", namespace, name)
     stored = await object_ops.get(office, key)
@@ -174,6 +188,12 @@ def code(reply: Reply) -> str:
 async def counters(office: Office) -> dict[Row, Counter]:
     async with office.database.reader() as db:
         return await quota_store.load_all(db)
+
+
+async def gpus(office: Office, scope: str) -> tuple[int, int] | None:
+    """(accepted, bound) GPUs of a scope; None where there is no counter."""
+    counter = (await counters(office)).get((scope, GPU))
+    return None if counter is None else (counter.accepted // 1000, counter.bound // 1000)
 
 
 async def assert_counters_equal_charges(office: Office) -> None:

@@ -6,14 +6,15 @@ import msgspec
 
 from bursar.core.allocation import Phase
 from bursar.core.billing import Billing
-from bursar.core.object import Key, Origin, Stored
+from bursar.core.object import Key, Origin
 from bursar.ops import object as object_ops
 from bursar.ops.allocation import Report, report
 from bursar.ops.command import Reply
 from bursar.ops.dispatch import create_command
 from bursar.ops.office import Office
 from bursar.wire.kinds import BY_NAME
-from offices import TEST, change, code, create
+from ledgers import priced
+from offices import TEST, change, code, create, get
 
 WINDOW = 15  # seconds
 
@@ -31,9 +32,19 @@ async def machine(office: Office, name: str, klass: str = "h100", gpus: int = 8,
     assert code(await create(office, "Node", document)) == "ok"
 
 
-async def submitted_by(office: Office, user: str, name: str, gpus: int = 1, namespace: str = "default") -> Reply:
+async def paid_nodes(office: Office, *names: str) -> None:
+    """The default tenant pays beforehand for work on these nodes, of whose H100s each costs 0.01 credits a second."""
+    await prepaid(office)
+    await priced(office)
+    for name in names:
+        await machine(office, name)
+
+
+async def submitted_by(
+    office: Office, user: str, name: str, gpus: int = 1, namespace: str = "default", **spec: Any
+) -> Reply:
     """An allocation of somebody: `default/ann` is ann of the tenant default."""
-    body = {"resources": {"requests": {"nvidia.com/gpu": str(gpus)}}}
+    body = {"resources": {"requests": {"nvidia.com/gpu": str(gpus)}}, **spec}
     one = msgspec.convert(
         {"metadata": {"name": name, "namespace": namespace}, "spec": body}, BY_NAME["Allocation"].type
     )
@@ -44,9 +55,8 @@ async def submitted_by(office: Office, user: str, name: str, gpus: int = 1, name
 async def ends(office: Office, on: str, name: str, phase: Phase = Phase.SUCCEEDED, **said: Any) -> Reply:
     """A node says that something ended there."""
     key = Key("Allocation", "default", name)
-    found = await object_ops.get(office, key)
-    assert isinstance(found, Stored), found
-    command = Report(key=key, origin=TEST, phase=phase, node=on, gang=found.gang, **said)
+    gang = (await get(office, "Allocation", "default", name)).gang
+    command = Report(key=key, origin=TEST, phase=phase, node=on, gang=gang, **said)
     return await report(office, command)
 
 
@@ -54,11 +64,7 @@ async def leases(office: Office, name: str = "") -> list[dict[str, Any]]:
     """Open leases, in the order of their numbers; of one allocation, or all."""
     async with office.database.reader() as db:
         rows = await db.fetch("SELECT * FROM lease ORDER BY id")
-    uid = ""
-    if name:
-        found = await object_ops.get(office, Key("Allocation", "default", name))
-        assert isinstance(found, Stored), found
-        uid = found.uid
+    uid = (await get(office, "Allocation", "default", name)).uid if name else ""
     return [dict(row) for row in rows if uid in ("", row["uid"])]
 
 

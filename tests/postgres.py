@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 from anyio.from_thread import start_blocking_portal
 
+from bursar.store.database import Connection, connect
 from bursar.store.embedded import Embedded, start
 
 TEMPLATE = "bursar_template"
@@ -71,6 +72,15 @@ async def database_url(embedded_postgres: Embedded, database_template: str) -> A
     name = await clone_database(embedded_postgres, database_template)
     yield _url(embedded_postgres, name)
     await drop_database(embedded_postgres, name)
+
+
+@pytest.fixture
+async def db(database_url: str) -> AsyncIterator[Connection]:
+    """A connection that may leave a transaction open for as long as it likes."""
+    one = await connect(database_url)
+    await one.execute("SET idle_in_transaction_session_timeout = 0")
+    yield one
+    await one.close()
 
 
 async def clone_database(embedded: Embedded, template: str) -> str:

@@ -30,7 +30,7 @@ from bursar.store.change import Change
 from bursar.store.database import Connection
 from bursar.wire.kinds import BY_NAME
 from evictions import assert_books_balance
-from offices import TEST, code, counters, create
+from offices import TEST, code, counters, create, get
 
 GPU = "nvidia.com/gpu"
 WAIT_SECONDS_MAX = 60.0
@@ -227,9 +227,7 @@ class Interrupted:
 
 
 async def uid_of(office: Office, name: str) -> str:
-    found = await object_ops.get(office, Key("Allocation", "default", name))
-    assert isinstance(found, Stored)
-    return found.uid
+    return (await get(office, "Allocation", "default", name)).uid
 
 
 async def status(office: Office, name: str, where: str = "default") -> dict[str, Any]:

@@ -8,13 +8,13 @@ import msgspec
 
 from bursar.core.object import Stored
 from bursar.loops.nodes import Watch, look_after
-from bursar.ops import object as object_ops
-from bursar.ops.liveness import node_key
 from bursar.ops.office import Office
 from bursar.store import node as node_store
-from offices import change
+from offices import change, get
 
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
+REQUEUE = {"onNodeLost": "requeue"}
+FAIL = {"onNodeLost": "fail"}
 
 
 def watch() -> Watch:
@@ -64,9 +64,7 @@ async def patience(office: Office, **seconds: int) -> None:
 
 
 async def stored_node(office: Office, name: str) -> Stored:
-    found = await object_ops.get(office, node_key(name))
-    assert isinstance(found, Stored), found
-    return found
+    return await get(office, "Node", "", name)
 
 
 async def node_status(office: Office, name: str) -> dict[str, Any]:

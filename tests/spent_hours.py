@@ -26,9 +26,9 @@ async def spend(
         pass
 
 
-async def make_old(office: Office, tenant: str) -> None:
+async def make_old(office: Office, tenant: str, at: str = "2020-01-01T00:00:00Z") -> None:
     """Nobody has used anything before being created."""
-    made = '"creationTimestamp":"2020-01-01T00:00:00Z"'
+    made = f'"creationTimestamp":"{at}"'
     async with office.database.reader() as db:
         await db.execute(
             'UPDATE object SET doc = regexp_replace(doc::text, \'"creationTimestamp":"[^"]*"\', $2)::json'

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import asyncpg
@@ -18,6 +19,7 @@ from bursar.core.refusal import Refusal
 from bursar.ops import evict as evict_ops
 from bursar.ops import object as object_ops
 from bursar.ops.bootstrap import bootstrap
+from bursar.ops.certificate import OUR_LIFE
 from bursar.ops.feed import Feed
 from bursar.ops.office import Office
 from bursar.rpc.serve import opened_grpc
@@ -54,10 +56,10 @@ class Door:
 
 
 @asynccontextmanager
-async def opened_door(database_url: str, *, insecure: bool = True) -> AsyncIterator[Door]:
+async def opened_door(database_url: str, *, insecure: bool = True, life: timedelta = OUR_LIFE) -> AsyncIterator[Door]:
     async with opened_house(database_url) as house:
         await bootstrap(house.office)
-        async with opened_grpc(house.office, house.feed, "127.0.0.1:0", insecure=insecure) as port:
+        async with opened_grpc(house.office, house.feed, "127.0.0.1:0", insecure=insecure, life=life) as port:
             door = Door(house.office, house.feed, port)
             try:
                 yield door

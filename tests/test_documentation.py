@@ -22,7 +22,7 @@ from bursar.core.money import credits_of
 from bursar.core.reason import Why
 from bursar.main import api, controller, serve
 from bursar.wire.kinds import KINDS
-from bursar.wire.settings import CreditSettings, NodeSettings, SchedulingSettings
+from bursar.wire.settings import RECORD_DAYS, CreditSettings, NodeSettings, SchedulingSettings, UsageSettings
 from server import data_directory
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -133,6 +133,13 @@ def test_every_setting_of_credit_is_in_the_table_of_settings() -> None:
     defaults["drift_credits"] = credits_of(defaults["drift_credits"])
     told = {field.encode_name: str(defaults[field.name]) for field in msgspec.structs.fields(CreditSettings)}
     assert dict(rows) == told
+
+
+def test_every_setting_of_usage_is_in_the_table_of_settings() -> None:
+    section = page("docs/usage.md").partition("## How hours are kept")[2]
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \|", section, re.MULTILINE)
+    defaults = {"record_days": str(RECORD_DAYS)}
+    assert dict(rows) == {one.encode_name: defaults[one.name] for one in msgspec.structs.fields(UsageSettings)}
 
 
 def test_every_promise_names_code_and_tests_that_exist() -> None:

@@ -28,6 +28,7 @@ from waldur_api_client.models import (
     ComponentUsage,
     ComponentUsageCreateRequest,
     ComponentUsageFieldEnum,
+    ComponentUserUsageBulkCreateRequest,
     OfferingComponent,
     OfferingUserAttributeConfig,
     OrderApproveByProviderRequest,
@@ -84,6 +85,7 @@ class WaldurServer:
     resources: dict[UUID, Resource] = field(default_factory=dict)
     orders: dict[UUID, OrderDetails] = field(default_factory=dict)
     usages: dict[tuple[UUID, str], dict[str, ComponentUsage]] = field(default_factory=dict)  # by resource and month
+    user_usages: dict[UUID, dict[str, float]] = field(default_factory=dict)  # by what all used together
     calls: list[Call] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     plan: list[int] = field(default_factory=list)
@@ -299,6 +301,18 @@ def set_usage(server: WaldurServer, call: Call) -> Any:
     return None
 
 
+def set_user_usages(server: WaldurServer, call: Call) -> Any:
+    """Of a component in a month that all together were reported of before."""
+    said, whole = read(ComponentUserUsageBulkCreateRequest, call.body), UUID(call.parts[0])
+    if not any(whole == one.uuid for month in server.usages.values() for one in month.values()):
+        raise Refused(404, f"{whole} is not known here")
+    users = [one.username for one in said.usages]
+    if len(set(users)) < len(users) or not all(re.fullmatch(r"\d+\.\d\d", str(one.usage)) for one in said.usages):
+        raise Refused(400, f"{said}")
+    server.user_usages.setdefault(whole, {}).update({one.username: float(one.usage) for one in said.usages})
+    return None
+
+
 def identity(server: WaldurServer, call: Call) -> Any:
     said = read(AgentIdentityRequest, call.body)
     one = AgentIdentity(uuid4(), f"{server.url}/identity", server.offering, None, said.name, NOW, NOW, [])
@@ -342,6 +356,7 @@ ROUTES: dict[tuple[str, str], Callable[[WaldurServer, Call], Any]] = {
     ("POST", f"{_MARKET}orders/{_ID}/set_state_erred/"): erred,
     ("GET", f"{_MARKET}component-usages/"): usages,
     ("POST", f"{_MARKET}component-usages/set_usage/"): set_usage,
+    ("POST", f"{_MARKET}component-usages/{_ID}/set_user_usages/"): set_user_usages,
     ("GET", f"{_MARKET}component-user-usages/"): nothing,
     ("GET", f"{_MARKET}offering-users/"): nothing,
     ("GET", f"{_MARKET}provider-offerings/{_ID}/list_project_service_accounts/"): nothing,
@@ -351,7 +366,7 @@ ROUTES: dict[tuple[str, str], Callable[[WaldurServer, Call], Any]] = {
     ("POST", f"{_MARKET}site-agent-identities/{_ID}/register_service/"): service,
     ("POST", f"{_MARKET}site-agent-services/{_ID}/register_processor/"): processor,
 }
-CREATING = (identity, service, processor, set_usage)
+CREATING = (identity, service, processor, set_usage, set_user_usages)
 
 
 @contextmanager
@@ -401,20 +416,29 @@ def serving() -> Iterator[WaldurServer]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    class Httpd(ThreadingHTTPServer):
-        daemon_threads = True
+    with listening(Handler) as kept.url:
+        try:
+            yield kept
+        finally:
+            kept.gate.set()
 
-        def handle_error(self, *_: Any) -> None:
-            """Who asked has given up."""
 
-    httpd = Httpd(("127.0.0.1", 0), Handler)
-    kept.url = f"http://127.0.0.1:{httpd.server_port}"
+class _Httpd(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: Any) -> None:
+        """Who asked has given up, or heard enough."""
+
+
+@contextmanager
+def listening(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """A server on loopback until the end of the block, in a thread of its own; its URL."""
+    httpd = _Httpd(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
-        yield kept
+        yield f"http://127.0.0.1:{httpd.server_port}"
     finally:
-        kept.gate.set()
         httpd.shutdown()
         thread.join()
         httpd.server_close()

@@ -62,6 +62,7 @@ class Settings:
     admin_token_file: Path | None = None
     show_token: bool = False
     workers: int = 1
+    restored: bool = False  # the database was put back to what a backup had
     requests_per_minute: int = LIMIT_PER_MINUTE_DEFAULT
     tls_cert: Path | None = None
     tls_key: Path | None = None
@@ -69,6 +70,7 @@ class Settings:
     grpc_advertise: Address | None = None
     grpc_hosts: tuple[str, ...] = ()
     grpc_insecure: bool = False  # no certificates, on loopback only
+    grpc_shared: bool = False  # other processes serve at the same address
     grpc_admin: Address | None = None  # where administrators and tenants are served over gRPC
     waldur: WaldurSettings | None = None
 

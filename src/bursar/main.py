@@ -68,6 +68,7 @@ TOKEN_FILE = click.option(
 @click.option("--show-token", is_flag=True, help="Print the token in that file when ready.")
 @DATABASE
 @REDIS
+@click.option("--restored", is_flag=True, help="The database was put back to a backup; said once, at the first start.")
 @click.option("--workers", default=1, show_default=True, type=click.IntRange(1, 64), help="API processes.")
 @click.option("--tls", type=click.Choice(["auto"]), help="auto: HTTPS with a certificate of our own CA.")
 @CERT
@@ -93,6 +94,7 @@ def serve(**options: Any) -> None:
 @KEY
 @TOKEN_FILE
 @click.option("--fd", type=int, default=None, hidden=True, help="A listening socket, inherited.")
+@click.option("--grpc-shared", is_flag=True, hidden=True, help="Others serve gRPC at the same address.")
 def api(fd: int | None, **options: Any) -> None:
     """Serve the API, on a database that others share."""
     import bursar.serve
@@ -238,6 +240,7 @@ def _settings(options: dict[str, Any]) -> Settings:
             admin_token_file=options.get("admin_token_file"),
             show_token=options.get("show_token", False),
             workers=options.get("workers", 1),
+            restored=options.get("restored", False),
             requests_per_minute=requests_per_minute_from_environment(),
             tls_cert=options.get("tls_cert"),
             tls_key=options.get("tls_key"),
@@ -247,6 +250,7 @@ def _settings(options: dict[str, Any]) -> Settings:
             ),
             grpc_hosts=tuple(options.get("grpc_host", ())),
             grpc_insecure=options.get("grpc_insecure", False),
+            grpc_shared=options.get("grpc_shared", False),
             grpc_admin=parse_address(options["grpc_admin"], "--grpc-admin") if options.get("grpc_admin") else None,
             waldur=waldur_from_environment(),
         )

@@ -27,6 +27,7 @@ from bursar.api.tls import ensure_server_certificate
 from bursar.bridges.webhook import run_webhooks
 from bursar.config import Address, Settings, with_password_hidden
 from bursar.logs import set_up_logs
+from bursar.loops.claims import run_claims
 from bursar.loops.drain import run_drains
 from bursar.loops.hours import run_hours
 from bursar.loops.jobs import run_jobs
@@ -120,6 +121,7 @@ async def _api(settings: Settings, fd: int | None) -> int:
                         str(settings.grpc),
                         hosts=settings.grpc_names,
                         insecure=settings.grpc_insecure,
+                        shared=settings.grpc_shared,
                     )
                 )
             except AddressTaken as error:
@@ -130,7 +132,10 @@ async def _api(settings: Settings, fd: int | None) -> int:
 
             tls = (settings.tls_cert, settings.tls_key) if settings.tls_cert and settings.tls_key else None
             try:
-                await opened.enter_async_context(opened_admin(house.database, door, str(settings.grpc_admin), tls=tls))
+                shared = settings.grpc_shared
+                await opened.enter_async_context(
+                    opened_admin(house.database, door, str(settings.grpc_admin), tls=tls, shared=shared)
+                )
             except AddressTaken as error:
                 raise _cannot_serve_grpc(settings.grpc_admin, "--grpc-admin", str(error)) from error
         calm_collector()
@@ -176,6 +181,7 @@ async def _controller(settings: Settings) -> int:
         run_ledger(office),
         run_hours(office),
         run_leases(office),
+        run_claims(office),
         run_reconcile(office),
         run_webhooks(office),
         run_lead(database, f"{socket.gethostname()}/{os.getpid()}", lambda fence: run_schedule(office, fence)),
@@ -268,7 +274,8 @@ def listen(settings: Settings) -> socket.socket:
 
 
 def _try_grpc_address(address: Address | None, option: str) -> None:
-    """The child that serves it would be started again and again: better said before there is one."""
+    """The child that serves it would be started again and again: better said before there is one. Workers share the
+    address among themselves, which the kernel allows to processes that ask for it: a second server is told here."""
     if address is None:
         return
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
@@ -370,7 +377,7 @@ async def _serve_on(
     settings: Settings, listener: socket.socket, data: Path, tls_auto: bool, stopping: asyncio.Event
 ) -> int:
     log.info("database", url=with_password_hidden(settings.database_url))
-    await prepare(settings.database_url)
+    await prepare(settings.database_url, restored=settings.restored)
     ca: Path | None = None
     if tls_auto:
         hosts = sorted({"localhost", "127.0.0.1", "::1", settings.http.host} - {"0.0.0.0", "::"})  # noqa: S104
@@ -427,12 +434,13 @@ def _children(settings: Settings, listener: socket.socket) -> list[Child]:
         shared += ["--grpc-host", host]
     if settings.grpc_insecure:
         shared.append("--grpc-insecure")
-    children: list[Child] = []
-    for index in range(settings.workers):
-        grpc = ["--grpc", str(settings.grpc)] if settings.grpc is not None and index == 0 else []
-        if settings.grpc_admin is not None and index == 0:
-            grpc += ["--grpc-admin", str(settings.grpc_admin)]
-        children.append(Child(f"api-{index}", [*shared, *grpc], environment, (fd,)))
+    if settings.grpc is not None:
+        shared += ["--grpc", str(settings.grpc)]
+    if settings.grpc_admin is not None:
+        shared += ["--grpc-admin", str(settings.grpc_admin)]
+    if settings.workers > 1:
+        shared.append("--grpc-shared")
+    children = [Child(f"api-{index}", shared, environment, (fd,)) for index in range(settings.workers)]
     children.append(Child("controller", ["controller"], environment))
     if settings.waldur is not None:
         children.append(Child("waldur", ["waldur"], environment))

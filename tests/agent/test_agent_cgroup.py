@@ -6,11 +6,14 @@ like each kind.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
-from bursar.agent.cgroup import Cgroups, Limits, find, limits_of, weight
+from bursar.agent.cgroup import Cgroups, Limits, find, leave_earlier, limits_of, weight
 
 V2_FILES = ("cgroup.procs", "cgroup.kill", "memory.max", "memory.swap.max", "memory.oom.group", "cpu.weight", "cpu.max")
 V1_FILES = ("cgroup.procs", "memory.limit_in_bytes", "cpu.shares", "cpu.cfs_period_us", "cpu.cfs_quota_us")
@@ -145,3 +148,108 @@ def test_what_was_killed_for_memory_is_counted(tmp_path: Path) -> None:
     assert group.oom_kills() == 1
     (group.memory / "cpu.stat").write_text("usage_usec 2500000\n")
     assert group.cpu_seconds() == 2.5
+
+
+# What an agent that was killed leaves behind.
+
+
+def lives(folder: Path, *places: str) -> list[Cgroups]:
+    """One life after the other, each with its groups at another place, as when another service starts it."""
+    return [
+        Cgroups("v1", parents={one: folder / place / one / "bursar-1" for one in ("memory", "cpu")}) for place in places
+    ]
+
+
+def begin(cgroups: Cgroups, folder: Path, *placements: str) -> None:
+    """A life of the agent: what was there is left, and groups are made."""
+    for parent in cgroups.parents.values():
+        parent.mkdir(parents=True, exist_ok=True)
+    leave_earlier(cgroups, "bursar-1", folder / "cgroups")
+    for parent in cgroups.parents.values():
+        for name in placements:
+            (parent / name).mkdir()
+
+
+def test_what_an_earlier_life_left_elsewhere_is_removed(tmp_path: Path) -> None:
+    first, second = lives(tmp_path, "a", "b")
+    begin(first, tmp_path, "x.1", "y.1")
+    begin(second, tmp_path)
+    assert not any(parent.exists() for parent in first.parents.values())
+    assert all(parent.exists() for parent in second.parents.values())
+
+
+def test_what_holds_something_stays_and_goes_with_a_later_life(tmp_path: Path) -> None:
+    first, second, third = lives(tmp_path, "a", "b", "c")
+    begin(first, tmp_path, "empty.1", "held.1")
+    held = first.parents["memory"] / "held.1" / "cgroup.procs"
+    held.touch()  # A folder with something in it is as hard to remove as a group with processes.
+    begin(second, tmp_path)
+    assert [one.name for one in first.parents["memory"].iterdir()] == ["held.1"]
+    assert not first.parents["cpu"].exists()
+    held.unlink()
+    begin(third, tmp_path)
+    assert not first.parents["memory"].exists()
+    assert not second.parents["memory"].exists()
+
+
+def test_the_groups_of_others_are_left_alone(tmp_path: Path) -> None:
+    """Also those of an agent with another directory, and whatever somebody wrote into the note."""
+    first, second = lives(tmp_path, "a", "b")
+    begin(first, tmp_path)
+    beside = [tmp_path / "a" / "memory" / name for name in ("bursar-2", "bursar-2-agent", "user.slice")]
+    for one in beside:
+        one.mkdir()
+    with (tmp_path / "cgroups").open("a") as note:
+        note.write("".join(f"{one}\n" for one in beside))
+    begin(second, tmp_path)
+    assert not first.parents["memory"].exists()
+    assert all(one.exists() for one in beside)
+
+
+def test_the_second_generation_has_one_for_the_agent_itself(tmp_path: Path) -> None:
+    parent = tmp_path / "unit-a" / "bursar-1"
+    begin(Cgroups("v2", parents={"": parent}), tmp_path, "x.1")
+    parent.with_name("bursar-1-agent").mkdir()
+    begin(Cgroups("v2", parents={"": tmp_path / "unit-b" / "bursar-1"}), tmp_path)
+    assert list((tmp_path / "unit-a").iterdir()) == []
+
+
+def test_where_groups_cannot_be_made_any_more_those_of_before_are_removed(tmp_path: Path) -> None:
+    (first,) = lives(tmp_path, "a")
+    begin(first, tmp_path, "x.1")
+    begin(Cgroups("none"), tmp_path)
+    assert not any(parent.exists() for parent in first.parents.values())
+
+
+def test_the_machine_s_own_groups(tmp_path: Path) -> None:
+    """With real ones, and a real process in one of them."""
+    name = f"bursar-{uuid4().hex[:8]}"
+    here = find(name)
+    if here.version == "none":
+        pytest.skip(here.message)
+    # As if an earlier life had them one level below: in a group that nobody else has.
+    upper = {key: parent.with_name(f"{name}-earlier") for key, parent in here.parents.items()}
+    earlier = Cgroups(here.version, parents={key: parent / name for key, parent in upper.items()})
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    memory = next(iter(earlier.parents.values()))
+    try:
+        for parent in dict.fromkeys(earlier.parents.values()):
+            (parent / "x.1").mkdir(parents=True, exist_ok=True)
+        (memory / "y.1").mkdir()
+        (memory / "y.1" / "cgroup.procs").write_text(str(child.pid))
+        (tmp_path / "cgroups").write_text("".join(f"{one}\n" for one in earlier.parents.values()))
+        leave_earlier(here, name, tmp_path / "cgroups")
+        assert [one.name for one in memory.iterdir() if one.is_dir()] == ["y.1"]
+        assert not any(one.exists() for one in earlier.parents.values() if one != memory)
+        child.communicate(b"\n", timeout=30)
+        leave_earlier(here, name, tmp_path / "cgroups")
+        assert not memory.exists()
+        assert all(parent.exists() for parent in here.parents.values())
+    finally:
+        child.kill()
+        child.wait(30)
+        earlier.remove()
+        here.remove()
+        for one in dict.fromkeys(upper.values()):
+            if one.exists():
+                one.rmdir()

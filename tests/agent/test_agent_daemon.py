@@ -1,8 +1,6 @@
 """The whole agent in one process, with real commands, against a peer that speaks the protocol."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,29 +8,11 @@ import pytest
 
 from bursar.agent import daemon as daemons
 from bursar.agent import logs
-from bursar.agent.daemon import Daemon
-from bursar.agent.papers import NoPapers
 from bursar.agent.probe import Probe
-from bursar.agent.stream import Stream
 from bursar.agent.work import Run, State, Stop
-from control import Control, serving
+from control import Control, living, serving
 
 pytestmark = pytest.mark.timeout(120)
-
-
-@asynccontextmanager
-async def living(home: Path, control: Control, *, probe: Probe | None = None) -> AsyncIterator[Daemon]:
-    daemon = Daemon("node-1", home / "work", probe or Probe(home, fake_gpus=2))
-    await daemon.open()
-    stream = Stream("node-1", NoPapers([control.address]), daemon)
-    tasks = [asyncio.create_task(stream.run()), asyncio.create_task(daemon.run(stream.poke))]
-    try:
-        yield daemon
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await daemon.close()
 
 
 def command(uid: str, script: str, **options: object) -> Run:

@@ -111,3 +111,10 @@ def test_output_is_kept_again_once_there_is_room_for_a_file(tmp_path: Path, monk
     kept = b"".join(path.read_bytes() for path in sorted(tmp_path.glob("output.*")))
     assert b"4 bytes of output were lost" in kept
     assert kept.endswith(b"ij")
+
+
+async def test_output_that_is_removed_while_it_is_read_has_just_ended(tmp_path: Path) -> None:
+    """As when the node is wiped: the names are listed, and then the files are gone."""
+    (tmp_path / "output.0").symlink_to(tmp_path / "gone")
+    assert await text(tmp_path, tail_lines=3) == b""
+    assert await text(tmp_path) == b""

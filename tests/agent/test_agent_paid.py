@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,19 +11,14 @@ from joserfc.jwk import OKPKey
 from structlog.testing import capture_logs
 
 from bursar.agent.clock import boot_seconds
-from bursar.agent.daemon import Daemon
 from bursar.agent.journal import Journal
-from bursar.agent.papers import NoPapers
-from bursar.agent.probe import Probe
-from bursar.agent.stream import Stream
 from bursar.agent.work import Run, State
 from bursar.ops.signing import Granted, Ring
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
-from control import Control, serving
+from control import NODE, Control, living, serving
 
 pytestmark = pytest.mark.timeout(120)
 
-NODE = "node-1"
 PLACE = ("a", 1)
 
 
@@ -64,21 +57,6 @@ class Paying(Control):
     def token(self, seq: int, *, by: Ring = OURS, node: str = NODE, nonce: str = "", seconds: int | None = None) -> str:
         lease = Granted("lease-1", "a", 1, self.seconds if seconds is None else seconds, bool(self.final))
         return by.sign(node, nonce or self.nonce, seq, [lease])
-
-
-@asynccontextmanager
-async def living(home: Path, control: Control) -> AsyncIterator[Daemon]:
-    daemon = Daemon(NODE, home / "work", Probe(home, fake_gpus=2))
-    await daemon.open()
-    stream = Stream(NODE, NoPapers([control.address]), daemon)
-    tasks = [asyncio.create_task(stream.run()), asyncio.create_task(daemon.run(stream.poke))]
-    try:
-        yield daemon
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await daemon.close()
 
 
 def wanted(*command: str) -> list[Run]:

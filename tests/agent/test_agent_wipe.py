@@ -100,6 +100,16 @@ def test_a_hook_that_was_begun_is_adopted_and_one_that_was_not_waits_to_be_wante
     assert machine.tell([HOOK.of(WANTED)], 2) == [Start(HOOK.of(WANTED), None)]
 
 
+def test_a_hook_that_was_not_begun_is_the_one_that_the_agent_has_now() -> None:
+    """An administrator mends it, and starts the agent again."""
+    for now in (Wipe("wipe-better", 60), NO_WIPE):
+        machine = Machine()
+        machine.adopt(HOOK.of(WANTED), 0, started=False)
+        wanted = now.of(WANTED)
+        assert machine.tell([wanted], 1) == ([Start(wanted, None)] if now.hook else [])
+        assert (machine.inventory()[0].reason == NO_HOOK) is not bool(now.hook)
+
+
 def test_the_hook_knows_its_node_and_its_claim() -> None:
     env = environment(HOOK.of(WANTED), "gpu-7", user(), {"PATH": "/bin"})
     assert (env["BURSAR_NODE"], env["BURSAR_CLAIM"]) == ("gpu-7", "claim-1")

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 import pytest_asyncio
 
 from bursar.store.embedded import Embedded
+from casts import Cast, assembled
 from houses import Site, opened_site
 from postgres import _url, clone_database, drop_database
 
@@ -15,3 +16,8 @@ async def site(embedded_postgres: Embedded, database_template: str) -> AsyncIter
     async with opened_site(_url(embedded_postgres, name)) as one:
         yield one
     await drop_database(embedded_postgres, name)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cast(site: Site) -> Cast:
+    return await assembled(site)

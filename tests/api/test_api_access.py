@@ -4,7 +4,6 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,61 +14,10 @@ from joserfc.jwk import OKPKey
 
 from bursar.api.oidc import OidcSettings
 from bursar.config import ConfigError, requests_per_minute_from_environment
-from houses import STRATEGIC, Site, allocation, eventually, opened_site
-from offices import bind
+from casts import Cast
+from houses import STRATEGIC, Site, allocation, opened_site
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@dataclass(frozen=True, slots=True)
-class Cast:
-    """Two tenants side by side, one of them with a child, and somebody of every role."""
-
-    physics: str
-    optics: str  # below physics
-    biology: str
-    boss: str  # tenant-admin of physics
-    user: str  # of physics
-    viewer: str  # of physics
-    junior: str  # user of optics
-    rival: str  # user of biology
-    rival_boss: str
-    worker: str  # a node's name
-    node: str  # its token
-    other_worker: str
-    other_node: str
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def cast(site: Site) -> Cast:
-    physics, biology = await site.namespace(name="physics"), await site.namespace(name="biology")
-    await site.post("tenants", {"metadata": {"name": "optics"}, "spec": {"parent": "physics"}})
-    optics = await site.namespace(tenant="optics", name="optics")
-    tokens = {}
-    for name in ("worker-1", "worker-2"):
-        node = await site.post("nodes", {"metadata": {"name": name}, "spec": {"capacity": {"cpu": "64"}}})
-        tokens[name] = node.body["status"]["token"]
-    for team in (physics, optics, biology):
-        await site.post(f"namespaces/{team}/allocations", allocation(f"{team}-job", cpu=1))
-        quota = {"metadata": {"name": "quota"}, "spec": {"hard": {"cpu": "100"}}}
-        await site.post(f"namespaces/{team}/resourcequotas", quota)
-    await bind(site.house.office, "physics", "physics-job", "worker-1")
-    await bind(site.house.office, "biology", "biology-job", "worker-2")
-    return Cast(
-        physics,
-        optics,
-        biology,
-        boss=await site.token("tenant-admin", tenant="physics", user="boss"),
-        user=await site.token("user", tenant="physics", user="ann"),
-        viewer=await site.token("viewer", tenant="physics", user="vic"),
-        junior=await site.token("user", tenant="optics", user="jim"),
-        rival=await site.token("user", tenant="biology", user="bob"),
-        rival_boss=await site.token("tenant-admin", tenant="biology", user="bea"),
-        worker="worker-1",
-        node=tokens["worker-1"],
-        other_worker="worker-2",
-        other_node=tokens["worker-2"],
-    )
 
 
 # Other tenants' things.
@@ -352,93 +300,6 @@ async def test_a_bootstrap_token_is_good_for_joining_and_for_nothing_else(site: 
     assert (await site.get("whoami", token=bootstrap)).body["role"] == "node"
 
 
-# Tokens.
-
-
-async def test_a_token_lives_from_its_creation_to_its_revocation(site: Site, cast: Cast) -> None:
-    made = await site.post(
-        "tokens", {"role": "user", "tenant": "physics", "user": "temp", "ttl": "1h"}, token=cast.boss
-    )
-    assert made.status == 201
-    secret, name = made.body["status"]["token"], made.body["metadata"]["name"]
-    assert made.body["spec"]["createdBy"].endswith("boss")
-    assert (await site.get("whoami", token=secret)).body == {"user": "temp", "role": "user", "tenant": "physics"}
-
-    listed = await site.get("tokens", token=cast.boss)
-    assert name in listed.names
-    assert secret not in json.dumps(listed.body), "the secret is shown once"
-    assert {one["spec"].get("tenant") for one in listed.body["items"]} <= {"physics", "optics"}
-
-    assert (await site.delete(f"tokens/{name}", token=cast.rival_boss)).status == 404
-    assert (await site.get("whoami", token=secret)).status == 200
-    revoked = await site.delete(f"tokens/{name}", token=cast.boss)
-    assert (revoked.status, revoked.body["status"]["state"]) == (200, "Revoked")
-    after = await site.get("whoami", token=secret)
-    assert after.status == 401
-    assert "revoked" in after.message
-    state = {one["metadata"]["name"]: one["status"]["state"] for one in (await site.get("tokens")).body["items"]}
-    assert state[name] == "Revoked"
-
-
-async def test_nobody_gives_more_than_they_have(site: Site, cast: Cast) -> None:
-    before = await site.state()
-    for body in (
-        {"role": "system-admin"},
-        {"role": "service"},
-        {"role": "node", "node": "worker-1"},
-        {"role": "billing-admin"},
-        {"role": "approver"},
-    ):
-        assert (await site.post("tokens", body, token=cast.boss)).status == 403, body
-    foreign = {"role": "user", "tenant": "biology"}
-    assert (await site.post("tokens", foreign, token=cast.boss)).status == 404
-    for token in (cast.user, cast.viewer, cast.node):
-        assert (await site.post("tokens", {"role": "viewer", "tenant": "physics"}, token=token)).status == 403
-    assert await site.state() == before
-    below = await site.post("tokens", {"role": "tenant-admin", "tenant": "optics"}, token=cast.boss)
-    assert below.status == 201
-    name = (await site.get("tokens")).body["items"][0]["metadata"]["name"]
-    assert name
-
-
-async def test_an_expired_token_is_refused(site: Site, cast: Cast) -> None:
-    token = await site.token("viewer", tenant="physics", ttl="1s")
-    assert (await site.get("whoami", token=token)).status == 200
-
-    async def refused() -> bool:
-        return (await site.get("whoami", token=token)).status != 200
-
-    await eventually(refused)
-    reply = await site.get("whoami", token=token)
-    assert reply.status == 401
-    assert "expired" in reply.message
-
-
-async def test_no_secret_is_in_the_feed_or_in_the_metrics(site: Site, cast: Cast) -> None:
-    secret = cast.node.rpartition("_")[2]
-    async with site.house.database.reader() as db:
-        rows = await db.fetch("SELECT doc, status FROM change")
-        tokens = await db.fetch("SELECT to_jsonb(token) AS whole FROM token")
-    assert all(secret.encode() not in bytes(row["doc"]) + bytes(row["status"] or b"") for row in rows)
-    assert all(secret.encode() not in bytes(row["whole"]) for row in tokens)
-    assert secret not in (await site.get("/metrics")).body
-
-
-async def test_self_reviews_answer_as_the_door_does(site: Site, cast: Cast) -> None:
-    path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-    for token, verb, resource, expected in (
-        (cast.viewer, "get", "allocations", True),
-        (cast.viewer, "create", "allocations", False),
-        (cast.user, "create", "allocations", True),
-        (cast.user, "create", "resourcequotas", False),
-        (cast.boss, "create", "resourcequotas", True),
-        (site.admin, "*", "*", True),
-    ):
-        body = {"spec": {"resourceAttributes": {"verb": verb, "resource": resource}}}
-        reply = await site.post(path, body, token=token)
-        assert (reply.status, reply.body["status"]["allowed"]) == (201, expected), (verb, resource)
-
-
 # Rates.
 
 
@@ -451,7 +312,7 @@ async def slow_site(site: Site, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
         yield one
 
 
-async def test_a_tenant_above_its_rate_is_told_so_in_the_seeds_words(slow_site: Site, cast: Cast) -> None:
+async def test_a_tenant_above_its_rate_is_told_so_in_the_designs_words(slow_site: Site, cast: Cast) -> None:
     allowed = [await slow_site.get("nodes", token=cast.user) for _ in range(5)]
     assert [one.status for one in allowed] == [200] * 5
     assert [one.headers["x-ratelimit-remaining"] for one in allowed] == ["4", "3", "2", "1", "0"]

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from bursar.loops.upkeep import finish_namespaces
 from houses import TABLE, Site, allocation
 from offices import bind, node
 
@@ -246,3 +247,60 @@ async def test_the_user_is_not_the_callers_to_say(site: Site) -> None:
         assert shown.body["status"]["user"] == f"{team}/bob"
     changed = await site.patch(f"namespaces/{team}/allocations/w", {"spec": {"sensitive": False}}, token=who["bob"])
     assert changed.status in (400, 404, 409, 422), changed
+
+
+async def made_anew(site: Site, team: str) -> None:
+    """The tenant goes, and another of its name is made."""
+    await site.delete(f"namespaces/{team}")
+    await finish_namespaces(site.house.office)
+    assert (await site.delete(f"tenants/{team}")).status == 200
+    await site.namespace(name=team)
+
+
+async def test_what_a_tenant_left_is_not_told_to_one_that_is_given_its_name(site: Site) -> None:
+    """The node is still being wiped when the tenant goes and another of its name is made."""
+    team, who = await people(site)
+    first, second = await new_node(site), await new_node(site)
+    for name in (first, second):
+        await site.post(f"nodes/{name}/claim", {"reason": "study 42"}, token=who["ann"])
+        assert (await site.post(f"nodes/{name}/release", {"reason": "done"}, token=who["ann"])).status == 200
+    seen = await site.get("claims", token=who["boss"])
+    assert {one["node"] for one in seen.body["items"]} == {first, second}, "it is their own, and being wiped"
+    await made_anew(site, team)
+    namesakes = {
+        "boss": await site.token("tenant-admin", tenant=team, user="boss"),
+        "ann": await site.token("user", tenant=team, user="ann"),
+    }
+    for token in namesakes.values():
+        for reply in await asyncio.gather(
+            site.get("claims", token=token),
+            site.get("events", fieldSelector=f"involvedObject.name={first}", token=token),
+            site.get("events", fieldSelector=f"involvedObject.name={team}", token=token),
+            site.get("events", token=token),
+            site.post(f"nodes/{first}/claim", {}, token=token),
+            site.post(f"nodes/{first}/release", {}, token=token),
+        ):
+            assert "study 42" not in str(reply.body)
+            assert "release by" not in str(reply.body)
+            assert f"{team}/ann" not in str(reply.body)
+        assert (await site.get("claims", token=token)).body["items"] == []
+        refused = await site.post(f"nodes/{first}/release", {}, token=token)
+        assert (refused.status, refused.message) == (403, f"node {first} is claimed by somebody else")
+    told = (await site.get("claims")).body["items"]
+    assert {one["node"] for one in told if one["user"] == f"{team}/ann"} == {first, second}, "administrators see it"
+
+
+async def test_a_namesake_sees_its_own_claims_and_events(site: Site) -> None:
+    team, who = await people(site)
+    name = await new_node(site)
+    await made_anew(site, team)
+    who["ann"] = await site.token("user", tenant=team, user="ann")
+    assert (await site.post(f"nodes/{name}/claim", {"reason": "ward"}, token=who["ann"])).status == 200
+    for state in ("Claimed", "Wiping"):
+        (item,) = (await site.get("claims", token=who["ann"])).body["items"]
+        assert (item["node"], item["state"]) == (name, state)
+        events = (await site.get("events", fieldSelector=f"involvedObject.name={name}", token=who["ann"])).body
+        assert any("claim by" in one["message"] for one in events["items"])
+        assert (await site.post(f"nodes/{name}/release", {}, token=who["ann"])).status == 200, "and again"
+    own = (await site.get("events", fieldSelector=f"involvedObject.name={team}", token=who["ann"])).body["items"]
+    assert {one["reason"] for one in own} == {"Created"}

@@ -1,4 +1,4 @@
-"""What a hostile or unlucky client must not get: effects of dry runs, secrets, others' answers, seconds of our time."""
+"""What a hostile or unlucky client must not get: effects of dry runs, others' answers, seconds of our time."""
 
 import asyncio
 import base64
@@ -15,33 +15,13 @@ from bursar.core.access import Identity, Role, _allows, allows
 from bursar.core.patch import PatchError, json_patch
 from bursar.core.quota import Counter
 from bursar.core.refusal import Code, Refusal
-from bursar.ops.lane import Overloaded
-from bursar.store import node as node_store
-from bursar.store.database import Database, Unavailable
-from houses import APPLY, TABLE, Document, Site, allocation
+from bursar.store.database import Database
+from houses import APPLY, Document, Site, allocation, node, node_body
 from offices import bind
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 YAML = "application/yaml"
-
-
-async def node(site: Site, name: str = "", **options: Any) -> Document:
-    reply = await site.post("nodes", node_body(name or site.name("worker")), **options)
-    assert reply.status == 201, reply
-    body: Document = reply.body
-    return body
-
-
-def node_body(name: str) -> Document:
-    return {"metadata": {"name": name}, "spec": {"capacity": {"cpu": "64", "nvidia.com/gpu": "8"}}}
-
-
-async def node_tokens(site: Site, name: str) -> int:
-    """Living tokens of a node, bootstrap tokens excepted."""
-    async with site.house.database.reader() as db:
-        count: int = await db.fetchval("SELECT count(*) FROM token WHERE node = $1 AND NOT single_use", name)
-    return count
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -265,98 +245,6 @@ async def test_applied_names_are_checked_like_all_others(site: Site, name: str) 
     assert reply.body["details"]["causes"][0]["field"] == "metadata.name"
 
 
-# Registration.
-
-
-async def test_a_dry_registration_leaves_the_bootstrap_token_good(site: Site) -> None:
-    name = site.name("worker")
-    bootstrap = await site.token("node", node=name)
-    for value in ("All", "true"):
-        reply = await site.post("nodes", node_body(name), token=bootstrap, dryRun=value)
-        assert reply.status == 201, reply
-        assert "token" not in reply.body["status"]
-    assert await node_tokens(site, name) == 0
-    reply = await site.post("nodes", node_body(name), token=bootstrap, dryRun="false")
-    assert reply.status == 201
-    assert reply.body["status"]["token"]
-
-
-@pytest.mark.parametrize("error", [Overloaded("creating", 1), Unavailable("away"), RuntimeError("bug")], ids=repr)
-async def test_whatever_goes_wrong_a_bootstrap_token_can_be_used_again(
-    site: Site, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    name = site.name("worker")
-    bootstrap = await site.token("node", node=name)
-
-    async def fails(*_: Any) -> Any:
-        raise error
-
-    with monkeypatch.context() as patched:
-        patched.setattr("bursar.api.node.create_object", fails)
-        assert (await site.post("nodes", node_body(name), token=bootstrap)).status in (500, 503)
-    reply = await site.post("nodes", node_body(name), token=bootstrap)
-    assert reply.status == 201, reply
-    assert (await site.post("nodes", node_body(name), token=bootstrap)).status == 401
-
-
-async def test_a_registration_is_answered_with_its_token_also_to_who_wants_a_table(site: Site) -> None:
-    name = site.name("worker")
-    bootstrap = await site.token("node", node=name)
-    reply = await site.post("nodes", node_body(name), token=bootstrap, headers={"accept": TABLE})
-    assert (reply.status, reply.body["kind"]) == (201, "Node")
-    whoami = await site.get("whoami", token=reply.body["status"]["token"])
-    assert whoami.body["node"] == name
-
-
-async def test_a_repeated_registration_makes_no_second_token(site: Site) -> None:
-    name, key = site.name("worker"), {"idempotency-key": "register-once"}
-    first = await site.post("nodes", node_body(name), headers=key)
-    again = await site.post("nodes", node_body(name), headers=key)
-    assert (first.status, again.status) == (201, 201)
-    assert "token" not in again.body["status"]
-    assert first.body["metadata"]["uid"] == again.body["metadata"]["uid"]
-    assert await node_tokens(site, name) == 1
-
-
-async def test_a_nodes_secret_is_never_stored(site: Site) -> None:
-    registered = await node(site)
-    name, secret = registered["metadata"]["name"], registered["status"]["token"]
-    joined = {"allocated": {"cpu": "63"}, "lastHeartbeatTime": "2000-01-01T00:00:00Z"}
-    sent = {**registered, "status": {**registered["status"], **joined, "message": "hello"}}
-    changed = {"metadata": {"name": name}, "spec": {**sent["spec"], "unschedulable": True}, "status": sent["status"]}
-    for reply in (
-        await site.put(f"nodes/{name}/status", sent, token=secret),
-        await site.patch(f"nodes/{name}/status", {"status": {"token": secret, "reason": "x"}}, token=secret),
-        await site.put(f"nodes/{name}", changed),
-    ):
-        assert reply.status == 200, reply
-    assert reply.body["status"]["message"] == "hello"
-    async with site.house.database.reader() as db:
-        for table in ("object", "change"):
-            rows = await db.fetch(f"SELECT doc, status FROM {table} WHERE kind = 'Node' AND name = $1", name)
-            assert rows
-            stored = b"".join(bytes(row["doc"] or b"") + bytes(row["status"] or b"") for row in rows)
-            for word in (secret.encode(), b'"token"', b'"allocated"', b"2000-01-01"):
-                assert word not in stored, (table, word)
-
-
-async def test_only_the_node_itself_gives_signs_of_life(site: Site) -> None:
-    registered = await node(site)
-    name, secret = registered["metadata"]["name"], registered["status"]["token"]
-
-    async def seen() -> Any:
-        async with site.house.database.reader() as db:
-            return (await node_store.load_last_seen(db, [name])).get(name)
-
-    before = await seen()
-    path = f"nodes/{name}/status"
-    assert (await site.patch(path, {"status": {"message": "a"}})).status == 200
-    assert (await site.patch(path, {"status": {"message": "b"}}, token=secret, dryRun="All")).status == 200
-    assert await seen() == before
-    assert (await site.patch(path, {"status": {"message": "c"}}, token=secret)).status == 200
-    assert await seen() != before
-
-
 # Repetitions.
 
 
@@ -494,77 +382,3 @@ async def test_an_internal_error_is_told_in_json(site: Site, monkeypatch: pytest
     strange = 'a"b\\c'
     reply = await site.get("queues/default", headers={"x-request-id": strange})
     assert (reply.status, reply.body["details"]["requestId"]) == (500, strange)
-
-
-# Events.
-
-
-async def test_events_are_chosen_by_every_term(site: Site) -> None:
-    team = await site.namespace()
-    path = f"namespaces/{team}/allocations"
-    for name in ("one", "two"):
-        await site.post(path, allocation(name, cpu=1))
-    await site.patch(f"{path}/one", {"metadata": {"labels": {"a": "b"}}})
-    await site.delete(f"{path}/two")
-
-    async def chosen(selector: str) -> list[tuple[str, str]]:
-        reply = await site.get(f"namespaces/{team}/events", fieldSelector=selector)
-        assert reply.status == 200, reply
-        return [(one["involvedObject"]["name"], one["reason"]) for one in reply.body["items"]]
-
-    everything = [("one", "Created"), ("two", "Created"), ("one", "Changed"), ("two", "Deleted")]
-    assert await chosen("") == everything
-    assert await chosen("reason=Created") == everything[:2]
-    assert await chosen("reason!=Created") == everything[2:]
-    assert await chosen("type=Warning") == []
-    assert await chosen("type!=Warning,involvedObject.name!=two") == [("one", "Created"), ("one", "Changed")]
-    assert await chosen("involvedObject.name=two,reason=Deleted") == [("two", "Deleted")]
-    assert await chosen("involvedObject.kind=Node") == []
-    assert await chosen("involvedObject.name=one,involvedObject.namespace=elsewhere") == []
-    (event, *_) = (await site.get(f"namespaces/{team}/events")).body["items"]
-    assert await chosen(f"metadata.name={event['metadata']['name']}") == everything[:1]
-    assert await chosen("metadata.namespace=elsewhere") == []
-
-
-async def test_the_events_of_settings_are_for_those_who_see_everything(site: Site) -> None:
-    team, worker = await site.namespace(), await node(site)
-    name = worker["metadata"]["name"]
-    reply = await site.post("settings", {"metadata": {"name": site.name("settings")}, "spec": {}})
-    assert reply.status in (201, 409, 400), reply
-    settings = (await site.get("settings")).names
-    if not settings:
-        pytest.skip("there are no settings to hide")
-    viewer = await site.token("viewer", tenant=team, user="vic")
-    for token, told in ((viewer, False), (site.admin, True)):
-        reply = await site.get("events", token=token, fieldSelector=f"involvedObject.name={settings[0]}")
-        kinds = {one["involvedObject"]["kind"] for one in reply.body["items"]}
-        assert ("Settings" in kinds) is told
-        reply = await site.get("events", token=token, fieldSelector=f"involvedObject.name={name}")
-        assert {one["involvedObject"]["kind"] for one in reply.body["items"]} == {"Node"}
-
-
-# Tokens.
-
-
-async def test_a_tenant_admin_revokes_only_what_they_could_give(site: Site) -> None:
-    team = await site.namespace()
-    boss = await site.token("tenant-admin", tenant=team, user="boss")
-    above = await site.post("tokens", {"role": "approver", "tenant": team, "user": "app"})
-    assert above.status == 201
-    below = await site.post("tokens", {"role": "user", "tenant": team, "user": "ann"}, token=boss)
-    assert (await site.delete(f"tokens/{above.body['metadata']['name']}", token=boss)).status == 403
-    assert (await site.get("whoami", token=above.body["status"]["token"])).status == 200
-    assert (await site.delete(f"tokens/{below.body['metadata']['name']}", token=boss)).status == 200
-    assert (await site.delete(f"tokens/{above.body['metadata']['name']}")).status == 200
-
-
-async def test_the_audit_tells_the_anns_of_two_tenants_apart(site: Site) -> None:
-    actors = []
-    for _ in range(2):
-        team = await site.namespace()
-        ann = await site.token("user", tenant=team, user="ann")
-        await site.post(f"namespaces/{team}/allocations", allocation("job", cpu=1), token=ann)
-        (event,) = (await site.get(f"namespaces/{team}/events")).body["items"]
-        assert event["source"]["component"] == f"user:{team}/ann"
-        actors.append(event["source"]["component"])
-    assert len(set(actors)) == 2

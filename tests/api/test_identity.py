@@ -24,7 +24,7 @@ from bursar.api.oidc import Oidc, OidcSettings
 from bursar.core.access import Identity, Role
 from bursar.core.refusal import Code, Refusal
 from bursar.ops.token import consume_token, create_token, revoke_token
-from bursar.store.database import Connection, Database, Unavailable, connect
+from bursar.store.database import Connection, Database, Unavailable
 from bursar.store.token import TokenRecord
 
 NOW = datetime(2031, 5, 1, 12, 0, tzinfo=UTC)
@@ -103,13 +103,6 @@ class Wire:
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
-
-
-@pytest.fixture
-async def db(database_url: str) -> AsyncIterator[Connection]:
-    connection = await connect(database_url)
-    yield connection
-    await connection.close()
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ def _passed(limit: MemoryRateLimit, key: str, per_minute: int, tries: int) -> in
     return sum(limit.take_now(key, per_minute).allowed for _ in range(tries))
 
 
-def test_the_message_is_the_seed_s() -> None:
+def test_the_message_is_the_designs() -> None:
     assert message("ml-team", 1000) == "Rate limit exceeded. Tenant 'ml-team' limited to 1000 req/min."
 
 

@@ -343,6 +343,24 @@ async def test_the_table_has_every_day_tenant_and_resource(site: Site) -> None:
         assert by_day == pytest.approx(by_month, abs=0.001)
 
 
+async def test_by_user_the_table_has_all_that_the_tenant_used_and_no_more_than_its_time(site: Site) -> None:
+    top = await team(site)
+    low = await team(site, top)
+    begin = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(days=20)
+    for tenant, user, gpus in ((top, "ann", 2), (top, "bob", 1), (low, "ann", 4)):
+        await use(site, tenant, user, gpus, begin=begin - timedelta(hours=6), hours=48)
+    await spent(site.house.database, top, "-", {GPU: 8000}, begin=begin, hours=3)
+    asked = {"from": f"{begin:%Y-%m-%d}", "to": f"{begin + timedelta(days=1):%Y-%m-%d}"}
+    rows = await table(site, tenant=top, by="user", **asked)
+    hours = {(one["tenant"], one["user"]): float(one["hours"]) for one in rows if one["resource"] == GPU}
+    assert hours == {(top, f"{top}/ann"): 48, (top, f"{top}/bob"): 24, (low, f"{low}/ann"): 96, (top, ""): 24}
+    whole = await table(site, tenant=top, by="month", **asked)
+    for column in ("hours", "credits"):
+        assert sum(float(one[column]) for one in rows) == pytest.approx(sum(float(one[column]) for one in whole))
+    token = await site.token("user", tenant=low, user="ann")
+    assert {one["tenant"] for one in await table(site, token=token, by="user", **since(30))} == {low}
+
+
 async def test_everybody_is_told_what_they_may_see(site: Site) -> None:
     top, other = await team(site), await team(site)
     low = await team(site, top)
@@ -415,3 +433,19 @@ async def test_what_a_node_reports_is_in_the_reports_of_who_submitted_it(site: S
     assert (await site.patch(f"{path}/train/status", {"status": {"phase": "Succeeded"}}, token=node)).status == 200
     shown = await report(site, f"tenants/{name}/usage", token=ann)
     assert (shown["gpu_hours_used"], [one["user"] for one in shown["users"]]) == (near(2, 2), [f"{name}/ann"])
+
+
+# How it is kept.
+
+
+async def test_how_far_entering_is_behind_is_told_with_the_metrics(site: Site) -> None:
+    async def behind() -> float:
+        text = (await site.get("/metrics")).body
+        return float(text.partition("\nbursar_usage_rolled_lag_seconds ")[2].split()[0])
+
+    await entered(site)
+    assert await behind() < 1800
+    await use(site, await team(site), "ann", 1, begin=ago(hours=2))
+    assert await behind() >= 2 * 3600
+    await entered(site)
+    assert await behind() < 1800

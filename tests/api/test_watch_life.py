@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from typing import Any
 
 import httpx2
@@ -26,37 +26,14 @@ from bursar.store.listing import Query
 from bursar.wire.kinds import BY_NAME
 from houses import TABLE, Document, Site, allocation
 from offices import bind, end
+from watches import newest, take, told, watching
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@asynccontextmanager
-async def watching(site: Site, path: str, token: str = "", accept: str = "", **query: Any) -> AsyncIterator[Any]:
-    """The events of a watch, one JSON line each."""
-    headers = {"authorization": f"Bearer {token or site.admin}", "x-request-id": "watch-life"}
-    headers |= {"accept": accept} if accept else {}
-    params = {"watch": "true", "timeoutSeconds": "60", **query}
-    async with site.http.stream("GET", f"{site.url}/api/v1/{path}", params=params, headers=headers) as answer:
-        assert answer.status_code == 200, await answer.aread()
-        yield (json.loads(line) async for line in answer.aiter_lines() if line)
-
-
-async def take(events: AsyncIterator[Document], count: int) -> list[Document]:
-    async with asyncio.timeout(20):
-        return [await anext(events) for _ in range(count)]
 
 
 async def rest(events: AsyncIterator[Document]) -> list[Document]:
     async with asyncio.timeout(20):
         return [one async for one in events]
-
-
-def told(events: list[Document]) -> list[tuple[str, str]]:
-    return [(one["type"], one["object"]["metadata"]["name"]) for one in events]
-
-
-async def newest(site: Site) -> str:
-    return (await site.get("allocations", limit=1)).version
 
 
 # What was dropped.
@@ -102,7 +79,8 @@ async def test_what_fails_in_a_stream_is_logged_with_the_requests_id(
     await site.post(path, allocation("one", cpu=1))
     monkeypatch.setattr(watch_module, "visibility", lambda *_: 1 / 0)
     with capture_logs() as lines:
-        async with watching(site, path, resourceVersion=version) as events:
+        headers = {"x-request-id": "watch-life"}
+        async with watching(site, path, headers=headers, resourceVersion=version) as events:
             assert await rest(events) == []
     (line,) = [one for one in lines if one["event"] == "a stream failed"]
     assert line["request_id"] == "watch-life"
@@ -188,7 +166,9 @@ async def test_what_moves_to_another_tenant_is_deleted_for_the_one_and_added_for
     version = await newest(site)
     label = {"metadata": {"labels": {"bursar.io/tenant": new, "secret": "of-the-new-tenant"}}}
     async with (
-        watching(site, "namespaces", loser, accept, resourceVersion=version) as left,
+        watching(
+            site, "namespaces", loser, headers={"accept": accept} if accept else {}, resourceVersion=version
+        ) as left,
         watching(site, "namespaces", winner, resourceVersion=version) as right,
         watching(site, "namespaces", resourceVersion=version) as above,
     ):

@@ -1,10 +1,9 @@
 """Answers that no Waldur gives: whatever they are, the reading ends, says why, keeps the token to itself."""
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -18,6 +17,7 @@ from bursar.bridges.waldur import Waldur
 from bursar.core.remaining import Remaining
 from bursar.ops.office import Office
 from bursar.store import budget as store
+from waldurs import listening
 
 PACE = Pace(600.0, again_seconds=0.0)
 SECRET = "s3cret-w0rd"
@@ -54,22 +54,8 @@ def answering() -> Iterator[Answers]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    class Httpd(ThreadingHTTPServer):
-        daemon_threads = True
-
-        def handle_error(self, *_: Any) -> None:
-            """Who asked has heard enough."""
-
-    httpd = Httpd(("127.0.0.1", 0), Handler)
-    kept.url = f"http://127.0.0.1:{httpd.server_port}"
-    thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
+    with listening(Handler) as kept.url:
         yield kept
-    finally:
-        httpd.shutdown()
-        thread.join()
-        httpd.server_close()
 
 
 @pytest.fixture

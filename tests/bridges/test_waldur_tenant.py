@@ -2,10 +2,11 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bursar.bridges.waldur_tenant import KEPT, SHUT, STATE, State, change, state_of
+from bursar.bridges.waldur_tenant import KEPT, SHUT, STATE, State, change, state_of, whole
 from bursar.core.patch import merge
 
 HELD: dict[State, dict[str, int]] = {
@@ -48,3 +49,16 @@ def test_what_is_held_down_holds_and_what_was_agreed_comes_back(
 
 def test_a_change_is_of_what_was_seen() -> None:
     assert change(tenant({}), state=State.OPEN, held={})["metadata"]["resourceVersion"] == "7"
+
+
+@pytest.mark.parametrize(("value", "factor", "ours"), [(100, 0.29, 29), (3, 0.5, 1), (7, 1, 7), (1000, 0.0058, 5)])
+def test_units_are_converted_without_losing_one_to_fractions(value: int, factor: float, ours: int) -> None:
+    assert whole(value, factor) == ours
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "7"])
+def test_limits_that_were_kept_and_cannot_be_read_are_not_guessed_at(text: str) -> None:
+    document = tenant({"nodes": 3})
+    document["metadata"]["annotations"] = {KEPT: text, STATE: "paused"}
+    with pytest.raises(ValueError, match=KEPT):
+        change(document, state=State.OPEN, held={})

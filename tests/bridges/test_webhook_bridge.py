@@ -1,8 +1,11 @@
 """Notices on their way out: signed, sent until they are taken, and never where they must not go."""
 
 import asyncio
+import socket
 import ssl
+import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -157,6 +160,32 @@ async def test_one_that_hangs_holds_up_nobody_else(office: Office) -> None:
         await asyncio.wait_for(go_on(), 20)
         assert len(hanging.got) <= 8, "it is given a few at once, and no more until those are over"
         assert len(set(well.ids)) == 30
+
+
+async def test_a_name_server_that_hangs_holds_up_nobody_else(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither other receivers nor what else waits for a thread in this process."""
+    answers, real = threading.Event(), socket.getaddrinfo
+
+    def look_up(host: str, *more: Any, **options: Any) -> Any:
+        if host == "slow.example":
+            answers.wait(60)
+            raise socket.gaierror("no answer")
+        return real(host, *more, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
+    async with receiving() as well, courier(office, send_seconds_max=20.0) as one:
+        try:
+            await hook(office, "http://slow.example/", "a-slow")
+            await hook(office, well, "well")
+            await notice(office, 8)
+            async with asyncio.timeout(15):
+                while len(well.got) < 8:
+                    await one.start_due()
+                    await one.pause(0.05)
+                assert await asyncio.to_thread(lambda: "done") == "done"
+        finally:
+            answers.set()
 
 
 async def test_one_that_never_answers_is_given_up_in_time_and_tried_again(office: Office) -> None:

@@ -1,25 +1,22 @@
 """`bursar node claim`, `release`, `wipe`, `wiped` and `claims` against a real server, and the same from Python."""
 
 import json
-import subprocess
 import uuid
 from collections.abc import Iterator
 
 import pytest
 
 from bursar.client import AsyncClient, Client, Conflict, QuotaExceeded
+from commands import bursar
 from places import phase_of, until
-from server import BURSAR, Server
+from server import Server
 
 
-@pytest.fixture
-def team(admin: Client) -> Iterator[str]:
-    """A tenant with a namespace, and a pool that nobody else uses up."""
-    name = f"t-{uuid.uuid4().hex[:12]}"
-    admin.tenants.create({"metadata": {"name": name}, "spec": {}})
-    admin.namespaces.create({"metadata": {"name": name, "labels": {"bursar.io/tenant": name}}})
+@pytest.fixture(autouse=True)
+def pool(admin: Client) -> Iterator[None]:
+    """A pool that nobody else uses up."""
     admin.settings.patch("system", {"spec": {"limits": {"sensitive_pool_size": "50"}}})
-    yield name
+    yield
     admin.settings.patch("system", {"spec": {"limits": {"sensitive_pool_size": None}}})
 
 
@@ -34,17 +31,6 @@ def node(admin: Client) -> str:
 def token(admin: Client, team: str) -> str:
     wanted = {"role": "user", "tenant": team, "user": "ann", "ttl": "1h"}
     return str(admin.request("POST", "/api/v1/tokens", body=wanted)["status"]["token"])
-
-
-def bursar(
-    server: Server, *words: str, token: str = "", said: str = "", code: int = 0
-) -> subprocess.CompletedProcess[str]:
-    environment = {**server.environment, **({"BURSAR_TOKEN": token} if token else {})}
-    done = subprocess.run(
-        [str(BURSAR), *words], env=environment, input=said, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == code, (words, done.stdout, done.stderr)
-    return done
 
 
 def test_a_node_is_claimed_used_released_and_wiped_by_hand(

@@ -1,6 +1,5 @@
 """`bursar drain` and `bursar preempt` against a real server, whose controller goes on with what they began."""
 
-import subprocess
 import threading
 import uuid
 from collections.abc import Sequence
@@ -9,29 +8,14 @@ import pytest
 
 from bursar.client import Client
 from bursar.core.eviction import DO_NOT_EVICT
+from commands import bursar
 from places import phase_of, place, report, until
-from server import BURSAR, Server
-
-
-@pytest.fixture
-def team(admin: Client) -> str:
-    name = f"t-{uuid.uuid4().hex[:12]}"
-    admin.tenants.create({"metadata": {"name": name}, "spec": {}})
-    admin.namespaces.create({"metadata": {"name": name, "labels": {"bursar.io/tenant": name}}})
-    return name
+from server import Server
 
 
 @pytest.fixture
 def node() -> str:
     return f"node-{uuid.uuid4().hex[:12]}"
-
-
-def bursar(server: Server, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [str(BURSAR), *words], env=server.environment, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == code, (words, done.stdout, done.stderr)
-    return done
 
 
 def stopper(client: Client, team: str, names: Sequence[str]) -> threading.Thread:

@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import uuid
 from pathlib import Path
 from typing import Any
@@ -11,18 +10,11 @@ import pytest
 
 from bursar.cli.simulate import lines
 from bursar.client import Client
+from commands import bursar
 from places import until
-from server import BURSAR, Server
+from server import Server
 
 GPU = "nvidia.com/gpu"
-
-
-@pytest.fixture
-def team(admin: Client) -> str:
-    name = f"t-{uuid.uuid4().hex[:12]}"
-    admin.tenants.create({"metadata": {"name": name}, "spec": {}})
-    admin.namespaces.create({"metadata": {"name": name, "labels": {"bursar.io/tenant": name}}})
-    return name
 
 
 @pytest.fixture
@@ -31,14 +23,6 @@ def node(admin: Client) -> str:
     capacity = {"cpu": "8", "memory": "64Gi", GPU: "4"}
     admin.nodes.create({"metadata": {"name": name, "labels": {"only": name}}, "spec": {"capacity": capacity}})
     return name
-
-
-def bursar(server: Server, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [str(BURSAR), *words], env=server.environment, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == code, (words, done.stdout, done.stderr)
-    return done
 
 
 def wanted(name: str, node: str, gpus: int, **spec: Any) -> dict[str, Any]:

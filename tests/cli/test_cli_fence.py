@@ -1,35 +1,18 @@
 """`bursar node fence` and `bursar get nodes` against a real server, whose controller watches over its nodes."""
 
-import subprocess
 import uuid
 
 import pytest
 
 from bursar.client import Client
+from commands import bursar
 from places import phase_of, place, until
-from server import BURSAR, Server
-
-
-@pytest.fixture
-def team(admin: Client) -> str:
-    name = f"t-{uuid.uuid4().hex[:12]}"
-    admin.tenants.create({"metadata": {"name": name}, "spec": {}})
-    admin.namespaces.create({"metadata": {"name": name, "labels": {"bursar.io/tenant": name}}})
-    return name
+from server import Server
 
 
 @pytest.fixture
 def node() -> str:
     return f"node-{uuid.uuid4().hex[:12]}"
-
-
-def bursar(server: Server, *words: str, said: str = "", code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [str(BURSAR), *words], env=server.environment, input=said, capture_output=True, text=True, timeout=60,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == code, (words, done.stdout, done.stderr)
-    return done
 
 
 def test_fencing_asks_first_and_says_what_became_of_the_work(

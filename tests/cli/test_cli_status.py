@@ -20,9 +20,8 @@ def work(kind: str = "Allocation", spec: dict[str, Any] | None = None, **status:
     ("document", "line"),
     [
         pytest.param(work(), "waits: the scheduler has not tried it yet", id="not tried"),
-        pytest.param(
-            work(phase="Pending", reason="quota_exceeded", message=HEADROOM), f"waits: {HEADROOM}", id="quota"
-        ),
+        pytest.param(work(phase="Pending", reason="quota_exceeded", message=HEADROOM), HEADROOM, id="quota"),
+        pytest.param(work(phase="Pending", message="no node is free"), "waits: no node is free", id="waits"),
         pytest.param(work(phase="Running", nodes=[{"name": "n1"}, {"name": "n2"}]), "runs on n1, n2", id="runs"),
         pytest.param(
             work(phase="Running", nodes=[{"name": "n1"}], reason="SpendRateExceeded", message="it stands still"),
@@ -37,6 +36,17 @@ def work(kind: str = "Allocation", spec: dict[str, Any] | None = None, **status:
         ),
         pytest.param(work(phase="Succeeded"), "succeeded", id="succeeded"),
         pytest.param(work(phase="Failed", exitCode=3), "exit code 3", id="failed"),
+        pytest.param(
+            work(phase="Failed", exitCode=3, startTime="2024-01-15T10:00:00Z", endTime="2024-01-15T10:02:05Z"),
+            "exit code 3; ran 2m5s",
+            id="failed after a while",
+        ),
+        pytest.param(work("Job", phase="Queued", active=2), "0 of 1 done, 2 waiting", id="a job that waits"),
+        pytest.param(
+            work("Job", {"completions": 2}, phase="Succeeded", succeeded=2, failed=1),
+            "2 of 2 done, 1 failed",
+            id="a job that is done",
+        ),
         pytest.param(work(phase="Failed", message="several\n  lines"), "several lines", id="one line"),
         pytest.param(
             work("Job", {"completions": 8, "parallelism": 3}, phase="Running", active=3, succeeded=2, failed=1),
@@ -64,11 +74,20 @@ def test_one_piece_of_work_in_a_few_lines() -> None:
     lines = list(told(work(phase="Pending", reason="quota_exceeded", message=HEADROOM, user="physics/ann")))
     assert lines[:4] == [
         "lab/train is Pending",
-        f"  how      waits: {HEADROOM}",
+        f"  how      {HEADROOM}",
         "  reason   quota_exceeded",
         "  user     physics/ann",
     ]
     assert lines[-1] == "  more     bursar explain train -n lab"
+
+
+def test_of_what_is_over_it_is_told_when_and_where_to_read_on() -> None:
+    lines = list(told(work(phase="Succeeded", startTime="2024-01-15T10:00:01Z", endTime="2024-01-15T10:00:21Z")))
+    assert lines[1] == "  how      succeeded; ran 20s"
+    assert [line.split()[0] for line in lines[2:5]] == ["created", "started", "ended"]
+    assert lines[-1] == "  more     bursar logs train -n lab"
+    waiting = list(told(work("Job", phase="Queued")))
+    assert (waiting[0], waiting[-1]) == ("job lab/train is Queued", "  more     bursar explain job/train -n lab")
 
 
 @pytest.mark.parametrize(

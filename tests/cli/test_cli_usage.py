@@ -96,11 +96,22 @@ async def test_json_is_the_answer_and_csv_the_table(shell: Shell) -> None:
     rows = list(csv.DictReader(io.StringIO((await shell.run("--csv --days 30 --by month")).stdout)))
     assert {one["tenant"] for one in rows} == {shell.tenant}
     assert sum(float(one["hours"]) for one in rows if one["resource"] == GPU) == pytest.approx(50, abs=0.001)
+    rows = list(csv.DictReader(io.StringIO((await shell.run("--csv --days 30 --by user")).stdout)))
+    assert {one["user"].partition("/")[0] for one in rows} == {shell.tenant}
+    assert sum(float(one["hours"]) for one in rows if one["resource"] == GPU) == pytest.approx(50, abs=0.001)
 
 
 @pytest.mark.parametrize(
     "line",
-    ["--tenant a --user b", "--csv --json", "--csv --user b", "--csv --by user", "--by month", "--by user", "--days 0"],
+    [
+        "--tenant a --user b",
+        "--csv --json",
+        "--csv --user b",
+        "--csv --by resource",
+        "--by month",
+        "--by user",
+        "--days 0",
+    ],
 )
 async def test_what_does_not_go_together_is_refused(shell: Shell, line: str) -> None:
     assert "Error:" in (await shell.run(line, code=2)).output

@@ -95,7 +95,7 @@ def test_a_url_that_is_none_is_refused(url: str) -> None:
         (httpx2.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] self-signed"), "--ca-file", False),
         (httpx2.ConnectError("[SSL: WRONG_VERSION_NUMBER]"), "http://", False),
         (httpx2.ConnectError("refused"), "bursar serve", True),
-        (httpx2.ConnectTimeout("slow"), "bursar serve", True),
+        (httpx2.ConnectTimeout("slow"), "firewall", True),
         (httpx2.ReadTimeout("slow"), "in time", True),
         (httpx2.ReadError(""), "ReadError", True),
         (httpx2.InvalidURL("bad"), "check the URL", False),

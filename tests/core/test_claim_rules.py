@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bursar.core.ask import Ask, Where
-from bursar.core.claim import Claim, State, held, in_use, kept_off, open_to, pool_exhausted
+from bursar.core.claim import Claim, State, held, in_use, is_of, kept_off, open_to, pool_exhausted
 from bursar.core.explain import explain, simulate
 from bursar.core.fleet import NOBODY
 from bursar.core.plan import Policy
@@ -38,6 +38,20 @@ def claim(**more: Any) -> Claim:
 
 
 @pytest.mark.parametrize(
+    ("one", "is_theirs"),
+    [
+        pytest.param(claim(tenant_uid="tenant-1", state=State.WIPING), True, id="their own"),
+        pytest.param(claim(tenant_uid="tenant-0", state=State.WIPING), False, id="of one that had the name before"),
+        pytest.param(claim(tenant_uid="tenant-0", state=State.WIPE_FAILED), False, id="also where wiping failed"),
+        pytest.param(claim(state=State.WIPING), False, id="of nobody knows whom"),
+        pytest.param(claim(), True, id="held: its tenant is there"),
+    ],
+)
+def test_what_is_left_of_a_tenant_is_not_its_namesakes(one: Claim, is_theirs: bool) -> None:
+    assert is_of(one, "tenant-1") is is_theirs
+
+
+@pytest.mark.parametrize(
     ("holding", "user", "sensitive", "allowed"),
     [
         pytest.param(None, ANN, False, True, id="anybody on a node that nobody claimed"),
@@ -47,6 +61,9 @@ def claim(**more: Any) -> Claim:
         pytest.param(claim(), BOB, False, False, id="a colleague's work"),
         pytest.param(claim(), BOB, True, False, id="a colleague's sensitive work"),
         pytest.param(claim(), "", False, False, id="nobody's work"),
+        pytest.param(claim(lease=7), ANN, True, True, id="the holder, who pays beforehand"),
+        pytest.param(claim(lease=7, unpaid="closed"), ANN, True, False, id="the holder, who pays no more"),
+        pytest.param(claim(lease=7, unpaid="closed"), BOB, False, False, id="a colleague, when nobody pays any more"),
         pytest.param(claim(state=State.WIPING), ANN, False, False, id="the holder, once it was given back"),
         pytest.param(claim(state=State.WIPE_FAILED), ANN, True, False, id="the holder, when wiping failed"),
     ],

@@ -23,6 +23,7 @@ from bursar.core.hours import (
     hours,
     node_amounts,
     tariff_of,
+    used_by_steps,
 )
 from bursar.core.node import NodeRoom, Placement
 from bursar.core.price import Price, PriceList
@@ -86,6 +87,16 @@ def test_incremental_hours_equal_a_recomputation_from_records(history, size, beg
     assert kept.level.since == end
     assert kept.used(begin, end, steps) == used(history, begin, end)
     assert sum(one.total for one in kept.buckets.values()) == used(history, 0, end)
+
+
+@given(intervals, st.integers(0, 6 * DAY), st.integers(0, HOUR), st.integers(0, HOUR))
+def test_what_there_was_and_what_stepped_since_say_what_was_used(
+    history: list[Interval], at: int, since: int, end: int
+) -> None:
+    """For any part of the time for which steps are known."""
+    before = sum(step.delta for step in _steps(history) if step.at <= at)
+    steps = [(at, before), *((step.at, step.delta) for step in _steps(history) if at < step.at < at + HOUR)]
+    assert used_by_steps(steps, at + since, at + end) == used(history, at + since, at + end)
 
 
 @given(intervals, st.lists(st.tuples(st.integers(0, 6 * DAY), st.integers(0, 10**9)), max_size=4))

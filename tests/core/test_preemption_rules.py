@@ -1,4 +1,4 @@
-"""Who may be evicted for whom, who is chosen, and that it ends there."""
+"""Who may be evicted for whom by priority, who is chosen, and that it ends there."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from bursar.core.allocation import Gang
 from bursar.core.plan import Plan
-from bursar.core.reason import Why
 from bursar.core.share import ShareOf
-from bursar.core.world import Boost, Nomination, World
+from bursar.core.world import Boost, World
 from core.worlds import (
     GPU,
     HOST,
@@ -24,32 +23,16 @@ from core.worlds import (
     cycle,
     end,
     evicted,
+    full_of,
     machine,
     members,
-    place,
-    put,
     run,
     running,
     stop_victims,
     submit,
-    why,
+    victims_for,
     world_of,
 )
-
-
-def full_of(**residents: dict[str, Any]) -> World:
-    """One node with as many GPUs as there are residents, who have one each."""
-    world = world_of(machine("a", gpus=len(residents)))
-    for name, what in residents.items():
-        since = what.pop("since", LONG_AGO)
-        run(world, ask(name, gpus=1, **what), "a", since=since)
-    return world
-
-
-def victims_for(world: World, now: float = NOW, gpus: float = 1, **what: Any) -> dict[str, str]:
-    submit(world, ask("asker", gpus=gpus, **what))
-    return evicted(cycle(world, now))
-
 
 # Priority.
 
@@ -226,223 +209,6 @@ def test_a_node_beyond_the_first_few_is_found() -> None:
     world.place(ask("held", gpus=0, gang=gang, priority=99), (), since=LONG_AGO)
     run(world, ask("lonely", gpus=1), "n19")
     assert set(victims_for(world, priority=10)) == {"lonely"}
-
-
-# Shares.
-
-
-def two(first: float, second: float, *, gpus: int = 4) -> World:
-    return world_of(machine("a", gpus=gpus), tenants=[ShareOf("t", target=first), ShareOf("u", target=second)])
-
-
-def crowd(world: World, tenant: str, count: int, priority: int = 0) -> None:
-    for number in range(count):
-        one = ask(f"{tenant}{number}", gpus=1, tenant=tenant, namespace=tenant, priority=priority)
-        run(world, one, "a", since=LONG_AGO + number)
-
-
-def test_burst_work_goes_for_another_tenant_within_its_target_whatever_the_priority() -> None:
-    world = two(0.5, 0.5)
-    crowd(world, "u", 4, priority=1000)
-    assert victims_for(world, priority=-5) == {"u3": "Burst"}, "the newest is what is beyond the target"
-
-
-def test_work_within_its_target_does_not_go_for_equal_priority() -> None:
-    world = two(0.5, 0.5)
-    crowd(world, "u", 2)
-    crowd(world, "t", 2)
-    assert victims_for(world) == {}
-
-
-def test_who_would_be_burst_evicts_no_work_of_others_that_is_not() -> None:
-    world = two(0.5, 0.5)
-    crowd(world, "t", 2)
-    crowd(world, "u", 2)
-    assert victims_for(world, priority=1000) == {"t1": "LowerPriority"}, "only its own tenant's"
-
-
-def test_who_would_be_burst_may_evict_burst_of_lower_priority() -> None:
-    world = world_of(machine("a", gpus=4), tenants=[ShareOf("t", target=0.0), ShareOf("u", target=0.5)])
-    crowd(world, "u", 4)
-    assert victims_for(world, priority=0) == {}
-    end(world, "asker")
-    assert victims_for(world, priority=1) == {"u3": "LowerPriority"}
-
-
-@pytest.mark.parametrize(
-    ("penalty", "expected"),
-    [
-        pytest.param(1.0, {"u3": "Burst"}, id="within its budget it takes what is beyond the others' share"),
-        pytest.param(0.06, {"u3": "Burst"}, id="also with little of it left"),
-        pytest.param(0.05, {}, id="with none left it waits until nobody else wants the room"),
-    ],
-)
-def test_who_has_used_up_its_budget_evicts_nobody_for_being_burst(penalty: float, expected: dict[str, str]) -> None:
-    tenants = [ShareOf("t", target=0.5, penalty=penalty), ShareOf("u", target=0.5)]
-    world = world_of(machine("a", gpus=4), tenants=tenants)
-    crowd(world, "u", 4)
-    assert victims_for(world, priority=-5) == expected
-
-
-@pytest.mark.parametrize(
-    ("penalty", "priority", "expected"),
-    [
-        pytest.param(1.0, 5, {"u1"}, id="within its budget it takes from who is less urgent"),
-        pytest.param(0.05, 5, set[str](), id="with none left only from who is also beyond the share"),
-        pytest.param(0.05, 15, {"u2"}, id="as this one is"),
-        pytest.param(0.05, 15, {"own"}, id="and from its own tenant as ever"),
-    ],
-)
-def test_who_has_used_up_its_budget_evicts_others_only_where_they_are_burst_and_less_urgent(
-    penalty: float, priority: int, expected: set[str]
-) -> None:
-    tenants = [ShareOf("t", target=0.5, penalty=penalty), ShareOf("u", target=0.5)]
-    world = world_of(machine("a", gpus=4), tenants=tenants)
-    crowd(world, "u", 2)
-    urgent = ask("u2", gpus=1, tenant="u", namespace="u", priority=10)
-    run(world, urgent, "a", since=LONG_AGO + 2)
-    run(world, ask("own", gpus=1, priority=0 if expected == {"own"} else 20), "a", since=LONG_AGO)
-    assert set(victims_for(world, priority=priority)) == expected
-
-
-def test_a_parents_budget_holds_for_those_below_it() -> None:
-    family = [ShareOf("p", target=0.5, penalty=0.05), ShareOf("t", "p"), ShareOf("u", target=0.5)]
-    world = world_of(machine("a", gpus=4), tenants=family)
-    crowd(world, "u", 4)
-    assert victims_for(world, priority=-5) == {}
-
-
-def test_burst_is_not_used_inside_a_tenant() -> None:
-    world = two(0.5, 0.5)
-    crowd(world, "t", 4)
-    assert victims_for(world) == {}
-
-
-def test_of_several_evicted_for_being_burst_none_may_come_back_alone() -> None:
-    """Together they are over the target, and one alone is not: it could evict its evictor."""
-    tenants = [ShareOf("t", target=0.0), ShareOf("u", target=0.375)]
-    world = world_of(machine("a", gpus=4), tenants=tenants)
-    run(world, ask("u-old", gpus=2, tenant="u", namespace="u"), "a", since=LONG_AGO)
-    run(world, ask("u-new", gpus=1, tenant="u", namespace="u"), "a", since=LONG_AGO + 1)
-    run(world, ask("rock", gpus=1, priority=10_000), "a")
-    assert victims_for(world, gpus=3, priority=100) == {}
-    end(world, "asker")
-    assert victims_for(world, gpus=2, priority=100) == {"u-old": "LowerPriority"}
-
-
-def test_room_that_is_being_cleared_counts_as_held_by_whom_it_is_cleared_for() -> None:
-    world = two(0.25, 0.25)
-    crowd(world, "u", 4)
-    assert victims_for(world) == {"u3": "Burst"}
-    submit(world, ask("again", gpus=1))
-    assert evicted(cycle(world, NOW + 5)) == {}, "its tenant would be beyond its target"
-
-
-def test_what_a_parent_may_hold_beyond_its_target_lets_none_of_its_children_evict() -> None:
-    """Most of the cluster is idle, so the parent may go far beyond its target; a moment later it may not any more."""
-    family = [ShareOf("p", target=0.8, burst=3.0), ShareOf("t", "p", weight=1), ShareOf("u", "p", weight=3)]
-    world = world_of(machine("a", gpus=6), machine("idle", gpus=10, cordoned=True), tenants=family)
-    crowd(world, "u", 6)
-    assert victims_for(world, gpus=4, priority=10) == {}
-    end(world, "asker")
-    assert len(victims_for(world, gpus=3, priority=10)) == 3
-
-
-def test_whole_nodes_count_as_the_largest_that_they_may_be() -> None:
-    world = world_of(
-        machine("a", gpus=1), machine("b", gpus=4), tenants=[ShareOf("t", target=0.25), ShareOf("u", target=0.75)]
-    )
-    run(world, ask("small", gpus=1, tenant="t", priority=9), "a")
-    run(world, ask("u0", gpus=4, tenant="u", namespace="u"), "b")
-    assert victims_for(world, gpus=1, exclusive=True) == {}
-
-
-# What follows.
-
-
-def test_room_is_held_for_whom_it_was_cleared_and_given_to_it() -> None:
-    world = full_of(old={})
-    submit(world, ask("asker", gpus=1, priority=10))
-    plan = cycle(world)
-    assert evicted(plan) == {"old": "LowerPriority"}
-    assert plan.preemptions[0].deadline == NOW + 30
-    assert world.nominated["asker"] == Nomination(("a",), NOW + 90)
-    assert why(world, plan, "asker").why is Why.MAKING_ROOM
-    end(world, "old")
-    submit(world, ask("rival", gpus=1, priority=5, at=NOW - 5000))
-    assert bound(world, cycle(world, NOW + 20)) == {"asker": ("a",)}
-
-
-def test_nothing_is_evicted_twice_while_the_victims_stop() -> None:
-    world = full_of(x={}, y={}, z={})
-    submit(world, ask("asker", gpus=1, priority=10))
-    assert len(evicted(cycle(world))) == 1
-    for second in range(1, 30):
-        plan = cycle(world, NOW + second)
-        assert plan.preemptions == []
-        assert plan.bindings == []
-
-
-def test_a_victim_that_does_not_stop_in_time_is_waited_for_and_nobody_slips_in() -> None:
-    world = full_of(x={}, y={})
-    end(world, "y")
-    submit(world, ask("asker", gpus=2, priority=10))
-    assert set(evicted(cycle(world))) == {"x"}
-    assert place(world, ask("long", gpus=1), now=NOW + 40) == {}
-    assert place(world, ask("short", gpus=1, ttl=5), now=NOW + 10) == {"short": ("a",)}, (
-        "it ends before the victim does"
-    )
-
-
-def test_a_nomination_expires_and_the_room_is_free_again() -> None:
-    world = world_of(machine("a", gpus=2))
-    run(world, ask("stuck", gpus=1), "a")
-    world.wait(ask("asker", gpus=2, preempts=False), Nomination(("a",), NOW + 60))
-    submit(world, ask("rival", gpus=1))
-    assert bound(world, cycle(world, NOW + 60)) == {}
-    assert bound(world, cycle(world, NOW + 61)) == {"rival": ("a",)}
-    assert not world.nominated
-
-
-def test_a_nomination_on_a_node_that_is_gone_is_given_up_at_once() -> None:
-    world = world_of(machine("a", gpus=1), machine("b", gpus=1))
-    world.wait(ask("asker", gpus=1), Nomination(("a",), NOW + 60))
-    world.remove_node("a")
-    assert bound(world, cycle(world)) == {"asker": ("b",)}
-
-
-def test_a_nominee_is_placed_on_the_room_that_was_cleared_and_not_elsewhere() -> None:
-    world = world_of(machine("a", gpus=1), machine("b", gpus=1))
-    run(world, ask("old", gpus=1), "a", ending=True, ends_in=10)
-    world.wait(ask("asker", gpus=1), Nomination(("a",), NOW + 60))
-    assert bound(world, cycle(world)) == {}
-    end(world, "old")
-    assert bound(world, cycle(world)) == {"asker": ("a",)}
-
-
-def test_others_of_the_same_kind_are_not_nominated_with_it() -> None:
-    world = full_of(x={}, y={"priority": 50})
-    submit(world, ask("a1", gpus=1, priority=10), ask("a2", gpus=1, priority=10))
-    plan = cycle(world)
-    assert evicted(plan) == {"x": "LowerPriority"}
-    assert set(world.nominated) == {"a1"}
-    assert cycle(world, NOW + 6).preemptions == []
-
-
-def test_two_askers_get_two_victims() -> None:
-    world = full_of(x={}, y={})
-    submit(world, ask("a1", gpus=1, priority=10), ask("a2", gpus=1, priority=10))
-    plan = cycle(world)
-    assert len(plan.preemptions) == 2
-    assert set(evicted(plan)) == {"x", "y"}
-
-
-def test_a_node_that_grows_gives_its_room_to_the_nominee_first() -> None:
-    world = full_of(old={})
-    submit(world, ask("asker", gpus=1, priority=10), ask("other", gpus=1, priority=0))
-    cycle(world)
-    put(world, machine("a", gpus=2))
-    assert bound(world, cycle(world, NOW + 1)) == {"asker": ("a",)}
 
 
 # Whoever is evicted cannot evict its evictor.

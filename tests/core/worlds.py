@@ -208,6 +208,15 @@ def free_devices(
     return tuple(chosen)
 
 
+def full_of(**residents: dict[str, Any]) -> World:
+    """One node with as many GPUs as there are residents, who have one each."""
+    world = world_of(machine("a", gpus=len(residents)))
+    for name, what in residents.items():
+        since = what.pop("since", LONG_AGO)
+        run(world, ask(name, gpus=1, **what), "a", since=since)
+    return world
+
+
 def cycle(world: World, now: float = NOW, **policy: Any) -> Plan:
     return decide(world, Policy(**policy), now)
 
@@ -235,6 +244,12 @@ def running(world: World) -> dict[str, tuple[str, ...]]:
 def evicted(plan: Plan) -> dict[str, str]:
     """The victims of a plan, each with the rule."""
     return {victim.uid: str(victim.rule) for one in plan.preemptions for victim in one.victims}
+
+
+def victims_for(world: World, now: float = NOW, gpus: float = 1, **what: Any) -> dict[str, str]:
+    """Submit one that asks, decide once, and say who goes for it."""
+    submit(world, ask("asker", gpus=gpus, **what))
+    return evicted(cycle(world, now))
 
 
 def end(world: World, *uids: str) -> None:

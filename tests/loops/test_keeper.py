@@ -3,7 +3,7 @@
 import asyncio
 import os
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -24,7 +24,7 @@ from bursar.ops.bind import bind as bind_units
 from bursar.ops.command import Reply
 from bursar.ops.evict import Preempt, evict, preempt
 from bursar.ops.office import Office, now
-from bursar.store.database import Connection, connect
+from bursar.store.database import Connection
 from bursar.store.listing import Query, load_page
 from evictions import PREEMPTED
 from offices import TEST, bind, bind_unit, change, code, create, delete, end, member, namespace, node, quota, tenant
@@ -34,13 +34,6 @@ SOAK = bool(os.environ.get("BURSAR_SOAK"))
 SEEDS = range(200) if SOAK else range(6)
 STEPS = 120 if SOAK else 50
 SPACES = {"a": "t1", "b": "t2"}
-
-
-@pytest.fixture
-async def db(database_url: str) -> AsyncIterator[Connection]:
-    one = await connect(database_url)
-    yield one
-    await one.close()
 
 
 # Anything in any order.

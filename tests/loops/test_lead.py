@@ -2,14 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-
-import pytest
 
 from bursar.loops.lead import Terms, run_lead
 from bursar.ops.leader import load_leader
 from bursar.ops.office import Office
-from bursar.store.database import Connection, connect
+from bursar.store.database import Connection
 
 PATIENT = Terms(term_seconds=60.0, renew_seconds=0.01, ask_seconds=0.01)
 HASTY = Terms(term_seconds=0.3, renew_seconds=0.05, ask_seconds=0.01)
@@ -41,14 +38,6 @@ class Controller:
     async def end(self) -> None:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-
-
-@pytest.fixture
-async def db(database_url: str) -> AsyncIterator[Connection]:
-    one = await connect(database_url)
-    await one.execute("SET idle_in_transaction_session_timeout = 0")
-    yield one
-    await one.close()
 
 
 async def within_a_minute(event: asyncio.Event) -> None:

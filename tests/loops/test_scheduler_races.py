@@ -3,7 +3,6 @@
 import asyncio
 import os
 import random
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import cast
 
@@ -16,9 +15,9 @@ from bursar.core.refusal import Refusal
 from bursar.loops.schedule import Scheduler, bind_commands
 from bursar.ops.bind import Bind, bind
 from bursar.ops.office import Office
-from bursar.store.database import Connection, connect
+from bursar.store.database import Connection
 from evictions import assert_books_balance
-from offices import change, end, node, opened
+from offices import change, end, node
 from schedulers import (
     GPU,
     HASTY,
@@ -40,20 +39,6 @@ from schedulers import (
 
 SOAK = bool(os.environ.get("BURSAR_SOAK"))
 ROUNDS = 40 if SOAK else 3
-
-
-@pytest.fixture
-async def rival(office: Office, database_url: str) -> AsyncIterator[Office]:
-    async with opened(database_url) as one:
-        yield one
-
-
-@pytest.fixture
-async def db(database_url: str) -> AsyncIterator[Connection]:
-    one = await connect(database_url)
-    await one.execute("SET idle_in_transaction_session_timeout = 0")
-    yield one
-    await one.close()
 
 
 async def backlog(office: Office, count: int, stem: str = "job") -> list[str]:

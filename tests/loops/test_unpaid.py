@@ -20,7 +20,7 @@ from evictions import assert_books_balance as assert_rooms_balance
 from houses import eventually
 from ledgers import LAB, assert_books_balance, funded, priced, receipt
 from offices import change, code, end, namespace, tenant
-from paying import account, assert_all_is_paid, ended, leases, machine, prepaid, submitted_by
+from paying import account, assert_all_is_paid, ended, leases, machine, paid_nodes, submitted_by
 from schedulers import HASTY, acting, is_in, scheduling, settled, status, submit, until, waits_for
 
 RUNNING = is_in("Running")
@@ -30,10 +30,7 @@ WAIT = 3600.0  # what is tried again only because time passes is not tried in th
 
 @pytest.fixture
 async def lab(office: Office) -> Office:
-    await prepaid(office)
-    await priced(office)
-    for name in ("n1", "n2"):
-        await machine(office, name)
+    await paid_nodes(office, "n1", "n2")
     return office
 
 

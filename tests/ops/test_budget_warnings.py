@@ -45,6 +45,11 @@ async def conditions(office: Office) -> dict[str, str]:
     return {one["type"]: one["status"] for one in status.get("conditions", ())}
 
 
+async def reasons(office: Office) -> list[str]:
+    status = msgspec.json.decode((await stored(office)).status)
+    return [one["reason"] for one in status["conditions"]]
+
+
 async def notices(office: Office) -> list[tuple[str, dict[str, Any]]]:
     async with office.database.reader() as db:
         rows = await db.fetch("SELECT type, tenant, subject, data FROM notice ORDER BY id")
@@ -111,6 +116,17 @@ async def test_use_that_goes_back_and_forth_a_little_is_told_once_and_cleared_wh
     assert (await notices(physics))[-1][0] == "budget.restored"
     await tell(physics, 81.0)
     assert (await notices(physics))[-1][0] == "budget.warning"
+
+
+async def test_conditions_say_how_much_of_the_budget_is_used(physics: Office) -> None:
+    for used, expected in (
+        (85.0, ["BudgetNearlyUsed", "BudgetNotUsedUp"]),
+        (100.0, ["BudgetUsedUp", "BudgetUsedUp"]),
+        (97.0, ["BudgetNearlyUsed", "BudgetNotUsedUp"]),
+        (50.0, ["BudgetHasRoom", "BudgetNotUsedUp"]),
+    ):
+        await tell(physics, used)
+        assert await reasons(physics) == expected
 
 
 async def test_many_who_look_at_once_tell_it_once(physics: Office, database_url: str) -> None:

@@ -152,15 +152,6 @@ async def test_users_of_a_tenant_that_may_not_claim_nothing(house: Office) -> No
     assert code(await claim(house, "n2", EVE)) == "ok"
 
 
-async def test_who_pays_beforehand_claims_nothing_that_would_be_billed_afterwards(house: Office) -> None:
-    await change(house, "Tenant", "", "physics", billing={"mode": "prepaid"})
-    said = refusal(await claim(house, "n1", ANN))
-    assert (str(said.code), "--billing-mode none" in said.hint) == ("forbidden", True)
-    assert await holders(house) == {}
-    await change(house, "Tenant", "", "physics", billing={"mode": "none"})
-    assert code(await claim(house, "n1", ANN)) == "ok"
-
-
 async def test_a_tenant_whose_users_hold_nodes_is_not_deleted(house: Office) -> None:
     """Whoever gets its name next would have them."""
     await tenant(house, "optics")

@@ -1,13 +1,9 @@
 """Claims against a plain model: whatever is claimed, used, given back and wiped in whatever order."""
 
-import asyncio
-import os
 from dataclasses import dataclass, field
 
-from hypothesis import HealthCheck, settings
-from hypothesis import Phase as Step
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import initialize, invariant, rule
 
 from bursar.core.allocation import Phase
 from bursar.core.claim import State
@@ -17,10 +13,9 @@ from bursar.store import node as node_store
 from bursar.store.embedded import Embedded
 from claims import allow, claim, origin, release, submit
 from hourly import assert_hours_agree
-from offices import bind, code, end, namespace, node, opened, tenant
-from postgres import _url, clone_database, drop_database
+from machines import SOAK, OfficeMachine, follow
+from offices import bind, code, end, namespace, node, tenant
 
-SOAK = bool(os.environ.get("BURSAR_SOAK"))
 PEOPLE = ("physics/ann", "physics/bob", "history/eve")
 NODES = ("n1", "n2", "n3")
 people, nodes = st.sampled_from(PEOPLE), st.sampled_from(NODES)
@@ -64,23 +59,11 @@ class Model:
         return "ok" if fits else "stale"
 
 
-class Claims(RuleBasedStateMachine):
-    embedded: Embedded
-    template: str
-
+class Claims(OfficeMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.runner = asyncio.Runner()
-        self.database = self.runner.run(clone_database(self.embedded, self.template))
-        self.context = opened(_url(self.embedded, self.database))
-        self.office = self.runner.run(self.context.__aenter__())
         self.model = Model()
         self.made = 0
-
-    def teardown(self) -> None:
-        self.runner.run(self.context.__aexit__())
-        self.runner.run(drop_database(self.embedded, self.database))
-        self.runner.close()
 
     @initialize(size=st.integers(0, 3))
     def furnish(self, size: int) -> None:
@@ -201,16 +184,5 @@ class Claims(RuleBasedStateMachine):
 
 
 def test_claims_follow_the_model_whatever_is_done(embedded_postgres: Embedded, database_template: str) -> None:
-    Claims.embedded, Claims.template = embedded_postgres, database_template
-    run_state_machine_as_test(
-        Claims,
-        settings=settings(
-            max_examples=200 if SOAK else 10,
-            stateful_step_count=50 if SOAK else 25,
-            # A short run shows the first failure as it came; a long one has the time to make it small.
-            phases=tuple(Step) if SOAK else (Step.explicit, Step.reuse, Step.generate),
-            report_multiple_bugs=False,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    examples, steps = (200, 50) if SOAK else (10, 25)
+    follow(Claims, embedded_postgres, database_template, examples=examples, steps=steps)

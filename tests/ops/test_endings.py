@@ -5,7 +5,7 @@ import pytest
 from bursar.api.watch import Sight, event_type
 from bursar.core.access import Role
 from bursar.core.allocation import Phase
-from bursar.core.object import Key, Stored
+from bursar.core.object import Key
 from bursar.core.selector import parse, parse_fields
 from bursar.loops import upkeep
 from bursar.ops import object as object_ops
@@ -32,16 +32,11 @@ from offices import (
     delete,
     document,
     end,
+    get,
     namespace,
     node,
     tenant,
 )
-
-
-async def stored(office: Office, kind: str, namespace: str, name: str) -> Stored:
-    found = await object_ops.get(office, Key(kind, namespace, name))
-    assert isinstance(found, Stored), found
-    return found
 
 
 async def says(office: Office, on: str, name: str, phase: Phase) -> Reply:
@@ -116,7 +111,7 @@ async def test_with_a_node_or_a_tenant_go_its_tokens(office: Office) -> None:
 async def test_what_became_anothers_is_not_deleted_by_its_former_owner(office: Office) -> None:
     await tenant(office, "lab")
     await namespace(office, "lab", "default")
-    before = await stored(office, "Namespace", "", "lab")
+    before = await get(office, "Namespace", "", "lab")
     command = delete_command(BY_NAME["Namespace"], before, TEST, preconditions=Preconditions())
     await delete(office, "Namespace", "", "lab")
     await upkeep.finish_namespaces(office)
@@ -164,7 +159,7 @@ async def test_a_client_cannot_mark_its_object_as_ending(office: Office) -> None
 
 
 async def _again(office: Office, name: str) -> Written:
-    one = await stored(office, "Allocation", "default", name)
+    one = await get(office, "Allocation", "default", name)
     return Written(one.key, one.doc, one.status, one.revision)
 
 
@@ -180,7 +175,7 @@ async def test_everything_in_an_ending_namespace_is_told_to_stop(
     await delete(office, "Namespace", "", "lab")
     assert await upkeep.finish_namespaces(office) == 0
     for number in range(5):
-        assert (await stored(office, "Allocation", "lab", f"job-{number}")).fields["status.phase"] == "Terminating"
+        assert (await get(office, "Allocation", "lab", f"job-{number}")).fields["status.phase"] == "Terminating"
 
 
 async def test_whoever_saw_an_object_before_is_told_that_it_is_gone(office: Office) -> None:

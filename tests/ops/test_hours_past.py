@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from bursar.core.hours import DAY, HOUR, Began, Ended
+from bursar.core.hours import DAY, HOUR, Began, Ended, hours
 from bursar.ops.hours import STRIDE, BudgetUse, Past, load_budgets, roll
 from bursar.ops.office import Office
 from bursar.store import usage as store
@@ -81,6 +81,86 @@ async def test_the_window_moves_on_and_days_fall_out_of_it(physics: Office) -> N
         later = now + timedelta(seconds=seconds)
         assert await told(physics, later) == await right(physics, later)
     assert (await told(physics, now + timedelta(days=10, hours=2))).gpu_hours == 2.0
+
+
+async def counted(
+    office: Office, now: datetime, since: dict[str, int] | None = None, *, day: int | None = None
+) -> BudgetUse:
+    """As every record says of just the window, or from a day on."""
+    begin, totals = day or int(now.timestamp()) - 90 * DAY, {GPU: 0, "nodes": 0}
+    async with office.database.reader() as db:
+        for name in ("physics", "optics"):
+            first = datetime.fromtimestamp(max(begin, (since or {}).get(name, begin)), UTC)
+            for (resource, _), one in (await store.recompute(db, name, first, now)).items():
+                totals[resource] += one.total
+    return BudgetUse(hours(totals[GPU]), hours(totals["nodes"]))
+
+
+async def put(office: Office, uid: str, name: str, at: int, seconds: int, *, is_entered: bool = True) -> None:
+    began = Began(uid, "n0", 1, name, "-", "old", uid, {GPU: 3000, "nodes": 700}, "", at)
+    async with office.database.reader() as db:
+        await store.save(db, (), (), [(began, Ended(uid, "n0", at + seconds, "Succeeded"))])
+    while is_entered and await roll(office.database):
+        pass
+
+
+def strides_ago(count: int) -> int:
+    """When a stride began, ninety days and some strides ago."""
+    return (int(datetime.now(UTC).timestamp()) - 90 * DAY) // STRIDE * STRIDE + count * STRIDE
+
+
+def moments(at: int) -> list[datetime]:
+    """When the window begins around a time, and now and then within its stride."""
+    return [datetime.fromtimestamp(at + seconds + 90 * DAY, UTC) for seconds in (-1, 0, 1, 99, 250, 251, 599, 600, 43)]
+
+
+@pytest.mark.parametrize("are_hours_kept", [True, False])
+async def test_what_is_told_is_what_records_say_of_just_the_window(physics: Office, are_hours_kept: bool) -> None:
+    begin = strides_ago(2)
+    await put(physics, "across", "physics", begin - 5000, 9000)
+    await put(physics, "for-days", "physics", begin - 5000, 3 * DAY)
+    await put(physics, "begins", "optics", begin + 100, 7000)
+    await put(physics, "ends", "physics", begin - 400, 650)
+    await put(physics, "within", "optics", begin + 20, 200)
+    if not are_hours_kept:
+        async with physics.database.reader() as db:
+            await store.forget_hours(db, datetime.now(UTC) - timedelta(days=30))
+    for now in moments(begin):
+        expected = await counted(physics, now)
+        assert await told(physics, now) == await right(physics, now) == expected
+        assert expected.gpu_hours > 0
+
+
+async def test_what_was_kept_of_a_stride_is_read_again_after_something_came_late_there(physics: Office) -> None:
+    begin = strides_ago(2)
+    await put(physics, "first", "physics", begin - 100, 1000)
+    now = datetime.fromtimestamp(begin + 300 + 90 * DAY, UTC)
+    assert await told(physics, now) == await counted(physics, now)
+    await put(physics, "late", "optics", begin + 200, 1000, is_entered=False)
+    assert await told(physics, now) == await counted(physics, now)
+    while await roll(physics.database):
+        pass
+    for then in (now, now + timedelta(seconds=100)):
+        assert await told(physics, then) == await counted(physics, then)
+
+
+async def test_who_was_created_within_the_stride_counts_from_then_on(physics: Office) -> None:
+    begin = strides_ago(2)
+    await put(physics, "somebody", "optics", begin - 100, 5000)
+    created = begin + 250
+    await make_old(physics, "optics", f"{datetime.fromtimestamp(created, UTC):%Y-%m-%dT%H:%M:%SZ}")
+    for now in moments(begin):
+        assert await told(physics, now) == await right(physics, now) == await counted(physics, now, {"optics": created})
+
+
+async def test_where_records_are_gone_the_window_begins_with_its_day(physics: Office) -> None:
+    begin = strides_ago(2)
+    await put(physics, "of-old", "physics", begin - 3 * DAY, 6 * DAY)
+    async with physics.database.reader() as db:
+        await db.execute("UPDATE usage_rolled SET records_from = $1", datetime.now(UTC) - timedelta(days=1))
+    for now in moments(begin):
+        day = (int(now.timestamp()) - 90 * DAY) // DAY * DAY
+        assert await told(physics, now) == await right(physics, now) == await counted(physics, now, day=day)
 
 
 async def test_another_period_is_another_window(physics: Office) -> None:

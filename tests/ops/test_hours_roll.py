@@ -292,6 +292,32 @@ async def _ensure(office: Office, when: datetime) -> None:
         await usage_record.ensure_partitions(db, when)
 
 
+async def test_records_are_kept_for_as_long_as_the_settings_say(office: Office) -> None:
+    long_ago = now() - timedelta(days=300)
+    async with office.database.reader() as db:
+        await usage_record.ensure_partitions(db, long_ago)
+    assert await keep_hours(office, Retention()) == []
+    assert code(await change(office, "Settings", "", "system", usage={"recordDays": 200})) == "ok"
+    assert f"usage_record_{long_ago:%Y_%m}" in await keep_hours(office, Retention())
+
+
+async def test_how_far_entering_is_behind_is_told(office: Office) -> None:
+    await backdate(office, 0)
+    while await roll(office.database):
+        pass
+    async with office.database.reader() as db:
+        assert await store.load_lag(db) < 60
+        at = int(now().timestamp()) - 900
+        await store.save(db, [Began("u", "a", 1, "default", "-", "ns", "x", {GPU: 1000}, "", at)], [])
+        assert await store.load_lag(db) >= 900
+    while await roll(office.database):
+        pass
+    async with office.database.reader() as db:
+        assert await store.load_lag(db) < 60
+        await db.execute("UPDATE usage_rolled SET at = at - interval '3 hours'")
+        assert await store.load_lag(db) >= 2 * HOUR
+
+
 async def test_what_is_old_is_dropped_and_windows_stay_right_by_the_day(office: Office) -> None:
     await backdate(office, 0)
     old = int((now() - timedelta(days=70)).timestamp()) // DAY * DAY - 40 * DAY + 5 * HOUR

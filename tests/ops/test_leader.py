@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -27,27 +27,12 @@ from offices import (
     end,
     member,
     node,
-    opened,
     refusal,
 )
 from offices import bind as bind_one
 
 LONG = 3600.0
 GPU = "nvidia.com/gpu"
-
-
-@pytest.fixture
-async def rival(office: Office, database_url: str) -> AsyncIterator[Office]:
-    async with opened(database_url) as one:
-        yield one
-
-
-@pytest.fixture
-async def db(database_url: str) -> AsyncIterator[Connection]:
-    one = await connect(database_url)
-    await one.execute("SET idle_in_transaction_session_timeout = 0")
-    yield one
-    await one.close()
 
 
 async def lead(office: Office, holder: str) -> int:

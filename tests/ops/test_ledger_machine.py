@@ -1,20 +1,14 @@
 """The ledger against a plain model: whatever is done in whatever order and at whatever time, to the last nanocredit."""
 
-import asyncio
-import os
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypothesis import HealthCheck, settings
-from hypothesis import Phase as Step
 from hypothesis import strategies as st
 from hypothesis.stateful import (
-    RuleBasedStateMachine,
     initialize,
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from bursar.core.account import Owner
@@ -26,10 +20,9 @@ from bursar.ops.ledger import Extend, Receipt, ledger_claim
 from bursar.store import ledger as store
 from bursar.store.embedded import Embedded
 from ledgers import GPU, START, assert_books_balance, pass_time, stop_clock
-from offices import code, opened
-from postgres import _url, clone_database, drop_database
+from machines import SOAK, OfficeMachine, follow
+from offices import code
 
-SOAK = bool(os.environ.get("BURSAR_SOAK"))
 POOL, ANN = Owner("default"), Owner("default", "ann")
 DAY = 86400 * MICROS
 AHEAD = 600 * MICROS
@@ -118,10 +111,7 @@ class Paid:
         return total + self.rate * micros // MICROS
 
 
-class Ledger(RuleBasedStateMachine):
-    embedded: Embedded
-    template: str
-
+class Ledger(OfficeMachine):
     def __init__(self) -> None:
         super().__init__()
         self.pots: dict[Owner, Pot] = {}
@@ -131,18 +121,6 @@ class Ledger(RuleBasedStateMachine):
         self.now = START
         self.requests = 0
         self.written_off = 0
-        self.runner = asyncio.Runner()
-        self.database = self.runner.run(clone_database(self.embedded, self.template))
-        self.opened = opened(_url(self.embedded, self.database))
-        self.office = self.runner.run(self.opened.__aenter__())
-
-    def teardown(self) -> None:
-        self.runner.run(self.opened.__aexit__())
-        self.runner.run(drop_database(self.embedded, self.database))
-        self.runner.close()
-
-    def run(self, verb: Any) -> Any:
-        return self.runner.run(verb)
 
     @initialize()
     def build(self) -> None:
@@ -402,15 +380,5 @@ class Ledger(RuleBasedStateMachine):
 
 
 def test_the_ledger_follows_the_model_whatever_is_done(embedded_postgres: Embedded, database_template: str) -> None:
-    Ledger.embedded, Ledger.template = embedded_postgres, database_template
-    run_state_machine_as_test(
-        Ledger,
-        settings=settings(
-            max_examples=400 if SOAK else 25,
-            stateful_step_count=60 if SOAK else 40,
-            phases=tuple(Step) if SOAK else (Step.explicit, Step.reuse, Step.generate),
-            report_multiple_bugs=False,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    examples, steps = (400, 60) if SOAK else (25, 40)
+    follow(Ledger, embedded_postgres, database_template, examples=examples, steps=steps)

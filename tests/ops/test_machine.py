@@ -1,22 +1,16 @@
 """Quotas against a plain model: whatever is done in whatever order, acceptance and counters are as the model says."""
 
-import asyncio
-import os
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
-from hypothesis import HealthCheck, settings
-from hypothesis import Phase as Step
 from hypothesis import strategies as st
 from hypothesis.stateful import (
-    RuleBasedStateMachine,
     initialize,
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from bursar.core.allocation import Phase
@@ -31,6 +25,7 @@ from bursar.ops.hours import roll
 from bursar.store.embedded import Embedded
 from bursar.wire.kinds import BY_NAME
 from hourly import assert_hours_agree
+from machines import SOAK, OfficeMachine, follow
 from offices import (
     TEST,
     allocation,
@@ -43,13 +38,10 @@ from offices import (
     end,
     namespace,
     node,
-    opened,
     quota,
     tenant,
 )
-from postgres import _url, clone_database, drop_database
 
-SOAK = bool(os.environ.get("BURSAR_SOAK"))
 GPU = "nvidia.com/gpu"
 GPUS_PER_NODE = 8
 NOTICE = Notice(Reason.PREEMPTED, Rule.ADMIN, "user:admin", "Preempted by user:admin")
@@ -188,26 +180,11 @@ def amounts(limits: dict[str, int]) -> dict[str, int]:
     return {dimension: value * 1000 for dimension, value in limits.items()}
 
 
-class Quotas(RuleBasedStateMachine):
-    embedded: Embedded
-    template: str
-
+class Quotas(OfficeMachine):
     def __init__(self) -> None:
         super().__init__()
         self.model = Model()
         self.names = 0
-        self.runner = asyncio.Runner()
-        self.database = self.runner.run(clone_database(self.embedded, self.template))
-        self.opened = opened(_url(self.embedded, self.database))
-        self.office = self.runner.run(self.opened.__aenter__())
-
-    def teardown(self) -> None:
-        self.runner.run(self.opened.__aexit__())
-        self.runner.run(drop_database(self.embedded, self.database))
-        self.runner.close()
-
-    def run(self, verb: Any) -> Reply:
-        return self.runner.run(verb)
 
     @initialize()
     def build(self) -> None:
@@ -434,16 +411,5 @@ class Quotas(RuleBasedStateMachine):
 
 
 def test_quotas_follow_the_model_whatever_is_done(embedded_postgres: Embedded, database_template: str) -> None:
-    Quotas.embedded, Quotas.template = embedded_postgres, database_template
-    run_state_machine_as_test(
-        Quotas,
-        settings=settings(
-            max_examples=400 if SOAK else 20,
-            stateful_step_count=50 if SOAK else 25,
-            # A short run shows the first failure as it came; a long one has the time to make it small.
-            phases=tuple(Step) if SOAK else (Step.explicit, Step.reuse, Step.generate),
-            report_multiple_bugs=False,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    examples, steps = (400, 50) if SOAK else (20, 25)
+    follow(Quotas, embedded_postgres, database_template, examples=examples, steps=steps)

@@ -22,6 +22,7 @@ from paying import (
     assert_all_is_paid,
     leases,
     machine,
+    paid_nodes,
     prepaid,
     state,
     submitted_by,
@@ -34,10 +35,7 @@ GPU = "nvidia.com/gpu"
 async def lab(office: Office) -> Office:
     """A prepaid tenant, two nodes of H100s at 0.01 credits a second, and no account yet."""
     await stop_clock(office)
-    await prepaid(office)
-    await priced(office)
-    for name in ("n1", "n2"):
-        await machine(office, name)
+    await paid_nodes(office, "n1", "n2")
     return office
 
 

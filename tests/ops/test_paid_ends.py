@@ -22,9 +22,9 @@ from bursar.ops.liveness import EndLost
 from bursar.ops.office import Office
 from bursar.store import ledger as ledger_store
 from evictions import status, stop
-from ledgers import assert_books_balance, funded, pass_time, priced, stop_clock
+from ledgers import assert_books_balance, funded, pass_time, stop_clock
 from offices import TEST, allocation, bind, code, delete, document, member, opened, tenant
-from paying import account, assert_all_is_paid, ended, ends, leases, machine, prepaid
+from paying import account, assert_all_is_paid, ended, ends, leases, machine, paid_nodes, prepaid
 from silences import look, silence
 
 FIFTY = nanocredits("50")
@@ -34,10 +34,7 @@ FIFTY = nanocredits("50")
 async def lab(office: Office) -> Office:
     """A prepaid tenant with 50 credits, and two nodes of H100s at 0.01 credits a second."""
     await stop_clock(office)
-    await prepaid(office)
-    await priced(office)
-    for name in ("n1", "n2"):
-        await machine(office, name)
+    await paid_nodes(office, "n1", "n2")
     await funded(office, "50")
     return office
 

@@ -18,9 +18,9 @@ from bursar.ops.ledger import Extend
 from bursar.ops.office import Office
 from evictions import assert_books_balance as assert_rooms_balance
 from evictions import status, stop
-from ledgers import LAB, assert_books_balance, funded, pass_time, priced, receipt, stop_clock
+from ledgers import LAB, assert_books_balance, funded, pass_time, receipt, stop_clock
 from offices import TEST, allocation, bind_unit, code, delete, member, opened
-from paying import account, assert_all_is_paid, ends, leases, machine, prepaid, state
+from paying import account, assert_all_is_paid, ends, leases, paid_nodes, state
 
 NODES = ("n1", "n2", "n3", "n4")
 
@@ -28,10 +28,7 @@ NODES = ("n1", "n2", "n3", "n4")
 @pytest.fixture
 async def lab(office: Office) -> Office:
     await stop_clock(office)
-    await prepaid(office)
-    await priced(office)
-    for name in NODES:
-        await machine(office, name)
+    await paid_nodes(office, *NODES)
     return office
 
 

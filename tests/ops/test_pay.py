@@ -15,9 +15,9 @@ from bursar.ops.pay import pay_on
 from bursar.sim import local
 from bursar.sim.local import LocalNodes
 from evictions import status
-from ledgers import assert_books_balance, funded, pass_time, priced, stop_clock
+from ledgers import assert_books_balance, funded, pass_time, stop_clock
 from offices import allocation, bind
-from paying import WINDOW, account, ended, ends, leases, machine, prepaid
+from paying import WINDOW, account, ended, ends, leases, paid_nodes
 
 SECOND = nanocredits("0.01")
 
@@ -25,9 +25,7 @@ SECOND = nanocredits("0.01")
 @pytest.fixture
 async def lab(office: Office) -> Office:
     await stop_clock(office)
-    await prepaid(office)
-    await priced(office)
-    await machine(office, "n1")
+    await paid_nodes(office, "n1")
     return office
 
 

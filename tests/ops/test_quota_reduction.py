@@ -4,7 +4,6 @@ With a real scheduler and nodes that act, on a real database.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -28,7 +27,6 @@ from offices import (
     end,
     namespace,
     node,
-    opened,
     refusal,
     tenant,
 )
@@ -104,12 +102,6 @@ BEGIN
 END $$;
 CREATE TRIGGER witness AFTER UPDATE ON quota FOR EACH ROW EXECUTE FUNCTION note_overrun();
 """
-
-
-@pytest.fixture
-async def rival(office: Office, database_url: str) -> AsyncIterator[Office]:
-    async with opened(database_url) as one:
-        yield one
 
 
 async def test_two_schedulers_proposing_past_a_hard_quota_the_first_wins_and_the_second_is_retried(

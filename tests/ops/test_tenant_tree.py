@@ -1,6 +1,5 @@
 """The tree of tenants on a real database: limits hold for subtrees, and every change of the tree recounts."""
 
-import asyncio
 from typing import Any
 
 import msgspec
@@ -9,27 +8,22 @@ from bursar.core.account import Owner
 from bursar.core.allocation import Phase
 from bursar.core.money import nanocredits
 from bursar.core.object import Key, Stored
-from bursar.core.placing import Target
 from bursar.core.quantity import UNLIMITED
 from bursar.core.quota import Counter
 from bursar.core.refusal import Code, Refusal
-from bursar.ops import bind as bind_ops
 from bursar.ops import credit
 from bursar.ops import object as object_ops
-from bursar.ops.allocation import Report, request_in
-from bursar.ops.bind import Bind
-from bursar.ops.command import Reply, Written
+from bursar.ops.command import Reply
 from bursar.ops.dispatch import change_command
 from bursar.ops.ledger import Receipt
 from bursar.ops.office import Office
-from bursar.store import node as node_store
 from bursar.wire.kinds import BY_NAME
 from offices import (
+    GPU,
     TEST,
     allocation,
     assert_counters_equal_charges,
     bind,
-    bind_unit,
     change,
     code,
     counters,
@@ -37,25 +31,15 @@ from offices import (
     delete,
     document,
     end,
+    get,
+    gpus,
     namespace,
     node,
     opened,
     quota,
+    refusal,
     tenant,
 )
-
-GPU = "nvidia.com/gpu"
-
-
-async def gpus(office: Office, scope: str) -> tuple[int, int] | None:
-    """(accepted, bound) GPUs of a scope; None where there is no counter."""
-    counter = (await counters(office)).get((scope, GPU))
-    return None if counter is None else (counter.accepted // 1000, counter.bound // 1000)
-
-
-def refusal(reply: Reply) -> Refusal:
-    assert isinstance(reply, Refusal), reply
-    return reply
 
 
 async def family(office: Office, **limits: int) -> None:
@@ -66,12 +50,6 @@ async def family(office: Office, **limits: int) -> None:
         assert code(await tenant(office, name, **({"parent": above} if above else {}), **spec)) == "ok"
         assert code(await namespace(office, name, name)) == "ok"
         above = name
-
-
-async def get(office: Office, kind: str, namespace: str, name: str) -> Stored:
-    found = await object_ops.get(office, Key(kind, namespace, name))
-    assert isinstance(found, Stored), found
-    return found
 
 
 async def tier(office: Office, name: str, **limits: int) -> Reply:
@@ -427,299 +405,3 @@ async def test_another_office_charges_by_the_new_tree_at_once(office: Office, da
             assert code(await allocation(other, "low", "a", gpu=limit + 1)) == "quota_exceeded"
             assert code(await allocation(other, "low", "a", gpu=limit)) == "ok"
             assert code(await delete(other, "Allocation", "low", "a")) == "ok"
-
-
-# Gangs.
-
-
-def gang(members: int, group: str = "g") -> dict[str, Any]:
-    return {"gangScheduling": {"groupId": group, "minMembers": members}}
-
-
-async def gang_row(office: Office, group: str = "g") -> tuple[int, bool] | None:
-    async with office.database.reader() as db:
-        row = await db.fetchrow("SELECT members, charged FROM gang WHERE name = $1", group)
-    return None if row is None else (row["members"], row["charged"])
-
-
-async def test_a_waiting_member_that_is_deleted_makes_the_gang_wait_longer(office: Office) -> None:
-    await node(office, "n1", gpu=8)
-    for name in ("a", "b"):
-        await allocation(office, "default", name, spec=gang(3), gpu=1)
-    assert code(await bind(office, "default", "a", "n1")) == "stale"
-    await delete(office, "Allocation", "default", "a")
-    assert await gang_row(office) == (1, False)
-    await allocation(office, "default", "c", spec=gang(3), gpu=1)
-    assert await gpus(office, "tenant:default") in (None, (0, 0))
-    await allocation(office, "default", "d", spec=gang(3), gpu=1)
-    assert await gang_row(office) == (3, True)
-    assert await gpus(office, "tenant:default") == (3, 0)
-    assert code(await bind_unit(office, "default", dict.fromkeys(("b", "c", "d"), ("n1",)))) == "ok"
-    for name in ("b", "c", "d"):
-        await assert_counters_equal_charges(office)
-        await end(office, "default", name)
-    assert await gang_row(office) is None
-    assert await gpus(office, "tenant:default") == (0, 0)
-
-
-async def test_a_gang_that_was_charged_takes_further_members_at_once(office: Office) -> None:
-    for name in ("a", "b", "c"):
-        await allocation(office, "default", name, spec=gang(2), gpu=1)
-    assert await gpus(office, "tenant:default") == (3, 0)
-    await delete(office, "Allocation", "default", "a")
-    await delete(office, "Allocation", "default", "b")
-    await allocation(office, "default", "d", spec=gang(2), gpu=1)
-    assert await gpus(office, "tenant:default") == (2, 0)
-    await assert_counters_equal_charges(office)
-
-
-async def test_members_in_one_batch_complete_the_gang(office: Office) -> None:
-    answers = await asyncio.gather(
-        *(allocation(office, "default", f"m{number}", spec=gang(5), gpu=1) for number in range(7))
-    )
-    assert {code(answer) for answer in answers} == {"ok"}
-    assert await gpus(office, "tenant:default") == (7, 0)
-    assert await gang_row(office) == (7, True)
-    await assert_counters_equal_charges(office)
-
-
-async def test_last_members_racing_from_two_offices_charge_the_gang_once(office: Office, database_url: str) -> None:
-    async with opened(database_url) as other:
-        for round_number in range(12):
-            group = f"g{round_number}"
-            await allocation(office, "default", f"{group}-0", spec=gang(3, group), gpu=1)
-            answers = await asyncio.gather(
-                allocation(office, "default", f"{group}-1", spec=gang(3, group), gpu=1),
-                allocation(other, "default", f"{group}-2", spec=gang(3, group), gpu=1),
-            )
-            assert [code(answer) for answer in answers] == ["ok", "ok"]
-            assert await gang_row(office, group) == (3, True)
-    assert await gpus(office, "tenant:default") == (36, 0)
-    await assert_counters_equal_charges(office)
-
-
-async def test_last_members_racing_for_room_that_one_gang_has_leave_the_other_waiting(
-    office: Office, database_url: str
-) -> None:
-    await tenant(office, "lab", limits={GPU: 2})
-    await namespace(office, "lab", "lab")
-    async with opened(database_url) as other:
-        for round_number in range(8):
-            names = [f"{side}{round_number}" for side in "ab"]
-            for name in names:
-                await allocation(office, "lab", f"{name}-0", spec=gang(2, name), gpu=1)
-            answers = await asyncio.gather(
-                allocation(office, "lab", f"{names[0]}-1", spec=gang(2, names[0]), gpu=1),
-                allocation(other, "lab", f"{names[1]}-1", spec=gang(2, names[1]), gpu=1),
-            )
-            assert sorted(map(code, answers)) == ["ok", "quota_exceeded"]
-            assert await gpus(office, "tenant:lab") == (2, 0)
-            await assert_counters_equal_charges(office)
-            for name in names:
-                for number in range(2):
-                    await delete(office, "Allocation", "lab", f"{name}-{number}")
-            assert await gpus(office, "tenant:lab") == (0, 0)
-
-
-async def test_a_member_that_joins_while_the_last_one_leaves_is_counted(office: Office, database_url: str) -> None:
-    """The gang's row is removed by the one who leaves; the one who waited for it must not believe in the old row."""
-    await allocation(office, "default", "leaving", spec=gang(2), gpu=1)
-    async with opened(database_url) as other, other.database.reader() as db:
-        transaction = db.transaction()
-        await transaction.start()
-        await db.execute("SELECT 1 FROM gang WHERE name = 'g' FOR NO KEY UPDATE")
-        joining = asyncio.create_task(allocation(office, "default", "joining", spec=gang(2), gpu=1))
-        async with other.database.reader() as watcher, asyncio.timeout(5):
-            while not await watcher.fetchval(  # noqa: ASYNC110
-                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-            ):
-                await asyncio.sleep(0.01)
-        await db.execute("DELETE FROM object WHERE name = 'leaving'")
-        await db.execute("DELETE FROM gang WHERE name = 'g'")
-        await transaction.commit()
-    assert code(await joining) == "ok"
-    assert await gang_row(office) == (1, False)
-    assert code(await allocation(office, "default", "last", spec=gang(2), gpu=1)) == "ok"
-    assert await gpus(office, "tenant:default") == (2, 0)
-
-
-async def test_editing_a_member_read_before_its_gang_was_charged_keeps_the_charge(office: Office) -> None:
-    """What an object holds may change without a new revision: an edit made from the old reading must not undo it."""
-    await allocation(office, "default", "a", spec=gang(2), gpu=1)
-    before = await get(office, "Allocation", "default", "a")
-    text = msgspec.json.decode(before.doc)
-    text["metadata"]["labels"] = {"team": "red"}
-    one = msgspec.convert(text, BY_NAME["Allocation"].type)
-    command = change_command(BY_NAME["Allocation"], before, one, TEST, spec_changed=False)
-    await allocation(office, "default", "b", spec=gang(2), gpu=1)
-    assert await gpus(office, "tenant:default") == (2, 0)
-    assert isinstance(command, object_ops.Change)
-    assert code(await object_ops.submit(office, command, tenant="test")) == "ok"
-    assert await gpus(office, "tenant:default") == (2, 0)
-    after = await get(office, "Allocation", "default", "a")
-    assert after.labels == {"team": "red"}
-    assert not after.charge.due
-    await assert_counters_equal_charges(office)
-
-
-# Nodes.
-
-
-async def test_exclusive_work_counts_whole_nodes_at_the_door(office: Office) -> None:
-    await tenant(office, "physics", limits={"nodes": 3})
-    await namespace(office, "physics", "physics")
-    for name in ("n1", "n2"):
-        await node(office, name, cpu=8, gpu=4)
-    pair = {"exclusive": True, "nodes": 2}
-    assert code(await allocation(office, "physics", "pair", spec=pair, gpu=1)) == "ok"
-    refused = refusal(await allocation(office, "physics", "other", spec=pair, gpu=1))
-    assert refused.message == (
-        'allocation rejected: tenant "physics" would exceed max_nodes quota (current: 2, requested: 2, limit: 3)'
-    )
-    assert code(await bind(office, "physics", "pair", "n1")) == "stale"
-    assert code(await bind(office, "physics", "pair", "n1", "n1")) == "stale"
-    placed = document(await bind(office, "physics", "pair", "n1", "n2"))
-    assert placed["status"]["nodes"] == [
-        {"name": name, "devices": {GPU: [0, 1, 2, 3]}} for name in ("n1", "n2")
-    ]  # fmt: skip
-    row = (await counters(office))["tenant:physics", "nodes"]
-    assert (row.accepted, row.bound) == (2000, 2000)
-    await allocation(office, "default", "small", cpu=1)
-    assert code(await bind(office, "default", "small", "n2")) == "no_capacity"
-    await end(office, "physics", "pair")
-    assert code(await bind(office, "default", "small", "n2")) == "ok"
-    await allocation(office, "physics", "whole", spec={"exclusive": True})
-    assert code(await bind(office, "physics", "whole", "n2")) == "no_capacity"
-    await assert_counters_equal_charges(office)
-
-
-async def test_shared_work_over_several_nodes_adds_up_its_parts(office: Office) -> None:
-    await tenant(office, "lab", limits={"nodes": 1})
-    await namespace(office, "lab", "lab")
-    for name, size in (("n1", 4), ("n2", 2), ("n3", 8)):
-        await node(office, name, gpu=size)
-    await allocation(office, "lab", "a", spec={"nodes": 2}, gpu=2)
-    assert (await counters(office))["tenant:lab", GPU].accepted == 4000
-    assert code(await bind(office, "lab", "a", "n1", "n2")) == "quota_exceeded"  # half of one, all of the other
-    assert code(await bind(office, "lab", "a", "n1", "n3")) == "ok"
-    row = (await counters(office))["tenant:lab", "nodes"]
-    assert (row.accepted, row.bound) == (750, 750)
-    await assert_counters_equal_charges(office)
-    await end(office, "lab", "a")
-    assert (await counters(office))["tenant:lab", "nodes"] == Counter(1000, None, 0, 0)
-
-
-async def test_a_node_that_loses_a_gpu_stops_nothing_and_gives_no_more(office: Office) -> None:
-    await node(office, "n1", gpu=2)
-    for name in ("a", "b", "c"):
-        await allocation(office, "default", name, gpu=1)
-    await bind(office, "default", "a", "n1")
-    await bind(office, "default", "b", "n1")
-
-    def lose(before: Stored, text: dict[str, Any]) -> Any:
-        text["spec"]["capacity"] = {GPU: "1"}
-        text["status"]["allocatable"] = {GPU: "1"}
-        one = msgspec.convert(text, BY_NAME["Node"].type)
-        return change_command(BY_NAME["Node"], before, one, TEST, spec_changed=True)
-
-    assert code(await object_ops.change(office, Key("Node", "", "n1"), lose, tenant="test")) == "ok"
-    assert await room(office, "n1") == {GPU: (1000, 1000)}
-    assert code(await bind(office, "default", "c", "n1")) == "no_capacity"
-    assert (await get(office, "Allocation", "default", "b")).fields["status.phase"] == "Scheduled"
-    await end(office, "default", "a")  # device 0 is free again, and is the one that is left
-    assert await room(office, "n1") == {GPU: (0, 1000)}
-    assert code(await bind(office, "default", "c", "n1")) == "no_capacity"  # still one of one given
-    await end(office, "default", "b")
-    assert code(await bind(office, "default", "c", "n1")) == "ok"
-    assert await room(office, "n1") == {GPU: (1000, 0)}
-
-
-async def room(office: Office, name: str) -> dict[str, tuple[int, ...]]:
-    async with office.database.reader() as db:
-        return dict((await node_store.load(db, [name]))[name].devices)
-
-
-async def test_a_plan_for_a_node_that_has_changed_is_stale(office: Office) -> None:
-    await node(office, "n1", gpu=2)
-    await allocation(office, "default", "a", gpu=1)
-    stored = await get(office, "Allocation", "default", "a")
-    command = Bind.one(key=stored.key, origin=TEST, targets=(Target("n1", 1),), request=request_in(stored.doc))
-    await change(office, "Node", "", "n1", unschedulable=False)
-    (answer,) = await bind_ops.bind(office, [command])
-    assert (code(answer), refusal(answer).message) == ("stale", "node n1 has changed since the plan was made")
-    again = Bind.one(key=stored.key, origin=TEST, targets=(Target("n1", 2),), request=request_in(stored.doc))
-    (answer,) = await bind_ops.bind(office, [again])
-    assert code(answer) == "ok"
-
-
-async def test_a_node_in_use_is_not_deleted(office: Office) -> None:
-    await node(office, "n1", gpu=2)
-    await allocation(office, "default", "a", gpu=1)
-    await bind(office, "default", "a", "n1")
-    assert code(await delete(office, "Node", "", "n1")) == "in_use"
-    await end(office, "default", "a")
-    assert code(await delete(office, "Node", "", "n1")) == "ok"
-    await allocation(office, "default", "b", gpu=1)
-    assert code(await bind(office, "default", "b", "n1")) == "stale"
-
-
-# Requeued.
-
-
-async def test_requeued_work_keeps_what_was_accepted_and_gives_back_what_was_bound(office: Office) -> None:
-    await tenant(office, "lab", limits={GPU: 2})
-    await namespace(office, "lab", "lab")
-    await node(office, "n1", gpu=4)
-    await allocation(office, "lab", "a", gpu=2)
-    await bind(office, "lab", "a", "n1")
-    waiting = document(await end(office, "lab", "a", Phase.PENDING))
-    assert waiting["status"]["phase"] == "Pending"
-    assert "nodeName" not in waiting["status"]
-    assert await gpus(office, "tenant:lab") == (2, 0)
-    assert await room(office, "n1") == {GPU: (0, 0, 0, 0)}
-    assert code(await allocation(office, "lab", "b", gpu=1)) == "quota_exceeded"  # its place is kept
-    assert code(await bind(office, "lab", "a", "n1")) == "ok"
-    assert await gpus(office, "tenant:lab") == (2, 2)
-    await assert_counters_equal_charges(office)
-    await end(office, "lab", "a")
-    assert await gpus(office, "tenant:lab") == (0, 0)
-
-
-async def test_work_requeued_and_placed_elsewhere_in_one_batch_is_in_one_place(office: Office) -> None:
-    for name in ("n1", "n2"):
-        await node(office, name, gpu=2)
-    await allocation(office, "default", "a", gpu=1)
-    await bind(office, "default", "a", "n1")
-    stored = await get(office, "Allocation", "default", "a")
-    again = Bind.one(key=stored.key, origin=TEST, targets=(Target("n2"),), request=request_in(stored.doc))
-    requeued, placed = await asyncio.gather(
-        office.binding.submit(Report(key=stored.key, origin=TEST, phase=Phase.PENDING)),
-        office.binding.submit(again),
-    )
-    assert (code(requeued), code(placed)) == ("ok", "ok")
-    assert isinstance(requeued, Written)
-    assert isinstance(placed, tuple)
-    assert placed[0].revision == requeued.revision + 1  # one batch
-    async with office.database.reader() as db:
-        placements = await node_store.load_placements_on(db, ["n1", "n2"])
-    assert [one.node for one in placements] == ["n2"]
-    await assert_counters_equal_charges(office)
-    assert code(await end(office, "default", "a")) == "ok"
-    assert await room(office, "n2") == {GPU: (0, 0)}
-
-
-async def test_work_placed_and_ended_in_one_batch_is_nowhere(office: Office) -> None:
-    await node(office, "n1", gpu=2)
-    await allocation(office, "default", "a", gpu=1)
-    stored = await get(office, "Allocation", "default", "a")
-    bound, ended = await asyncio.gather(
-        office.binding.submit(
-            Bind.one(key=stored.key, origin=TEST, targets=(Target("n1"),), request=request_in(stored.doc))
-        ),
-        office.binding.submit(Report(key=stored.key, origin=TEST, phase=Phase.FAILED)),
-    )
-    assert (code(bound), code(ended)) == ("ok", "ok")
-    async with office.database.reader() as db:
-        assert await node_store.load_placements_on(db, ["n1"]) == []
-    assert await room(office, "n1") == {GPU: (0, 0)}
-    assert await gpus(office, "tenant:default") == (0, 0)

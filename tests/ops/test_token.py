@@ -3,7 +3,6 @@
 import asyncio
 import re
 import stat
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -30,13 +29,6 @@ from bursar.store.token import TokenRecord
 
 NOW = datetime(2031, 5, 1, 12, 0, tzinfo=UTC)
 LATER = NOW + timedelta(hours=1)
-
-
-@pytest.fixture
-async def db(database_url: str) -> AsyncIterator[Connection]:
-    connection = await connect(database_url)
-    yield connection
-    await connection.close()
 
 
 async def _create(db: Connection, **wanted: Any) -> tuple[TokenRecord, str]:

@@ -1,6 +1,7 @@
 """Real agents, a real server, real processes: what is placed runs, and how it ended is known, whoever is killed."""
 
 import asyncio
+import json
 import os
 import signal
 import stat
@@ -267,6 +268,11 @@ def test_a_server_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
         waiting = subprocess.Popen([*AGENT, *options], env=ENVIRONMENT, stderr=stderr)
     try:
         until(lambda: "the node cannot join yet" in log.read_text(), "the agent saying that it waits")
+        told = json.loads(next(line for line in log.read_text().splitlines() if "cannot join yet" in line))
+        assert told["why"] == f"could not reach {url}: the connection was refused"
+        assert "the agent tries again in 0." in told["next"]
+        assert "--server" in told["next"]
+        assert "login" not in told["next"]
         assert waiting.poll() is None
         waiting.terminate()
         assert waiting.wait(30) == 0

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from agents import until
+from agents import surely, until
 from bursar.client import AsyncClient, Client
-from bursar.client.errors import BursarError, Conflict
+from bursar.client.errors import BursarError
 from bursar.sim.pretend import Manner
 from bursar.sim.shape import Shape
 from bursar.sim.stream import AgentNodes
@@ -73,18 +73,7 @@ def test_whoever_is_killed_under_load_everything_ends_once_and_as_it_should(
 
 
 def submit_surely(fleet: Fleet, name: str, script: str) -> None:
-    """Again, for as long as nobody answers; a name that is taken was taken by us."""
-
-    def submitted() -> bool:
-        try:
-            fleet.submit(name, "sh", "-c", script)
-        except Conflict:
-            return True
-        except BursarError:
-            return False
-        return True
-
-    until(submitted, f"{name} being submitted")
+    surely(lambda: fleet.submit(name, "sh", "-c", script), name)
 
 
 def all_ended(client: Client, codes: dict[str, int]) -> bool:

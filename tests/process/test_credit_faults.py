@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 from anyio.from_thread import start_blocking_portal
 
-from agents import until
+from agents import surely, until
 from audits import audit, verify
 from bursar.client import Client
-from bursar.client.errors import BursarError, Conflict
+from bursar.client.errors import BursarError
 from bursar.core.money import nanocredits
 from bursar.ops.office import Office
 from faults import Fleet, Ledger, assert_nothing_left, kill, office_of, opened_fleet, opened_net, set_patience
@@ -72,20 +72,10 @@ class House:
         return self.home / "ran"
 
     def submit(self, tenant: str, name: str, command: list[str], **spec: Any) -> None:
-        """Again, for as long as nobody answers; a name that is taken was taken by us."""
         wants = {"requests": {"cpu": "10m"}}
         body = {"resources": wants, "nodeSelector": {"pool": self.fleet.pool}, "command": command, **spec}
-
-        def submitted() -> bool:
-            try:
-                self.client.allocations(tenant).create({"metadata": {"name": name}, "spec": body})
-            except Conflict:
-                return True
-            except BursarError:
-                return False
-            return True
-
-        until(submitted, f"{name} being submitted")
+        document = {"metadata": {"name": name}, "spec": body}
+        surely(lambda: self.client.allocations(tenant).create(document), name)
 
     def begin(self) -> None:
         """Work that lasts, of each tenant: some of it moves when its node is lost, some does not heed SIGTERM."""

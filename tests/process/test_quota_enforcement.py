@@ -290,15 +290,17 @@ async def test_status_shows_waiting_for_quota_headroom(led: Site) -> None:
     assert lines[0] == ["NAMESPACE", "NAME", "STATUS", "AGE", "HOW IT STANDS"]
     assert [line[:3] for line in lines[1:]] == [["physics", "a", "Running"], ["physics", "b", "Pending"]]
     assert lines[1][4] == "runs on n1"
-    assert lines[2][4] == f"waits: {words}"
+    assert lines[2][4] == words
     one = (await bursar(led, "status", "b", "-n", "physics", token=ann)).stdout
-    assert one.startswith(f"physics/b is Pending\n  how      waits: {words}")
+    assert one.startswith(f"physics/b is Pending\n  how      {words}")
     assert "  user     physics/ann\n" in one
     assert f"  why      {words}" in (await bursar(led, "explain", "b", "-n", "physics", token=ann)).stdout
     assert words in (await bursar(led, "get", "allocation", "b", "-n", "physics", "-o", "wide", token=ann)).stdout
     assert words in (await bursar(led, "get", "allocation", "b", "-n", "physics", "-o", "yaml", token=ann)).stdout
     bob = await led.token("user", tenant="physics", user="bob")
-    assert (await bursar(led, "status", token=bob)).stderr == "Nothing waits or runs for physics/bob.\n"
+    assert (await bursar(led, "status", token=bob)).stderr == (
+        "Nothing of physics/bob waits or runs; --ended shows what has ended.\n"
+    )
     assert "physics" in (await bursar(led, "status", "--user", "ann", token=bob)).stdout
     assert json.loads((await bursar(led, "status", "--json", token=ann)).stdout)["items"][1]["kind"] == "Allocation"
     # It is not cancelled, and runs when the limit allows.

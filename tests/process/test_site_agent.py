@@ -140,13 +140,16 @@ async def test_a_tenant_that_is_not_waldurs_is_never_touched(desk: Desk) -> None
     assert order.state is OrderState.ERRED
     assert "already exist" in str(order.error_message)
     resource = desk.waldur.resource("physics", slug="other")
-    order = await desk.order(resource, RequestTypes.UPDATE, limits={"max_nodes": 1})
-    assert order.state is OrderState.ERRED
-    assert (await desk.order(resource, RequestTypes.TERMINATE)).state is OrderState.DONE
+    resource.paused = True
+    await desk.round("membership_sync")
+    for type_ in (RequestTypes.UPDATE, RequestTypes.TERMINATE):
+        order = await desk.order(resource, type_, limits={"max_nodes": 1})
+        assert order.state is OrderState.ERRED
+        assert "it has no label bursar.io/waldur-resource" in str(order.error_message)
     assert await desk.tenant() == before
 
 
-async def test_the_tenant_of_another_resource_is_neither_ended_nor_reported(desk: Desk) -> None:
+async def test_the_tenant_of_another_resource_is_neither_changed_ended_nor_reported(desk: Desk) -> None:
     resource = await desk.created()
     await aged(desk.site.house.database, "physics", 40)
     await ran(desk.site.house.office, datetime.now(UTC).replace(day=1, hour=0, minute=0, second=0), gpu_hours=12)
@@ -154,9 +157,34 @@ async def test_the_tenant_of_another_resource_is_neither_ended_nor_reported(desk
     other = desk.waldur.resource("physics", slug="other", limits=LIMITS)
     await desk.round("report")
     assert [uuid for uuid, _ in desk.waldur.usages] == [resource.uuid]
-    order = await desk.order(other, RequestTypes.TERMINATE, token=desk.site.admin, soft_delete=True)
-    assert order.state is OrderState.DONE
+    other.paused = True
+    await desk.round("membership_sync")
+    for type_, settings in (
+        (RequestTypes.UPDATE, {"limits": {"max_nodes": 1}}),
+        (RequestTypes.TERMINATE, {"token": desk.site.admin, "soft_delete": True}),
+        (RequestTypes.TERMINATE, {"token": desk.site.admin}),
+    ):
+        order = await desk.order(other, type_, **settings)
+        assert order.state is OrderState.ERRED
+        assert "but that of another resource" in str(order.error_message)
     assert await desk.tenant() == before
+    assert not other.backend_metadata
+
+
+async def test_an_update_of_what_is_gone_errs_and_an_end_of_it_is_done(desk: Desk) -> None:
+    resource = desk.waldur.resource("physics", slug="physics", limits=LIMITS)
+    assert (await desk.order(resource, RequestTypes.UPDATE, limits={"max_nodes": 1})).state is OrderState.ERRED
+    assert (await desk.order(resource, RequestTypes.TERMINATE)).state is OrderState.DONE
+    never = desk.waldur.resource(slug="never", limits=LIMITS)
+    assert (await desk.order(never, RequestTypes.TERMINATE)).state is OrderState.DONE
+
+
+async def test_where_the_namespace_is_anothers_no_tenant_is_left_behind(desk: Desk) -> None:
+    await desk.site.post("tenants", {"metadata": {"name": "history"}, "spec": {}})
+    await desk.site.namespace("history", "physics")
+    resource = desk.waldur.resource(slug="physics", state="Creating", limits=LIMITS)
+    assert (await desk.order(resource, RequestTypes.CREATE)).state is OrderState.ERRED
+    assert (await desk.site.get("tenants/physics")).status == 404
 
 
 async def test_what_another_tenant_of_the_name_used_before_is_not_reported(desk: Desk) -> None:
@@ -261,19 +289,45 @@ async def test_what_a_tenant_used_this_month_is_reported_by_component(desk: Desk
     assert reported(desk.waldur, resource.uuid, month)["gpu_hours"] == 15.0
 
 
+async def test_what_each_user_used_is_reported_beside_what_all_did(desk: Desk) -> None:
+    resource = await desk.created()
+    await desk.site.post("tenants", {"metadata": {"name": "optics"}, "spec": {"parent": "physics"}})
+    month = datetime.now(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    for tenant in ("physics", "optics"):
+        await aged(desk.site.house.database, tenant, 40)
+    office = desk.site.house.office
+    await ran(office, month, gpu_hours=12, cpu_hours=40)
+    await ran(office, month, gpu_hours=3, user="physics/bob")
+    await ran(office, month, gpu_hours=5, user="optics/ann", tenant="optics")
+    for nobody in ("admin", "-"):
+        await ran(office, month, gpu_hours=7, user=nobody)
+    await ran(office, month - timedelta(hours=1), gpu_hours=100, user="physics/eve")
+    await desk.round("report")
+    assert isinstance(resource.uuid, UUID)
+    assert reported(desk.waldur, resource.uuid, month) == {"gpu_hours": 34.0, "node_hours": 0.0, "cpu_hours": 4.0}
+    whole = desk.waldur.usages[resource.uuid, f"{month:%Y-%m}"]
+    by_user = {name: desk.waldur.user_usages[one.uuid] for name, one in whole.items()}  # type: ignore[index]
+    assert by_user == {
+        "gpu_hours": {"ann": 12.0, "bob": 3.0, "optics/ann": 5.0},
+        "node_hours": {"ann": 0.0, "bob": 0.0, "optics/ann": 0.0},
+        "cpu_hours": {"ann": 4.0, "bob": 0.0, "optics/ann": 0.0},
+    }
+
+
 def reported(waldur: WaldurServer, resource: UUID, month: datetime) -> dict[str, float]:
     found = waldur.usages[resource, f"{month:%Y-%m}"]
     return {name: float(one.usage) for name, one in found.items()}  # type: ignore[arg-type]
 
 
 async def ran(
-    office: Office, at: datetime, *, gpu_hours: float = 0, node_hours: float = 0, cpu_hours: float = 0
-) -> None:
+    office: Office, at: datetime, *, gpu_hours: float = 0, node_hours: float = 0, cpu_hours: float = 0,
+    user: str = "physics/ann", tenant: str = "physics",
+) -> None:  # fmt: skip
     """Something of the tenant's ran then for a minute, on as much as makes up these hours."""
     hours = {"nvidia.com/gpu": gpu_hours, "nodes": node_hours, "cpu": cpu_hours}
     amounts = {name: round(value * 60 * 1000) for name, value in hours.items() if value}
     uid, begin = uuid4().hex, int(at.timestamp())
-    began = Began(uid, "n0", 1, "physics", "physics/ann", "physics", uid, amounts, "", begin, 0)
+    began = Began(uid, "n0", 1, tenant, user, tenant, uid, amounts, "", begin, 0)
     async with office.database.reader() as db, db.transaction():
         await usage_store.save(db, (), (), [(began, Ended(uid, "n0", begin + 60, "Succeeded", ""))])
     while await roll(office.database):

@@ -183,6 +183,38 @@ def test_an_agent_that_was_away_when_its_node_was_released_wipes_when_it_comes(
         assert (tmp_path / "hook").read_text() == "done\n"
 
 
+def test_output_of_work_whose_end_nobody_knows_of_is_gone_before_the_hook_runs(
+    house: Server, admin: Client, ann: Client, name: str, tmp_path: Path
+) -> None:
+    """The agent is killed while it runs, it is given up, and ends by itself between release and wipe. The agent that
+    comes back is killed as well, while its hook runs, and tells what it found."""
+    work = tmp_path / name / "work"
+    look = f"grep -rl the-patients-nam[e] {work}/placements {work}/journal > {tmp_path}/left"
+    with joined_agent(house, admin, name, tmp_path, "--wipe-hook", f"{look}; {waiting_hook(tmp_path)}") as agent:
+        until(lambda: ann.nodes.get(name)["status"].get("phase") == "Ready", "the node being ready")
+        ann.claim(name)
+        text = f"echo the-patients-name; while ! test -e {tmp_path}/end; do sleep 0.05; done; exit 7"
+        submit(ann, f"{name}-secret", name, "sh", "-c", text, sensitive=True, onNodeLost="fail")
+        await_phase(ann, f"{name}-secret", "Running")
+        agent.kill()
+        until(lambda: admin.nodes.get(name)["status"]["phase"] != "Ready", "the node being silent")
+        admin.fence(name, reason="its board is dead")
+        await_phase(ann, f"{name}-secret", "Failed")
+        ann.release_node(name)
+        (tmp_path / "end").touch()
+        until(lambda: list(work.glob("placements/alloc-*/status")), "it ending without anybody knowing")
+        assert [path for path in work.glob("placements/alloc-*/output.*") if path.stat().st_size]
+        agent.start()
+        until(lambda: begun(tmp_path), "the hook having begun")
+        agent.kill()
+        agent.start()
+        (tmp_path / "go").touch()
+        until(lambda: claim_state(admin, name) == "", "the node being open again")
+        assert (tmp_path / "left").read_text() == ""
+        assert (tmp_path / "hook").read_text().split() == ["begun", "done"]
+        assert not list(work.glob("placements/alloc-*"))
+
+
 def test_a_hook_whose_shim_is_killed_has_failed_and_is_not_taken_for_done(
     house: Server, admin: Client, ann: Client, name: str, tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ from bursar.ops.authority import enrol, ensure_authority
 from bursar.ops.certificate import Issued, Pair, new_authority, read_request, sign_client, sign_node
 from bursar.ops.office import Office
 from bursar.rpc.identity import identity_of, other_node, revoked
-from bursar.rpc.tls import channel_options, client_credentials, server_credentials
+from bursar.rpc.tls import calling, channel_options, server_credentials
 from certificates import Key, new_key, pem_of, request_for
 from offices import delete, document, node
 
@@ -156,7 +156,7 @@ async def test_without_a_certificate_of_ours_nobody_comes_in(office: Office) -> 
 async def test_the_control_plane_is_not_taken_for_a_node(office: Office) -> None:
     asked = Asked()
     async with serving(asked, await server_credentials(office.database, [])) as port:
-        assert await call(f"127.0.0.1:{port}", await client_credentials(office.database)) == "ok"
+        assert await call(f"127.0.0.1:{port}", (await calling(office.database)).newest()) == "ok"
     (refusal,) = asked.nodes
     assert isinstance(refusal, Refusal)
     assert refusal.code is Code.FORBIDDEN
@@ -198,7 +198,7 @@ async def test_an_agent_is_called_by_its_name_at_any_address(office: Office) -> 
     agent = grpc.ssl_server_credentials([(pem_of(key), issued.certificate)], issued.authority, True)
     asked = Asked()
     async with serving(asked, agent) as port:
-        ours = await client_credentials(office.database)
+        ours = (await calling(office.database)).newest()
         assert await call(f"127.0.0.1:{port}", ours, channel_options(name)) == "ok"
         assert is_control_plane(asked.names)
         assert await call(f"127.0.0.1:{port}", ours, channel_options("gpu-2")) == "UNAVAILABLE"
@@ -213,7 +213,7 @@ async def test_the_longest_name_can_be_called(office: Office) -> None:
     assert isinstance(issued, Issued)
     agent = grpc.ssl_server_credentials([(pem_of(key), issued.certificate)], issued.authority, True)
     async with serving(Asked(), agent) as port:
-        assert await call(f"127.0.0.1:{port}", await client_credentials(office.database), channel_options(name)) == "ok"
+        assert await call(f"127.0.0.1:{port}", (await calling(office.database)).newest(), channel_options(name)) == "ok"
 
 
 async def test_a_certificate_of_ours_for_calling_serves_nobody(office: Office) -> None:

@@ -1,6 +1,5 @@
 """Simulated nodes over the public API, against a real server, and the command that starts them."""
 
-import asyncio
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator
@@ -19,6 +18,7 @@ from bursar.sim.roll import NotSimulated
 from bursar.sim.shape import SIMULATED, Shape
 from bursar.sim.work import EXIT, SECONDS
 from bursar.store import change as change_store
+from crowds import at_work
 from houses import Site, eventually, opened_site
 from offices import TEST, assert_counters_equal_charges, bind, code
 from server import BURSAR, Server
@@ -37,13 +37,10 @@ async def acting(site: Site, count: int = 2, *, remove: bool = False, **options:
     async with AsyncClient(site.url, site.admin) as client:
         nodes = RestNodes(client, Shape(count), **options)
         await nodes.open()
-        task = asyncio.create_task(nodes.run())
         try:
-            yield nodes
+            async with at_work(nodes):
+                yield nodes
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            assert task.cancelled(), task.exception()
             if remove:
                 await nodes.remove()
 

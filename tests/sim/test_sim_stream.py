@@ -17,6 +17,7 @@ from bursar.sim.roll import NotSimulated
 from bursar.sim.shape import Shape
 from bursar.sim.stream import AgentNodes, find_address
 from bursar.sim.work import EXIT, SECONDS
+from crowds import at_work
 from houses import opened_site
 from server import BURSAR, Server
 
@@ -32,13 +33,10 @@ async def acting(
         assert address
         nodes = AgentNodes(client, Shape(count, prefix=prefix), address, manner or Manner(), insecure=False)
         await nodes.open()
-        task = asyncio.create_task(nodes.run())
         try:
-            yield nodes
+            async with at_work(nodes):
+                yield nodes
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            assert task.cancelled(), task.exception()
             await nodes.remove()
 
 

@@ -1,9 +1,6 @@
 """The feed in the database: gapless, in commit order, in partitions that come and go."""
 
 import asyncio
-from collections.abc import AsyncIterator
-
-import pytest
 
 from bursar.core.allocation import Phase
 from bursar.ops.command import Reply, Written
@@ -12,13 +9,6 @@ from bursar.store import change as change_store
 from bursar.store.change import PARTITION_SIZE, drop_before, ensure_partitions, load_position, load_since, raise_floor
 from bursar.store.database import Connection, connect
 from offices import allocation, code, counters, delete, end, namespace, opened, tenant
-
-
-@pytest.fixture
-async def db(database_url: str) -> AsyncIterator[Connection]:
-    connection = await connect(database_url)
-    yield connection
-    await connection.close()
 
 
 def revision(reply: Reply) -> int:

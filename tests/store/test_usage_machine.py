@@ -7,14 +7,16 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 from hypothesis import HealthCheck, settings
 from hypothesis import Phase as Step
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from bursar.core.hours import DAY, EVERYBODY, HOUR, Began, Ended, Tariff, Used
+from bursar.core.hours import DAY, EVERYBODY, HOUR, Began, Ended, Tariff, Used, hours
 from bursar.core.price import Price
-from bursar.ops.hours import roll
+from bursar.core.tree import Tenant, Tree, subtree
+from bursar.ops.hours import STRIDE, BudgetUse, Past, load_budgets, roll
 from bursar.store import price as price_store
 from bursar.store import usage as store
 from bursar.store.database import Database
@@ -33,7 +35,14 @@ AMOUNTS = (
 )
 # Both within an hour, across hours and days, and exactly on their edges.
 TIMES = st.one_of(st.sampled_from([0, 1, 59, 600, HOUR, DAY]), st.integers(0, 2 * HOUR), st.integers(0, 3 * DAY))
-EMPTY = "TRUNCATE usage_open, usage_record, usage_step, usage_level, usage_hour, usage_day, price"
+TREE = Tree({"physics": Tenant("physics"), "biology": Tenant("biology", parent="physics")})
+EMPTY = "TRUNCATE object, usage_open, usage_record, usage_step, usage_level, usage_hour, usage_day, price"
+OLD = START - 100 * DAY
+PUT = """
+INSERT INTO object (kind, namespace, name, uid, tenant, revision, labels, fields, doc)
+VALUES ($1, '', $2, $2, '', 1, '{}', '{}', $3)
+    ON CONFLICT (kind, namespace, name) DO UPDATE SET doc = excluded.doc
+"""
 RESET = "UPDATE usage_rolled SET at = 'epoch', hours_from = '-infinity', records_from = '-infinity'"
 
 
@@ -91,6 +100,8 @@ class Hours(RuleBasedStateMachine):
         self.runner = asyncio.Runner()
         self.database = self.run(Database.open(self.url))
         self.serial = 0
+        self.days = 1
+        self.past = Past()
 
     def run(self, awaited: Any) -> Any:
         return self.runner.run(awaited)
@@ -111,6 +122,23 @@ class Hours(RuleBasedStateMachine):
     @initialize()
     def empty(self) -> None:
         self.run(self._do(EMPTY, RESET))
+        for tenant in TENANTS:
+            self._found(tenant, OLD)
+        self.set_period(1)
+
+    def _found(self, tenant: str, at: int) -> None:
+        made = {"name": tenant, "creationTimestamp": f"{moment(at):%Y-%m-%dT%H:%M:%SZ}"}
+        self.run(self._put("Tenant", tenant, {"metadata": made, "spec": {"gpuHoursBudget": 10}}))
+
+    async def _put(self, kind: str, name: str, document: dict[str, Any]) -> None:
+        async with self.database.reader() as db:
+            await db.execute(PUT, kind, name, msgspec.json.encode(document))
+
+    @rule(days=st.integers(1, 3))
+    def set_period(self, days: int) -> None:
+        self.days = days
+        spec = {"scheduling": {"budgetPeriodDays": days}}
+        self.run(self._put("Settings", "system", {"metadata": {"name": "system"}, "spec": spec}))
 
     def _began(self, node: str, tenant: str, user: str, amounts: dict[str, int], klass: str, late: int) -> Began:
         self.serial += 1
@@ -225,6 +253,54 @@ class Hours(RuleBasedStateMachine):
             now_running = [one.amounts.get("cpu", 0) for one in self.model.runs.values()]
             assert sum(v for (resource, _), v in current.items() if resource == "cpu") <= sum(now_running)
 
+    moments = st.lists(st.one_of(st.integers(-2, 2), st.integers(-STRIDE, STRIDE)), min_size=2, max_size=3)
+
+    @rule(data=st.data(), after=moments, is_entered=st.sampled_from([True, True, False]))
+    def budgets(self, data: st.DataObject, after: list[int], is_entered: bool) -> None:
+        """At times when the window begins at about a time at which something happened."""
+        self._enter(is_entered)
+        about = self._about(data)
+        for seconds in after:
+            self.run(self._compare_budgets(max(self.model.clock, about + seconds), {}))
+
+    @rule(data=st.data(), after=moments, since=st.integers(-STRIDE, STRIDE), name=st.sampled_from(TENANTS))
+    def budgets_of_the_young(self, data: st.DataObject, after: list[int], since: int, name: str) -> None:
+        """One that was created at about the time at which the window begins."""
+        self._enter(True)
+        about = self._about(data)
+        created = about - self.days * DAY + since
+        self._found(name, created)
+        for seconds in after:
+            self.run(self._compare_budgets(max(self.model.clock, about + seconds), {name: created}))
+        self._found(name, OLD)
+
+    def _enter(self, is_entered: bool) -> None:
+        while is_entered and self.run(roll(self.database, moment(self.model.clock))):
+            pass
+
+    def _about(self, data: st.DataObject) -> int:
+        ran = [at for began, ended in self.model.ran for at in (began.at, ended)]
+        times = {self.model.clock, *ran, *(one.at for one in self.model.runs.values())}
+        return max(self.model.clock, data.draw(st.sampled_from(sorted(times))) + self.days * DAY)
+
+    async def _compare_budgets(self, now: int, created: dict[str, int]) -> None:
+        """With what was kept from the last time, and without, it is what every record says of just this window."""
+        begin = now - self.days * DAY
+        expected = {}
+        async with self.database.reader() as db:
+            told = await load_budgets(db, TREE, moment(now), past=self.past)
+            assert told == await load_budgets(db, TREE, datetime.fromtimestamp(now + 0.75, UTC))
+            for name in TENANTS:
+                totals = {GPU: 0, "nodes": 0}
+                for tenant in subtree(TREE, name):
+                    since = max(begin, created.get(tenant, begin))
+                    found = _plain(await store.recompute(db, tenant, moment(since), moment(now)))
+                    assert found == self.model.expected(tenant, EVERYBODY, since, now)
+                    for (resource, _), one in found.items():
+                        totals[resource] = totals.get(resource, 0) + one.total
+                expected[name] = BudgetUse(hours(totals[GPU]), hours(totals["nodes"]))
+        assert told == expected, (begin, now, created)
+
     @rule(days=st.integers(0, 5), grain=st.sampled_from(["hour", "day"]), user=st.sampled_from(USERS))
     def series(self, days: int, grain: Any, user: str) -> None:
         self.run(self._compare_series(days, grain, user if grain == "day" else EVERYBODY))
@@ -238,9 +314,15 @@ class Hours(RuleBasedStateMachine):
             kept = await db.fetchval("SELECT greatest(hours_from, 'epoch') FROM usage_rolled")
             if grain == "hour":
                 begin = max(begin, -(-int(kept.timestamp()) // HOUR) * HOUR)
-            rows = await store.load_series(
-                db, "physics", moment(begin), moment(now + 1), grain, user=user, now=moment(now)
+            several = await store.load_several_series(
+                db, TENANTS, moment(begin), moment(now + 1), grain, user=user, now=moment(now)
             )
+            for tenant in TENANTS:
+                rows = await store.load_series(
+                    db, tenant, moment(begin), moment(now + 1), grain, user=user, now=moment(now)
+                )
+                assert several[tenant] == rows
+            rows = several["physics"]
         for at in range(begin, now + 1, size):
             found = {(one.resource, one.klass): Used(one.total, one.cost) for one in rows if one.at == moment(at)}
             expected = self.model.expected("physics", user, at, min(at + size, now))

@@ -17,6 +17,7 @@ from bursar.wire.settings import (
     credit_policy_of,
     patience_of,
     policy_of,
+    record_days_of,
 )
 
 
@@ -62,6 +63,27 @@ def test_budgets_are_for_ninety_days_unless_something_else_is_said() -> None:
     assert budget_period_days_of(msgspec.json.encode(settings(backfill=False))) == 90
     assert budget_period_days_of(msgspec.json.encode(settings(budgetPeriodDays=30))) == 30
     assert policy_of(msgspec.json.encode(settings(budgetPeriodDays=30))) == {}  # It is no part of how a cycle decides.
+
+
+# How long records are kept.
+
+
+def of_usage(days: int, **scheduling: Any) -> Settings:
+    spec = {"usage": {"recordDays": days}, "scheduling": scheduling}
+    return msgspec.convert({"metadata": {"name": "system"}, "spec": spec}, Settings)
+
+
+def test_records_are_kept_for_as_long_as_is_said() -> None:
+    assert record_days_of(b'{"metadata": {"name": "system"}}') == 800
+    assert record_days_of(msgspec.json.encode(settings(backfill=False))) == 800
+    assert record_days_of(msgspec.json.encode(of_usage(400))) == 400
+    assert SETTINGS.check(of_usage(400)) == []
+
+
+@pytest.mark.parametrize(("days", "period"), [(0, 1), (-5, 1), (3651, 1), (90, 90), (366, 366), (7, 30)])
+def test_records_are_kept_longer_than_budgets_count_and_not_for_ever(days: int, period: int) -> None:
+    (fault,) = SETTINGS.check(of_usage(days, budgetPeriodDays=period))
+    assert fault.field == "spec.usage.recordDays"
 
 
 # How long silent nodes are waited for.

@@ -196,6 +196,23 @@ def find(name: str, *, mounts: Path = MOUNTS, own: Path = OWN, cores: int | None
     return Cgroups("none", "placements run without limits; " + "; ".join(why), {}, cores)
 
 
+def leave_earlier(cgroups: Cgroups, name: str, note: Path) -> None:
+    """Removes the groups that an earlier life of this agent had elsewhere, as when it was killed and is started by
+    another service, where nothing is in them. `note` says where they were, and then where they are: whatever else has
+    a name like ours may be another agent's. What still holds something is tried again by the next life."""
+    now = set(cgroups.parents.values())
+    there = {path for line in _text(note).splitlines() if (path := Path(line)).name == name} - now
+    for parent in there:
+        Cgroups(cgroups.version, parents={"": parent}).remove()
+        with suppress(OSError):
+            parent.with_name(_own_name(name)).rmdir()
+    kept = sorted(str(path) for path in now | {path for path in there if path.exists()})
+    scratch = note.with_name(f"{note.name}.new")
+    with suppress(OSError):  # Nothing runs the worse for it.
+        scratch.write_text("".join(f"{path}\n" for path in kept), encoding="utf-8")
+        scratch.replace(note)
+
+
 Parents = tuple[dict[str, Path], str]
 
 
@@ -224,9 +241,14 @@ def _above(name: str, own: Path, mount: Path) -> Path:
     own, if nobody else is in it or it is a container's; else we use the machine's first."""
     inside = _text(own / "cgroup.procs").split()
     if (own / "cgroup.type").exists() and (own == mount or inside in ([], [str(os.getpid())])):
-        _move_out(own, own / f"{name}-agent")
+        _move_out(own, own / _own_name(name))
         return own
     return mount
+
+
+def _own_name(name: str) -> str:
+    """Of the group that the agent itself is in, beside that of its placements."""
+    return f"{name}-agent"
 
 
 def _open(group: Path, *, giving: bool = False) -> None:
@@ -307,7 +329,7 @@ def _set(path: Path, value: object) -> None:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="ascii")
+        return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
 

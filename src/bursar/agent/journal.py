@@ -2,14 +2,15 @@
 acknowledged for.
 
 One file of lines, each with its checksum; a line counts once it is synced. What a crash left half written is passed
-over. The file is written anew when most of it is of the past.
+over. The file is written anew when most of it is of the past, and when the node is wiped: what was run, and with which
+environment, is then nobody's business any more.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +22,7 @@ import msgspec
 from bursar.agent.clock import boot_seconds
 from bursar.agent.escrow import Escrow, Window, windows
 from bursar.agent.folder import boot_id
-from bursar.agent.state import REMEMBERED_MAX
+from bursar.agent.state import NOT_WANTED, REMEMBERED_MAX
 from bursar.agent.work import Place, Run
 
 SPARE_LINES = 2_000  # so many of the past are kept before the file is written anew
@@ -53,6 +54,8 @@ class Over(msgspec.Struct, frozen=True, tag="over"):
     message: str = ""
     stopped: bool = False
     seconds: float | None = None  # how long it ran
+    cpu_seconds: float = 0.0
+    memory_bytes_max: int = 0
 
     @property
     def place(self) -> Place:
@@ -101,6 +104,14 @@ class Known:
             while len(self.gone) > REMEMBERED_MAX:
                 del self.gone[next(iter(self.gone))]
 
+    def strip(self, live: Collection[Place]) -> None:
+        """Of what does not live only that it was here, and how it ended. What was never started has ended as well: it
+        could not be started any more."""
+        for place, line in self.began.items():
+            if place not in live:
+                self.began[place] = msgspec.structs.replace(line, run=_bare(line.run))
+                self.over.setdefault(place, Over(*place, None, NOT_WANTED, "the node is wiped", stopped=True))
+
     def __len__(self) -> int:
         return len(self.gone) + len(self.began) + len(self.over) + len(self.escrows)
 
@@ -145,6 +156,11 @@ class Journal:
             with suppress(OSError):
                 self._compact()
 
+    def strip(self, live: Collection[Place]) -> None:
+        """Nothing in the file says any more what those have run that do not live. OSError where it cannot be written"""
+        self.known.strip(live)
+        self._compact()
+
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
@@ -164,6 +180,11 @@ class Journal:
             raise
         self.close()
         self._fd, self._lines, self._bytes, self._bytes_kept = fd, len(lines), len(data), len(data)
+
+
+def _bare(run: Run) -> Run:
+    """What a report of its end needs."""
+    return Run(run.uid, run.epoch, "", "", devices=run.devices)
 
 
 def began(run: Run) -> Began:

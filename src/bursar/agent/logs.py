@@ -87,8 +87,12 @@ def _blocks_from_end(folder: Path, end: int) -> Iterator[tuple[int, bytes]]:
 
 
 def end_offset(folder: Path) -> int:
-    files = _files(folder)
-    return files[-1][0] + files[-1][1].stat().st_size if files else 0
+    for start, path in reversed(_files(folder)):
+        try:
+            return start + path.stat().st_size
+        except FileNotFoundError:
+            continue  # it has just been removed
+    return 0
 
 
 def _files(folder: Path) -> list[tuple[int, Path]]:

@@ -17,7 +17,7 @@ import structlog
 
 from bursar.agent import identity as node
 from bursar.agent.identity import EnrolmentRefused, Identity, IdentityError
-from bursar.client.errors import ApiError, BursarError, ConnectionFailed
+from bursar.client.errors import ApiError, ConnectionFailed
 
 log = structlog.get_logger()
 
@@ -115,8 +115,8 @@ class NodePapers:
         await self._join(token)
 
     async def _join(self, token: str) -> None:
-        """Ask one server after the other; the first that answers decides."""
-        trouble: BursarError = ConnectionFailed("no server is named", "give --server URL")
+        """Ask one server after the other; the first that answers decides. If none does, why is said of each."""
+        troubles: list[ConnectionFailed | ApiError] = []
         for url in self._urls:
             try:
                 self.identity = await node.enrol(
@@ -131,13 +131,19 @@ class NodePapers:
                 self._useless.add(hashlib.sha256(token.encode()).digest())
                 raise
             except (ConnectionFailed, ApiError) as error:
-                trouble = error
+                troubles.append(error)
             else:
                 self._useless.add(hashlib.sha256(token.encode()).digest())
                 self._doubtful = False
                 log.info("the node has joined", node=self._name, expires=self.identity.expires.isoformat())
                 return
-        raise trouble
+        if len(troubles) == 1:
+            raise troubles[0]
+        raise ConnectionFailed(
+            "; ".join(error.message for error in troubles) or "no server is named",
+            troubles[0].hint if troubles else "give --server URL",
+            passing=any(error.passing for error in troubles) or not troubles,
+        )
 
     def _token(self) -> str:
         if self._token_file is None:

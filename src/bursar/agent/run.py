@@ -22,6 +22,7 @@ from bursar.agent.identity import Identity, IdentityError
 from bursar.agent.papers import NodePapers, NoPapers
 from bursar.agent.probe import Inventory, Probe
 from bursar.agent.stream import Stream, backoff_seconds
+from bursar.agent.trouble import Telling, join_trouble
 from bursar.agent.wipe import NO_WIPE, Wipe
 from bursar.client.errors import ApiError, BursarError, ConnectionFailed
 from bursar.core.address import is_loopback
@@ -129,7 +130,7 @@ async def _joined(papers: NodePapers, stopping: asyncio.Event) -> bool:
 
     A server that is not there yet is waited for; one that says no ends it.
     """
-    troubles = 0
+    troubles, telling = 0, Telling()
     while papers.identity is None:
         try:
             if await _stopped_first(stopping, papers.ensure()):
@@ -137,10 +138,11 @@ async def _joined(papers: NodePapers, stopping: asyncio.Event) -> bool:
         except (ConnectionFailed, ApiError) as error:
             if not error.passing:
                 raise StartError(_with_hint(error)) from None
-            if troubles == 0:
-                log.warning("the node cannot join yet", why=error.message, next=error.hint)
             troubles += 1
-            if await _stopped_first(stopping, asyncio.sleep(backoff_seconds(troubles))):
+            trouble, pause_seconds = join_trouble(error), backoff_seconds(troubles)
+            if telling.is_news(trouble.why):
+                log.warning("the node cannot join yet", why=trouble.why, next=trouble.next(pause_seconds))
+            if await _stopped_first(stopping, asyncio.sleep(pause_seconds)):
                 return False
     return True
 

@@ -12,9 +12,8 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-import shutil
 import signal
-import time
+import threading
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -27,7 +26,6 @@ from urllib.parse import quote
 import structlog
 
 from bursar.agent import cgroup
-from bursar.agent.apart import apart
 from bursar.agent.cgroup import Cgroups
 from bursar.agent.child import START_FAILED, Child, measure
 from bursar.agent.clock import boot_seconds
@@ -37,9 +35,11 @@ from bursar.agent.escrow import Window, terms_of
 from bursar.agent.events import Ended, Event, Started, hear
 from bursar.agent.folder import Claim, Folder, boot_id, sweep
 from bursar.agent.journal import Began, Gone, Journal, Line, Over, began
+from bursar.agent.leavings import remove_all, remove_old
 from bursar.agent.meter import gpus
 from bursar.agent.state import Forget, Instruction, Limit, Machine, MoveDeadline, SignalStop, Start
 from bursar.agent.work import Place, Run, Usage
+from bursar.apart import apart
 from bursar.openfiles import allow_open_files
 
 log = structlog.get_logger()
@@ -96,6 +96,8 @@ class Shell:
         self._writer = ThreadPoolExecutor(1, "agent-writer")
         self._closed = False
         self._tidied_at = -math.inf
+        self._tidying = threading.Lock()
+        self._owed: list[Line] = []  # ends that could not be written yet
 
     # Life.
 
@@ -131,6 +133,8 @@ class Shell:
         await self._append(lines)
         await asyncio.to_thread(self._tidy)
         await asyncio.to_thread(self.cgroups.tidy, {child.mark for child in self._children.values()})
+        home = self._folder.parent
+        await asyncio.to_thread(cgroup.leave_earlier, self.cgroups, group_name(home), home / "cgroups")
         self._task(self._work())
         return done
 
@@ -183,9 +187,7 @@ class Shell:
         """It runs, or it has ended, or it was never started."""
         now = boot_seconds()
         if over is not None:
-            usage = (
-                None if over.seconds is None else Usage(seconds=over.seconds, gpu_seconds=over.seconds * gpus(line.run))
-            )
+            usage = _usage_of(line.run, over)
             return None, Ended(over.place, now, over.exit_code, over.reason, over.message, over.stopped, usage)
         child = Child(line.run, Folder(self._path(line.place)))
         escrow = self._journal.known.escrows.get(line.place)
@@ -237,12 +239,15 @@ class Shell:
 
     async def _write(self, batch: list[Instruction | Ended | Window]) -> str:
         """Into the journal, at once; why that failed, if it did."""
-        lines = [line for one in batch if (line := _line(one)) is not None]
+        lines = [*self._owed, *(line for one in batch if (line := _line(one)) is not None)]
         try:
             await self._append(lines)
         except OSError as error:
+            # How things ended is told all the same, and written as soon as anything can be.
+            self._owed = [line for line in lines if isinstance(line, Over)]
             log.error("the journal cannot be written", error=str(error))
             return f"the agent's journal cannot be written: {error.strerror}"
+        self._owed = []
         return ""
 
     async def _append(self, lines: list[Line]) -> None:
@@ -283,8 +288,7 @@ class Shell:
             async with self._launches:
                 owner = user() if child.run.wipe else self._user
                 if child.run.wipe:
-                    # What ran here has also left its output.
-                    await asyncio.to_thread(self._tidy, keep_seconds=0.0)
+                    await self._clear()
                 env = environment(child.run, self._node, owner, os.environ)
                 await asyncio.to_thread(child.spawn, env, owner, self.cgroups, self._options(child.run))
             self._watch(child)
@@ -293,6 +297,13 @@ class Shell:
             log.warning("a command could not be started", uid=child.run.uid, error=str(error), exc_info=not expected)
             self._let_go(child)
             self._end(self._abandon(child, str(error) if expected else f"{type(error).__name__}: {error}"))
+
+    async def _clear(self) -> None:
+        """Nothing runs here, and nothing is left of what did but how it ended: that is in the journal, and is told
+        until it is acknowledged."""
+        live = set(self._children)
+        await asyncio.to_thread(self._remove_all_but, {mark(place) for place in live})
+        await asyncio.get_running_loop().run_in_executor(self._writer, self._journal.strip, live)
 
     async def _abandon(self, child: Child, why: str) -> None:
         child.lost = True
@@ -405,18 +416,16 @@ class Shell:
 
     # Housekeeping.
 
-    def _tidy(self, keep_seconds: float | None = None) -> None:
+    def _remove_all_but(self, names: set[str]) -> None:
+        with self._tidying:
+            remove_all(self._folder, names)
+
+    def _tidy(self) -> None:
         """Logs of what is over are kept for a while, the newest of them."""
         self._tidied_at = boot_seconds()
-        kept_bytes = 0
-        live = {self._path(place).name for place in self._journal.known.began}
-        old_at = time.time() - (self._settings.keep_seconds if keep_seconds is None else keep_seconds)
-        for path, changed_at, size in sorted(_folders(self._folder), key=lambda one: -one[1]):
-            if path.name in live:
-                continue
-            kept_bytes += size
-            if changed_at < old_at or kept_bytes > self._settings.keep_bytes:
-                shutil.rmtree(path, ignore_errors=True)
+        live = {mark(place) for place in list(self._journal.known.began)}
+        with self._tidying, suppress(OSError):
+            remove_old(self._folder, live, self._settings.keep_seconds, self._settings.keep_bytes)
 
     def _path(self, place: Place) -> Path:
         return self._folder / mark(place)
@@ -457,15 +466,12 @@ def _line(one: Instruction | Ended | Window) -> Line | None:
 
 
 def _over(end: Ended) -> Over:
-    seconds = None if end.usage is None else end.usage.seconds
-    return Over(*end.place, end.exit_code, end.reason, end.message, end.stopped, seconds)
+    used = end.usage
+    use = (None,) if used is None else (used.seconds, used.cpu_seconds, used.memory_bytes_max)
+    return Over(*end.place, end.exit_code, end.reason, end.message, end.stopped, *use)
 
 
-def _folders(folder: Path) -> list[tuple[Path, float, int]]:
-    """With when they last changed, and the bytes of output in them."""
-    found = []
-    for path in folder.iterdir():
-        with suppress(OSError):
-            size = sum(one.stat().st_size for one in path.glob("output.*"))
-            found.append((path, path.stat().st_mtime, size))
-    return found
+def _usage_of(run: Run, over: Over) -> Usage | None:
+    if over.seconds is None:
+        return None
+    return Usage(over.seconds, over.cpu_seconds, 0, over.memory_bytes_max, over.seconds * gpus(run))

@@ -327,15 +327,20 @@ class Machine:
             held.wanted = True
             if not held.handed and held.live and run.epoch < self._newest[run.uid]:
                 self._end(held, State.STOPPED, SUPERSEDED, f"epoch {self._newest[run.uid]} was placed here", None)
+            elif run.wipe and not held.handed and held.live:
+                held.run = run  # by the hook of today, not by that of an earlier life
+                self._check_hook(held)
             return []
         if run.epoch <= self._newest.get(run.uid, run.epoch - 1):
             self._end(self._hold(run), State.FAILED, OF_THE_PAST, "it was here before, and has ended", None)
             return []
         done = self._supersede(run.uid, run.epoch)
-        held = self._hold(run)
-        if run.wipe and not run.command:
-            self._end(held, State.FAILED, NO_HOOK, "the agent was given no --wipe-hook", None)
+        self._check_hook(self._hold(run))
         return done
+
+    def _check_hook(self, held: _Held) -> None:
+        if held.run.wipe and not held.run.command:
+            self._end(held, State.FAILED, NO_HOOK, "the agent was given no --wipe-hook", None)
 
     def _supersede(self, uid: str, epoch: int) -> list[Instruction]:
         """That there is a newer epoch is enough to know that the older ones are over."""

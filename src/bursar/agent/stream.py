@@ -23,7 +23,8 @@ from bursar.agent.clock import boot_seconds
 from bursar.agent.identity import IdentityError
 from bursar.agent.papers import Papers
 from bursar.agent.speech import Answer, Beat, beat_message, read_answer
-from bursar.client.errors import ApiError, BursarError
+from bursar.agent.trouble import REFUSED, Telling, Trouble, join_trouble, stream_trouble
+from bursar.client.errors import BursarError
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 from bursar.wire.scheduler.v1.node_agent_pb2_grpc import NodeAgentStub
 
@@ -34,12 +35,10 @@ SILENCE_SECONDS_MIN = 10.0
 SILENCE_BEATS = 3
 BACKOFF_SECONDS_MIN = 0.1
 BACKOFF_SECONDS_MAX = 5.0
-REPEAT_SECONDS = 60.0  # the same trouble is told again so often, and the same certificate asked for
+REQUEST_SECONDS = 60.0  # the same certificate is asked for again so often
 LASTING_SECONDS = 5.0  # a stream that lasted so long was a good one
 
 Call: TypeAlias = "grpc.aio.StreamStreamCall[pb.HeartbeatRequest, pb.HeartbeatResponse]"
-
-REFUSED = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
 
 
 class Speaker(Protocol):
@@ -77,7 +76,7 @@ class Stream:
         self._heard_at = 0.0
         self._requested_at = -math.inf
         self._beat_seconds = BEAT_SECONDS
-        self._told: tuple[str, float] = ("", 0.0)
+        self._telling = Telling(clock)
         self.connected = asyncio.Event()  # the control plane has answered on this stream
 
     def poke(self) -> None:
@@ -88,30 +87,33 @@ class Stream:
         troubles = 0
         while True:
             began = self._clock()
-            answered = await self._attempt(turn)
+            answered, trouble = await self._attempt(turn)
             turn += 1
             # Of two agents with one name each ends the other's stream: that must not become a storm.
             troubles = 0 if answered and self._clock() - began > LASTING_SECONDS else troubles + 1
-            await asyncio.sleep(backoff_seconds(troubles))
+            pause_seconds = backoff_seconds(troubles)
+            if trouble is not None:
+                self._tell(trouble, pause_seconds)
+            await asyncio.sleep(pause_seconds)
 
-    async def _attempt(self, turn: int) -> bool:
-        """One stream from beginning to end; whether anything was heard on it."""
-        address = ""
+    async def _attempt(self, turn: int) -> tuple[bool, Trouble | None]:
+        """One stream from beginning to end: whether anything was heard on it, and what is to be told of its end."""
+        address, trouble = "", None
         try:
             await self._papers.ensure()
             address = self._papers.addresses[turn % len(self._papers.addresses)]
             await self._talk(address)
         except IdentityError as error:
-            self._tell(str(error), error.hint)
+            trouble = Trouble(str(error), error.hint, passing=False)
         except BursarError as error:
-            self._tell(error.message, error.hint, passing=not isinstance(error, ApiError) or error.passing)
+            trouble = join_trouble(error)
         except Lost as error:
-            self._lost(error, address)
+            trouble = self._lost(error, address)
         except Exception:
             log.exception("the stream failed", server=address)
         answered = self.connected.is_set()
         self.connected.clear()
-        return answered
+        return answered, trouble
 
     async def _talk(self, address: str) -> None:
         """Speak and listen until one of the two comes to an end."""
@@ -168,7 +170,7 @@ class Stream:
         await call.write(message)
 
     def _due_request(self) -> bytes:
-        if self._clock() - self._requested_at < REPEAT_SECONDS or not (request := self._papers.due_request()):
+        if self._clock() - self._requested_at < REQUEST_SECONDS or not (request := self._papers.due_request()):
             return b""
         self._requested_at = self._clock()
         return request
@@ -190,7 +192,7 @@ class Stream:
             self._heard_at = self._clock()
             if not self.connected.is_set():
                 log.info("connected to the control plane", server=address, node=self._name)
-                self._told = ("", 0.0)
+                self._telling.over()
                 self.connected.set()
             if answer.beat_seconds:
                 self._beat_seconds = answer.beat_seconds
@@ -210,40 +212,21 @@ class Stream:
 
     # What went wrong, for people.
 
-    def _lost(self, error: Lost, address: str) -> None:
+    def _lost(self, error: Lost, address: str) -> Trouble | None:
         if error.code is None:
             log.info(str(error), server=address)
-            return
+            return None
         if error.code in REFUSED:
             self._papers.refused()
-        self._tell(
-            f"{address}: {error}", next_step(error.code, str(error), self._name), passing=error.code not in REFUSED
-        )
+        return stream_trouble(error.code, str(error), address, self._name)
 
-    def _tell(self, what: str, hint: str, *, passing: bool = False) -> None:
-        """Once, and again after a while: an agent without a control plane must not fill the disk."""
-        told, at = self._told
-        if told == what and self._clock() - at < REPEAT_SECONDS:
-            return
-        self._told = (what, self._clock())
-        (log.warning if passing else log.error)("no stream to the control plane", why=what, next=hint)
+    def _tell(self, trouble: Trouble, pause_seconds: float) -> None:
+        if self._telling.is_news(trouble.why):
+            say = log.warning if trouble.passing else log.error
+            say("no stream to the control plane", why=trouble.why, next=trouble.next(pause_seconds))
 
 
 def backoff_seconds(troubles: int) -> float:
     """Twice as long each time, never together with the others, and never long."""
     longest = min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS_MIN * (1 << min(troubles, 10)))
     return longest * random.uniform(0.5, 1.0)  # noqa: S311 - not a secret
-
-
-def next_step(code: grpc.StatusCode, details: str, name: str) -> str:
-    """What whoever reads the log can do about it."""
-    if code in REFUSED:
-        return (
-            f"if node {name!r} should be here, make a token with `bursar node token --name {name}` and put it in the"
-            " --token-file: the agent joins again by itself"
-        )
-    if "CERTIFICATE_VERIFY_FAILED" in details or "Hostname Verification" in details:
-        return "the server's certificate is not for this address, or of another authority: check --grpc and --data"
-    if code is grpc.StatusCode.UNIMPLEMENTED:
-        return "that server does not serve agents: check --grpc, or update it"
-    return "the agent tries again by itself; what runs here goes on"

@@ -2,6 +2,9 @@
 
 It runs like a command that was placed here, under a shim and in the journal: an agent that dies meanwhile learns how it
 ended, and no attempt is made twice. But it runs as the agent itself, and not as whom tenants' commands run as.
+
+The agent's own part comes first: what commands have left with it, their output above all, is gone before the hook
+begins (`leavings.py`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What /metrics tells of tenants' budgets of hours, as the database tells it."""
+"""What /metrics tells of tenants' budgets of hours, and of entering hours, as the database tells it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from bursar.core.budget import used_fraction
 from bursar.ops.hours import load_budgeted, load_budgets
 from bursar.ops.office import Office
 from bursar.store import budget as budget_store
+from bursar.store import usage as usage_store
 from bursar.store.database import AWAY
 
 
@@ -17,6 +18,7 @@ async def show_budgets(office: Office) -> None:
             tree = await office.trees.refresh(db)
             budgets, used = await load_budgeted(db), await load_budgets(db, tree, past=office.past_hours)
             sources = await budget_store.load_sources(db)
+            metrics.USAGE_ROLLED_LAG.set(await usage_store.load_lag(db))
     except AWAY:
         return
     for gauge in (metrics.BUDGET_UTILIZATION, metrics.BUDGET_HOURS, metrics.BUDGET_HOURS_USED):

@@ -31,6 +31,8 @@ class ClaimOrder(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
 
 
 class ReleaseOrder(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
+    """Why a node is given back, wiped again, or said to be wiped."""
+
     reason: str = ""
 
 
@@ -77,7 +79,7 @@ async def start(call: Call) -> Outcome:
     if isinstance(found, Refusal):
         return found
     tenant, user = whom
-    origin = _for(call, f"{tenant}/{user}", reason)
+    origin = _origin_for(call, f"{tenant}/{user}", reason)
     reply = await ops.claim_node(
         call.house.office, found.key.name, origin, reach(call.identity), tenant=tenant, user=user, reason=reason,
         claim=claim, dry_run=dry,
@@ -151,7 +153,7 @@ def _asked(call: Call, what: str) -> tuple[str, RequestClaim | None, bool] | Ref
     return reason, claim, dry
 
 
-def _for(call: Call, holder: str, reason: str) -> Origin:
+def _origin_for(call: Call, holder: str, reason: str) -> Origin:
     """The audit says for whom, where that is another."""
     origin = origin_of(call, reason)
     if submitter(origin) == holder:
@@ -169,5 +171,9 @@ async def list_claims(call: Call) -> Outcome:
 def _shown(node: str, claim: Claim) -> ShownClaim:
     return ShownClaim(
         node, claim.id, str(claim.state), claim.holder, claim.since, claim.by, claim.reason or UNSET,
-        claim.released or UNSET, claim.message or UNSET,
+        claim.released or UNSET, claim.message or _unpaid(claim) or UNSET,
     )  # fmt: skip
+
+
+def _unpaid(claim: Claim) -> str:
+    return f"it is not paid for any more, and is given back once it is empty: {claim.unpaid}" if claim.unpaid else ""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
 from bursar.api.route import Answer, Call, Outcome
 from bursar.api.table import wants_table
-from bursar.core.access import reach
+from bursar.core.access import Reach, reach
 from bursar.core.object import Key
 from bursar.core.refusal import invalid
 from bursar.core.selector import Op, Selector, SelectorError, matches_fields, parse_fields
@@ -51,10 +51,12 @@ async def list_events(call: Call) -> Outcome:
         return invalid(str(error))
     # Who may see what is asked first: it needs a connection, and nobody waits for a second one while holding a first.
     tree, tenants = await call.house.tree(), await call.house.visible_tenants(call.identity)
+    whose = reach(call.identity)
     async with call.house.database.reader() as db:
         revision = (await store.load_position(db)).revision
         found = await _load(db, call.parameters.get("namespace", ""), selector, tenants, revision)
-    seen = (event_of(one) for one in found if _visible(call, tree, one))
+        gone = {} if whose.everything else await store.load_tenants_gone(db, {_tenant(one) for one in found} - {""})
+    seen = (event_of(one) for one in found if _visible(whose, tree, gone, one))
     newest = list(islice((event for event in seen if matches_fields(selector, _fields(event))), EVENTS_MAX))
     events = newest[::-1]
     meta = {"resourceVersion": str(revision)}
@@ -77,15 +79,26 @@ async def _load(
     return await store.load_happenings(db, max(0, revision - RECENT_REVISIONS), namespace, tenants, limit)
 
 
-def _visible(call: Call, tree: Tree, one: Happening) -> bool:
-    whose = reach(call.identity)
+def _visible(whose: Reach, tree: Tree, gone: Mapping[str, int], one: Happening) -> bool:
+    """What happened to a tenant that had the name before is an administrator's to see."""
     if whose.everything:
         return True
-    if one.key.kind == "Node" and one.verb in CLAIMING:
-        # That a node is claimed is for everybody to see, but not by whom.
-        tenant, of_a_tenant, _ = one.actor.removeprefix("user:").partition("/")
-        return bool(of_a_tenant) and tenant in tree.tenants and whose.sees(lineage(tree, tenant))
-    return whose.sees(lineage(tree, one.tenant)) if one.tenant else one.key.kind in CATALOGUE
+    if tenant := _tenant(one):
+        return one.revision > gone.get(tenant, 0) and whose.sees(lineage(tree, tenant))
+    return not _tells_who(one) and one.key.kind in CATALOGUE
+
+
+def _tenant(one: Happening) -> str:
+    """To whom it happened; empty where that is nobody's, or an administrator's."""
+    if not _tells_who(one):
+        return one.tenant
+    tenant, of_a_tenant, _ = one.actor.removeprefix("user:").partition("/")
+    return tenant if of_a_tenant else ""
+
+
+def _tells_who(one: Happening) -> bool:
+    """That a node is claimed is for everybody to see, but not by whom."""
+    return one.key.kind == "Node" and one.verb in CLAIMING
 
 
 def _fields(event: dict[str, Any]) -> dict[str, str]:

@@ -63,6 +63,10 @@ BUDGET_SOURCE_ANSWERS = Gauge(
     "Whether who keeps budgets elsewhere answers: 1, or 0 while hours count here.",
     ["source"],
 )
+USAGE_ROLLED_LAG = Gauge(
+    "bursar_usage_rolled_lag_seconds",
+    "For how long what was used has not been entered in hours and days. Reports are right all the same, and slower.",
+)
 
 RECONCILED = Gauge(
     "bursar_reconciled_leases", "Leases reconciled so far, by outcome; and events that never came.", ["outcome"]

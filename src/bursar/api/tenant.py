@@ -20,6 +20,8 @@ from bursar.store import quota as quota_store
 from bursar.wire.document import encode
 from bursar.wire.tenant import BILLING_MODE, FLAT_FIELDS, SOFT_FIELDS, merge_from_flat
 
+_FLAT_HINT = f"max_<dimension> sets a limit; the others are {', '.join((*SOFT_FIELDS, *FLAT_FIELDS, BILLING_MODE))}."
+
 
 class DimensionQuota(msgspec.Struct, rename="camel", omit_defaults=True):
     limit: str | None
@@ -46,11 +48,12 @@ async def put_tenant(call: Call) -> Outcome:
     if "metadata" in document or "spec" in document:
         return await replace_object(call)
     request_id = document.pop("request_id", "")
+    if not document:
+        return invalid("nothing to change: name at least one field", hint=_FLAT_HINT)
     patch = merge_from_flat(document)
     if isinstance(patch, list):
         listed = "; ".join(one.message for one in patch[:CAUSES_IN_MESSAGE_MAX])
-        fields = ", ".join((*SOFT_FIELDS, *FLAT_FIELDS, BILLING_MODE))
-        return invalid(listed, *patch[:CAUSES_MAX], hint=f"max_<dimension> sets a limit; the others are {fields}.")
+        return invalid(listed, *patch[:CAUSES_MAX], hint=_FLAT_HINT)
 
     def edited(before: dict[str, Any]) -> Any:
         return merge(before, patch)

@@ -91,7 +91,7 @@ class Asked(Struct, frozen=True):
     begin: datetime
     end: datetime
     by_day: bool
-    users: int
+    users: int  # how many are named
 
 
 # A tenant.
@@ -163,12 +163,11 @@ async def _daily(
 ) -> list[DayUse]:
     created = await store.load_created(db, tenants)
     days: dict[str, list[Uses]] = defaultdict(list)
-    for tenant in tenants:
-        rows = await usage_report.load_own_series(
-            db, tenant, asked.begin, asked.end, since=created.get(tenant), user=user, tariffs=tariffs
-        )
-        for row in rows:
-            days[f"{row.at:%Y-%m-%d}"].append({(row.resource, row.klass): Used(row.total, row.cost)})
+    since = {tenant: created.get(tenant) for tenant in tenants}
+    for row in await usage_report.load_several_own_series(
+        db, since, asked.begin, asked.end, user=user, tariffs=tariffs
+    ):
+        days[f"{row.at:%Y-%m-%d}"].append({(row.resource, row.klass): Used(row.total, row.cost)})
     return days_of({day: together(uses) for day, uses in days.items()})
 
 
@@ -243,10 +242,11 @@ def _no_user(name: str) -> Refusal:
 
 
 async def period_usage(call: Call) -> Outcome:
+    """What a tenant and all below it use now, and used at most and on average in a period, beside what they may use."""
     found = await find(call, Key("Tenant", "", call.parameters["name"]))
     if isinstance(found, Refusal):
         return found
-    seconds = _period(call)
+    seconds = _period_seconds(call)
     if isinstance(seconds, Refusal):
         return seconds
     name, period, tree = found.key.name, call.query.get("period") or PERIOD, await call.house.tree()
@@ -276,14 +276,14 @@ async def _peaks(
     peaks = {resource: amounts[0] for resource, amounts in single.items() if len(amounts) == 1}
     grain: store.Grain = "hour" if seconds <= HOURLY_SECONDS_MAX else "day"
     created = await store.load_created(db, used)
-    rows: list[tuple[int, str, int]] = []
-    for tenant, uses in used.items():
-        if any(resource not in peaks for resource, _ in uses):
-            found = await usage_report.load_own_series(
-                db, tenant, begin, end, grain, since=created.get(tenant), tariffs=tariffs
-            )
-            rows += [(int(row.at.timestamp()), row.resource, row.peak) for row in found]
-    return {**peaks_together(rows), **peaks}
+    since = {
+        tenant: created.get(tenant)
+        for tenant, uses in used.items()
+        if any(resource not in peaks for resource, _ in uses)
+    }
+    rows = await usage_report.load_several_own_series(db, since, begin, end, grain, tariffs=tariffs)
+    found = [(int(row.at.timestamp()), row.resource, row.peak) for row in rows]
+    return {**peaks_together(found), **peaks}
 
 
 def _figures(
@@ -340,7 +340,7 @@ def _number(call: Call, name: str, default: int, least: int, most: int) -> int |
     )
 
 
-def _period(call: Call) -> int | Refusal:
+def _period_seconds(call: Call) -> int | Refusal:
     text = call.query.get("period") or PERIOD
     try:
         seconds = parse_seconds(text)

@@ -10,7 +10,7 @@ from cryptography import x509
 
 from bursar.ops.certificate import new_authority, read_authority, sign_server
 
-SERVER_DAYS = 90
+SERVER_LIFE = timedelta(days=90)
 RENEW_DAYS = 30
 
 
@@ -23,7 +23,7 @@ def ensure_server_certificate(directory: Path, hosts: list[str]) -> tuple[Path, 
     ca = read_authority(ca_path.read_bytes(), ca_key_path.read_bytes())
     path, key_path = directory / "server.crt", directory / "server.key"
     if not _is_good(path, key_path, hosts, ca.certificate):
-        pair = sign_server(ca, hosts, datetime.now(UTC), days=SERVER_DAYS)
+        pair = sign_server(ca, hosts, datetime.now(UTC), SERVER_LIFE)
         _write(key_path, pair.key, 0o600)
         _write(path, pair.certificate, 0o644)
     return path, key_path, ca_path

@@ -12,7 +12,7 @@ from bursar.api.credit import instant_of
 from bursar.api.route import BrokenOff, Call, Outcome, Param, Route, Stream
 from bursar.core.access import reach
 from bursar.core.cost import bill, fraction, nano_of
-from bursar.core.hours import DAY
+from bursar.core.hours import DAY, NOBODY
 from bursar.core.money import MICROS, credits_of
 from bursar.core.object import Key
 from bursar.core.quantity import format_amount
@@ -23,33 +23,36 @@ from bursar.ops.object import not_found
 from bursar.ops.office import now
 from bursar.store import usage_report
 from bursar.store.database import AWAY, snapshot
-from bursar.store.usage import SeriesRow, Tariffs, load_created, load_tariffs
-from bursar.wire.tenant_usage import COLUMNS, table_lines
+from bursar.store.usage import SeriesRow, Tariffs, load_created, load_tariffs, load_user_window
+from bursar.wire.tenant_usage import COLUMNS, USER_COLUMNS, table_lines
 
 CSV: Final = "text/csv"
 DAYS_MAX: Final = 3660
 # How the name of a period is written.
-PERIODS: Final = {"day": "%Y-%m-%d", "month": "%Y-%m"}
+PERIODS: Final = {"day": "%Y-%m-%d", "month": "%Y-%m", "user": ""}
 
 
 def export_routes(root: str) -> Iterator[Route]:
     yield Route(
-        "GET", f"{root}/usage/export", export, "What was used by day or month, tenant and resource, as a table.", "get",
-        "usage", answer_media=(CSV,), refusals=(404,),
+        "GET", f"{root}/usage/export", export, "What was used by day, month or user, tenant and resource, as a table.",
+        "get", "usage", answer_media=(CSV,), refusals=(404,),
         params=(
             Param("tenant", "Of this one and all below it; else of all that the caller may see."),
             Param("from", "The first day; else that of this month."),
             Param("to", "The day after the last; else up to now."),
-            Param("by", "day or month; day unless said otherwise."),
+            Param("by", "day or month; or user, for the whole time at once. day unless said otherwise."),
             Param("format", "csv."),
         ),
     )  # fmt: skip
 
 
+Cells = tuple[str, ...]
+
+
 class Order(Struct, frozen=True):
     begin: datetime
     end: datetime
-    period: str  # how it is written
+    period: str  # how it is written; by user there is only one
 
 
 async def export(call: Call) -> Outcome:
@@ -68,7 +71,7 @@ async def export(call: Call) -> Outcome:
 def _order(call: Call) -> Order | Refusal:
     by, form = call.query.get("by") or "day", call.query.get("format") or "csv"
     if by not in PERIODS:
-        return invalid("by must be day or month", field_fault("by", "must be day or month"))
+        return invalid("by must be day, month or user", field_fault("by", "must be day, month or user"))
     if form != "csv":
         return invalid("format must be csv", field_fault("format", "must be csv"))
     begin, end = _day(call, "from"), _day(call, "to")
@@ -114,17 +117,34 @@ async def _tenants(call: Call) -> list[str] | Refusal:
 
 
 async def _lines(call: Call, tenants: list[str], order: Order) -> AsyncGenerator[bytes, None]:
-    yield table_lines([COLUMNS])
+    yield table_lines([COLUMNS if order.period else USER_COLUMNS])
     value = (await call.house.tree()).credits.credit_value
+    lines = _lines_by_period if order.period else _lines_by_user
     try:
         async with call.house.database.reader() as db:
             tariffs = await load_tariffs(db)
         for tenant in tenants:
-            rows = await _rows(call, tenant, order, tariffs)
-            if rows:
-                yield table_lines(_cells(tenant, row, order, value) for row in _by_period(rows, order))
+            if cells := await lines(call, tenant, order, tariffs, value):
+                yield table_lines(cells)
     except AWAY as error:
         raise BrokenOff("the database is away") from error
+
+
+async def _lines_by_period(call: Call, tenant: str, order: Order, tariffs: Tariffs, value: str) -> list[Cells]:
+    rows = await _rows(call, tenant, order, tariffs)
+    return [_cells(tenant, row, order, value) for row in _by_period(rows, order)]
+
+
+async def _lines_by_user(call: Call, tenant: str, order: Order, tariffs: Tariffs, value: str) -> list[Cells]:
+    """Together they are what the tenant used since it was created, also what nobody submitted."""
+    async with snapshot(call.house.database) as db:
+        users = await load_user_window(db, None, [tenant], order.begin, order.end, tariffs=tariffs)
+    return [
+        (tenant, "" if user == NOBODY else user, *_figures(resource, klass, used.total, used.cost, value))
+        for (_, user), uses in sorted(users.items())
+        for (resource, klass), used in sorted(uses.items())
+        if used.total or used.cost
+    ]
 
 
 async def _rows(call: Call, tenant: str, order: Order, tariffs: Tariffs) -> list[SeriesRow]:
@@ -155,17 +175,19 @@ def _added(one: SeriesRow, other: SeriesRow) -> SeriesRow:
     return SeriesRow(one.at, one.resource, one.klass, one.total + other.total, one.cost + other.cost, peak)
 
 
-def _cells(tenant: str, row: SeriesRow, order: Order, credit_value: str) -> tuple[str, ...]:
-    cost = fraction(row.resource, row.cost)
-    cents, _ = bill({row.resource: cost}, credit_value)
+def _cells(tenant: str, row: SeriesRow, order: Order, credit_value: str) -> Cells:
+    figures = _figures(row.resource, row.klass, row.total, row.cost, credit_value)
+    return row.at.strftime(order.period), tenant, *figures, format_amount(row.resource, row.peak)
+
+
+def _figures(resource: str, klass: str, total: int, cost: int, credit_value: str) -> Cells:
+    exact = fraction(resource, cost)
+    cents, _ = bill({resource: exact}, credit_value)
     return (
-        row.at.strftime(order.period),
-        tenant,
-        row.resource,
-        row.klass,
-        f"{unit_of(row.resource)}-hours",
-        f"{unit_hours(row.resource, row.total):.6f}",
-        credits_of(nano_of(cost)),
+        resource,
+        klass,
+        f"{unit_of(resource)}-hours",
+        f"{unit_hours(resource, total):.6f}",
+        credits_of(nano_of(exact)),
         f"{cents // 100}.{cents % 100:02}",
-        format_amount(row.resource, row.peak),
     )

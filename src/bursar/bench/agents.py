@@ -20,7 +20,7 @@ import msgspec
 import psutil
 
 from bursar.bench.crowd import Joined, Order, Ready, Taken, percentile_ms
-from bursar.bench.server import Server, running_database, running_server
+from bursar.bench.server import Server, running_office, running_server
 from bursar.core.object import Key, Origin
 from bursar.core.placing import Target
 from bursar.core.refusal import Refusal
@@ -30,7 +30,6 @@ from bursar.ops.allocation import request_in
 from bursar.ops.dispatch import create_command
 from bursar.ops.office import Office
 from bursar.sim.local import register
-from bursar.store.database import Database
 from bursar.wire.kinds import BY_NAME
 
 JOIN_SECONDS_MAX = 300.0
@@ -46,7 +45,7 @@ T = TypeVar("T")
 
 async def run(*, agents: int, beat: float, seconds: float, secure: int, binds: int, log: Log) -> dict[str, Any]:
     figures: dict[str, Any] = {"bench": "agents", "agents": agents, "beat_seconds": beat}
-    async with _office() as (office, url):
+    async with running_office() as (office, url):
         names = await register(office, max(agents, secure))
         members = [await _submit(office, f"bind-{index:05}") for index in range(binds)]
         async with _server(url, "--grpc-insecure") as (server, address):
@@ -183,18 +182,6 @@ async def _submit(office: Office, name: str) -> bind_ops.Member:
 
 
 # Processes.
-
-
-@asynccontextmanager
-async def _office() -> AsyncIterator[tuple[Office, str]]:
-    async with running_database() as url:
-        database = await Database.open(url)
-        office = await Office.open(database)
-        try:
-            yield office, url
-        finally:
-            await office.close()
-            await database.close()
 
 
 @asynccontextmanager

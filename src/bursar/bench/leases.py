@@ -13,15 +13,14 @@ import re
 import tempfile
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bursar.bench.crowd import percentile_ms
-from bursar.bench.server import running_database
+from bursar.bench.server import running_office
 from bursar.core.account import Owner
 from bursar.core.lease import Grant
 from bursar.core.money import MICROS, NANO
@@ -31,7 +30,6 @@ from bursar.ops.credit import OpenLease, PutPrice, TopUp
 from bursar.ops.ledger import Extend, Receipt
 from bursar.ops.office import Office
 from bursar.store import ledger as store
-from bursar.store.database import Database
 from bursar.store.embedded.binaries import find_binaries
 
 GPU = "nvidia.com/gpu"
@@ -108,7 +106,7 @@ class Taken:
 
 async def run(*, jobs: int, delta: float, seconds: float, accounts: int, log: Log) -> dict[str, Any]:
     figures: dict[str, Any] = {"bench": "leases", "jobs": jobs, "delta_seconds": delta, "accounts": accounts}
-    async with _office() as (office, url):
+    async with running_office() as (office, url):
         await _priced(office)
         owners = [Owner(f"bench-{number:04}") for number in range(accounts)]
         many = await _leased(office, [owners[index % accounts] for index in range(jobs)])
@@ -273,15 +271,3 @@ async def _baseline(office: Office, url: str, jobs: Sequence[Job], seconds: floa
     if process.returncode or found is None:
         raise RuntimeError(f"the baseline could not be measured: {errors.decode()[-300:]}")
     return {"baseline_tx_per_s": round(float(found[1])), "baseline_connections": CONNECTIONS}
-
-
-@asynccontextmanager
-async def _office() -> AsyncIterator[tuple[Office, str]]:
-    async with running_database() as url:
-        database = await Database.open(url)
-        office = await Office.open(database)
-        try:
-            yield office, url
-        finally:
-            await office.close()
-            await database.close()

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from bursar.bench.server import running_database
+from bursar.bench.server import running_office
 from bursar.core.allocation import Gang
 from bursar.core.ask import Ask, Company, Operator, Requirement, Shape, Spread, Where
 from bursar.core.charge import Charge
@@ -36,7 +36,6 @@ from bursar.ops.feed import Feed
 from bursar.ops.leader import stand
 from bursar.ops.office import Office
 from bursar.sim.local import register
-from bursar.store.database import Database
 from bursar.wire.kinds import BY_NAME
 
 GIB = 1 << 30
@@ -185,19 +184,13 @@ def _loop_over_nodes(nodes: int, asks: list[Ask]) -> float:
 @asynccontextmanager
 async def _scheduled(nodes: int) -> AsyncIterator[Office]:
     """An office on a database of its own, with nodes and namespaces."""
-    async with running_database() as url:
-        database = await Database.open(url)
-        office = await Office.open(database)
-        try:
-            await register(office, nodes)
-            for index in range(TENANTS):
-                await _create(office, "Tenant", {"metadata": {"name": f"team-{index}"}, "spec": {}})
-                labels = {"bursar.io/tenant": f"team-{index}"}
-                await _create(office, "Namespace", {"metadata": {"name": f"team-{index}", "labels": labels}})
-            yield office
-        finally:
-            await office.close()
-            await database.close()
+    async with running_office() as (office, _):
+        await register(office, nodes)
+        for index in range(TENANTS):
+            await _create(office, "Tenant", {"metadata": {"name": f"team-{index}"}, "spec": {}})
+            labels = {"bursar.io/tenant": f"team-{index}"}
+            await _create(office, "Namespace", {"metadata": {"name": f"team-{index}", "labels": labels}})
+        yield office
 
 
 async def _create(office: Office, kind: str, document: dict[str, Any]) -> None:

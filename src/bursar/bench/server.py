@@ -8,12 +8,14 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from bursar.ops.bootstrap import prepare
+from bursar.ops.office import Office
+from bursar.store.database import Database
 from bursar.store.embedded import start as start_embedded
 
 READY_SECONDS_MAX = 60.0
@@ -60,13 +62,26 @@ async def running_server(*arguments: str, environment: dict[str, str] | None = N
 
 
 @asynccontextmanager
-async def running_database() -> AsyncIterator[str]:
+async def running_database(settings: Mapping[str, str] | None = None) -> AsyncIterator[str]:
     """A PostgreSQL of its own with our schema and default objects; its URL."""
     data = _data_directory()
-    embedded = await start_embedded(data)
+    embedded = await start_embedded(data, settings=settings)
     try:
         await prepare(embedded.url)
         yield embedded.url
     finally:
         await embedded.stop()
         shutil.rmtree(data, ignore_errors=True)
+
+
+@asynccontextmanager
+async def running_office() -> AsyncIterator[tuple[Office, str]]:
+    """An office on a database of its own, and the URL of that for others who are to work on it."""
+    async with running_database() as url:
+        database = await Database.open(url)
+        office = await Office.open(database)
+        try:
+            yield office, url
+        finally:
+            await office.close()
+            await database.close()

@@ -1,16 +1,21 @@
 """`bursar bench usage`: how long a year's report takes over ten million records of what ran.
 
-A PostgreSQL of its own with its usual durability. The records and their buckets are made by the server in sets, and are
-compared with the rules in `core/hours.py` for a sample. What a report is compared with adds up the same tenant's
-records, without buckets.
+A PostgreSQL of its own. The records and their buckets are made by the server in sets, and are compared with the rules
+in `core/hours.py` for a sample. What is measured only reads: so filling is not logged, and tables get their indexes
+when they are full. What a report is compared with adds up the same tenant's records, without buckets.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
+
+import msgspec
+from msgspec import Struct
 
 from bursar.bench.crowd import percentile_ms
 from bursar.bench.server import running_database
@@ -26,74 +31,98 @@ GPU = "nvidia.com/gpu"
 YEAR = timedelta(days=365)
 HOURS_KEPT = timedelta(days=100)
 SCANS = 3
-RUNS_AT_ONCE = 1_000_000
+CHEAP, DEAR = NANO // 1000, NANO // 500  # what a GPU costs a second, and later one of its class
+RUNS_AT_ONCE = 250_000
+# What a transaction writes into tables that it emptied is not logged, but on the disk when it is committed.
+FILLING = {"wal_level": "minimal", "max_wal_senders": "0"}
 LOADING = {**PATIENT_SETTINGS, "synchronous_commit": "off", "maintenance_work_mem": "256MB", "work_mem": "128MB"}
 
 Log = Callable[[str], None]
 
-# What ran: whole numbers only, from which everything else is made. `gpus` also stands for the cores, the memory and the
-# part of the node that come with them.
-RUNS = """
-CREATE UNLOGGED TABLE bench_run AS
-SELECT number, (number % $2)::integer AS place, 'tenant-' || lpad((number % $2)::text, 4, '0') AS tenant,
-       'tenant-' || lpad((number % $2)::text, 4, '0') || '/user-' || (number / $2 % $3) AS username,
-       1 << (hash % 4)::integer AS gpus, begin,
-       least($5::bigint, begin + 60 + (hash / 4) % 14400) AS until
-  FROM generate_series(0, $1::bigint - 1) AS number
- CROSS JOIN LATERAL (SELECT abs(hashint8(number))::bigint AS hash,
-                            $4::bigint + (number::numeric * ($5::bigint - $4::bigint - 120) / $1::bigint)::bigint
-                                AS begin) AS drawn
+# What ran: whole numbers only, drawn anew from its number wherever it is needed. `gpus` also stands for the cores, the
+# memory and the part of the node that come with them. `whose` is the user's number.
+DRAWN = """
+SELECT number, (number % {tenants})::integer AS place, (number / {tenants} % {users})::integer AS whose,
+       (hash % 4)::integer AS size, begin, least({end}, begin + 60 + (hash / 4) % 14400) AS until
+  FROM {numbers} AS number
+ CROSS JOIN LATERAL (SELECT abs(hashint8(number)::bigint) AS hash,
+                            {begin} + number * ({end} - {begin} - 120)::bigint / {records} AS begin OFFSET 0) AS drawn
 """
 RECORDS = """
 INSERT INTO usage_record (uid, node, epoch, tenant, username, namespace, name, amounts, class, started_at, ended_at,
                           phase, reason, lease)
-SELECT 'alloc-' || number, 'node-' || number % 1000, 1, tenant, username, tenant, 'run-' || number,
-       ('{"nvidia.com/gpu":' || gpus * 1000 || ',"cpu":' || gpus * 8000 || ',"memory":' || gpus * 68719476736
-        || ',"nodes":' || gpus * 125 || '}')::json,
-       'h100', to_timestamp(begin), to_timestamp(until), 'Succeeded', '', NULL
-  FROM bench_run
+SELECT 'alloc-' || number, 'node-' || number % 1000, 1, tenant, tenant || '/user-' || whose, tenant, 'run-' || number,
+       ($1::json[])[size + 1], 'h100', to_timestamp(begin), to_timestamp(until), 'Succeeded', '', NULL
+  FROM ({drawn}) AS run
+ CROSS JOIN LATERAL (SELECT 'tenant-' || lpad(place::text, 4, '0') AS tenant) AS named
 """
-# How much runs of whom, from each step to the next: of some tenants, so that everything is sorted in memory.
-LEVELS = """
-CREATE UNLOGGED TABLE bench_level AS
-SELECT tenant, whose, at, lead(at) OVER steps AS until, sum(delta) OVER steps AS level
-  FROM (SELECT tenant, whose, at, sum(delta) AS delta
-          FROM (SELECT tenant, username, begin AS at, gpus AS delta
-                  FROM bench_run WHERE place BETWEEN {first} AND {last}
-                 UNION ALL
-                SELECT tenant, username, until, -gpus
-                  FROM bench_run WHERE place BETWEEN {first} AND {last}) AS step
-         CROSS JOIN LATERAL unnest(ARRAY[username, '']) AS whose
-         GROUP BY tenant, whose, at) AS step
-WINDOW steps AS (PARTITION BY tenant, whose ORDER BY at)
-"""
-# Levels in buckets, for each resource as many times as comes with a GPU. Prices change at midnight only.
+EACH = {GPU: 1000, "cpu": 8000, "memory": 68719476736, "nodes": 125}  # what comes with a GPU
+AMOUNTS = [msgspec.json.encode({name: gpus * each for name, each in EACH.items()}) for gpus in (1, 2, 4, 8)]
+# How much runs of whom, from each step to the next, and that in buckets, for each resource as many times as comes with
+# a GPU: of some tenants, so that everything is sorted in memory, and by one number. `whom` is a user's number; before
+# those of a tenant's users comes that of them all. Everything ends, so everybody begins at zero. Of steps of one second
+# only the last one lasts. Prices change at midnight only.
 BUCKETS = """
-INSERT INTO {table} (tenant, {username} resource, class, at, total, cost, peak, last)
-SELECT tenant, {whose} resource, class, to_timestamp(bucket), total * each,
-       total * each * CASE WHEN resource <> 'nvidia.com/gpu' THEN 0 WHEN bucket < $1::bigint THEN $2::numeric
-                           ELSE $3::numeric END,
-       peak * each, last * each
-  FROM (SELECT tenant, whose, bucket,
-               sum(level * (least(until, bucket + {size}) - greatest(at, bucket))) AS total, max(level) AS peak,
-               coalesce(sum(level) FILTER (WHERE until >= bucket + {size}), 0) AS last
-          FROM bench_level
-         CROSS JOIN LATERAL generate_series(at - at % {size}, until - 1, {size}) AS bucket
-         WHERE level > 0 AND ({chosen}) AND bucket >= $4::bigint
-         GROUP BY tenant, whose, bucket) AS kept
- CROSS JOIN (VALUES ('nvidia.com/gpu', 'h100', 1000), ('cpu', '', 8000), ('memory', '', 68719476736),
-                    ('nodes', '', 125)) AS taken (resource, class, each)
-"""
-SINCE = """
+WITH run AS MATERIALIZED (
+    SELECT place * ({users} + 1) AS everybody, place * ({users} + 1) + 1 + whose AS whom, begin, until,
+           1 << size AS gpus
+      FROM ({drawn}) AS drawn
+), level AS MATERIALIZED (
+    SELECT step >> 32 AS whom, step & 4294967295 AS at, until & 4294967295 AS until, level
+      FROM (SELECT step, lead(step) OVER steps AS until, sum(delta) OVER steps AS level
+              FROM (SELECT (whom::bigint << 32) + begin AS step, gpus AS delta FROM run
+                     UNION ALL
+                    SELECT (whom::bigint << 32) + until, -gpus FROM run
+                     UNION ALL
+                    SELECT (everybody::bigint << 32) + begin, gpus FROM run
+                     UNION ALL
+                    SELECT (everybody::bigint << 32) + until, -gpus FROM run) AS step
+            WINDOW steps AS (ORDER BY step ROWS UNBOUNDED PRECEDING)) AS stepped
+     WHERE level > 0 AND until > step
+), taken (resource, class, each) AS (
+    VALUES ('nvidia.com/gpu', 'h100', 1000::bigint), ('cpu', '', 8000), ('memory', '', 68719476736), ('nodes', '', 125)
+), named AS (
+    SELECT place * ({users} + 1) + number AS whom, tenant,
+           CASE number WHEN 0 THEN '' ELSE tenant || '/user-' || number - 1 END AS username
+      FROM generate_series({first}, {last}) AS place, generate_series(0, {users}) AS number,
+   LATERAL (SELECT 'tenant-' || lpad(place::text, 4, '0') AS tenant) AS called
+), days AS (
+    INSERT INTO usage_day (tenant, username, resource, class, at, total, cost, peak, last)
+    SELECT tenant, username, {amounts} FROM ({days}) AS bucket JOIN named USING (whom) CROSS JOIN taken
+), hours AS (
+    INSERT INTO usage_hour (tenant, resource, class, at, total, cost, peak, last)
+    SELECT tenant, {amounts} FROM ({hours}) AS bucket JOIN named USING (whom) CROSS JOIN taken
+)
 INSERT INTO usage_level (tenant, username, resource, class, amount, since)
-SELECT tenant, whose, resource, class, 0, to_timestamp(max(bench_level.at))
-  FROM bench_level
- CROSS JOIN (VALUES ('nvidia.com/gpu', 'h100'), ('cpu', ''), ('memory', ''), ('nodes', '')) AS taken (resource, class)
- GROUP BY 1, 2, 3, 4
+SELECT tenant, username, resource, class, 0, to_timestamp(since)
+  FROM (SELECT whom, max(until) AS since FROM run GROUP BY whom
+         UNION ALL
+        SELECT everybody, max(until) FROM run GROUP BY everybody) AS last
+  JOIN named USING (whom)
+ CROSS JOIN taken
+"""
+BUCKET = """
+SELECT whom, bucket, sum(level * (least(until, bucket + {size}) - greatest(at, bucket))) AS total, max(level) AS peak,
+       coalesce(sum(level) FILTER (WHERE until >= bucket + {size}), 0) AS last
+  FROM (SELECT whom, at, until, level,
+               generate_series(greatest(at - at % {size}, {since}), until - 1, {size}) AS bucket
+          FROM level
+         WHERE until > {since} AND whom % {every} = 0) AS kept
+ GROUP BY whom, bucket
+"""
+AMOUNT = """
+resource, class, to_timestamp(bucket), total * each,
+total * each * CASE WHEN resource <> 'nvidia.com/gpu' THEN 0 WHEN bucket < {middle} THEN {cheap} ELSE {dear} END,
+peak * each, last * each
 """
 ROLLED = "UPDATE usage_rolled SET at = to_timestamp($1), hours_from = to_timestamp($2)"
+KEYS = """
+SELECT conrelid::regclass::text AS table, conname AS name, pg_get_constraintdef(oid) AS definition
+  FROM pg_constraint WHERE contype = 'p' AND conrelid = ANY($1::text[]::regclass[])
+"""
 INDEXES = """
-SELECT indexdef FROM pg_indexes WHERE tablename = 'usage_record' AND indexname <> 'usage_record_once' ORDER BY indexname
+SELECT indexname AS name, indexdef AS definition FROM pg_indexes
+ WHERE tablename = ANY($1::text[]) AND NOT indexname = ANY($2::text[]) ORDER BY indexname
 """
 STEPS = """
 SELECT at, sum(delta)::bigint AS delta
@@ -112,14 +141,10 @@ SELECT extract(epoch FROM at)::bigint AS at, total::bigint, cost::numeric, peak,
 
 async def run(*, records: int, tenants: int, users: int, reports: int, log: Log) -> dict[str, Any]:
     figures: dict[str, Any] = {"bench": "usage", "rows": records, "tenants": tenants, "users_per_tenant": users}
-    async with running_database() as url:
+    async with running_database(FILLING) as url:
         now = datetime.now(UTC).replace(microsecond=0)
         began = time.perf_counter()
-        db = await connect(url, LOADING, PATIENT_SECONDS)
-        try:
-            await _fill(db, records, tenants, users, now, log)
-        finally:
-            await db.close()
+        await _fill(url, Drawing(records, tenants, users, now), log)
         figures["fill_s"] = round(time.perf_counter() - began, 1)
         db = await connect(url)
         try:
@@ -142,46 +167,123 @@ async def run(*, records: int, tenants: int, users: int, reports: int, log: Log)
     return figures
 
 
-async def _fill(db: Connection, records: int, tenants: int, users: int, now: datetime, log: Log) -> None:
-    end, begin = int(now.timestamp()) - 60, int((now - YEAR).timestamp()) - DAY
-    middle = (begin + end) // 2 // DAY * DAY
-    cheap, dear = NANO // 1000, NANO // 500
-    prices = [Price(GPU, "", cheap, begin * 1_000_000 - DAY), Price(GPU, "h100", dear, middle * 1_000_000)]
-    await price_store.add(db, [(price, "system:bench") for price in prices])
-    month = now - YEAR - timedelta(days=32)
-    while month < now:
-        await ensure_partitions(db, month)
-        month += timedelta(days=28)
-    await db.execute(RUNS, records, tenants, users, begin, end)
-    log(f"{records} runs drawn")
-    await _load_records(db)
-    log("records written")
-    hours_from = int((now - HOURS_KEPT).timestamp()) // HOUR * HOUR
-    days = BUCKETS.format(table="usage_day", username="username,", whose="whose,", size=DAY, chosen="true")
-    hours = BUCKETS.format(table="usage_hour", username="", whose="", size=HOUR, chosen="whose = ''")
-    together = max(1, tenants * RUNS_AT_ONCE // records)
-    for first in range(0, tenants, together):
-        await db.execute(LEVELS.format(first=first, last=first + together - 1))
-        await db.execute(days, middle, cheap, dear, 0)
-        await db.execute(hours, middle, cheap, dear, hours_from)
-        await db.execute(SINCE)
-        await db.execute("DROP TABLE bench_level")
-    await db.execute(ROLLED, end // HOUR * HOUR, hours_from)
-    await db.execute("DROP TABLE bench_run")
-    await db.execute("VACUUM (ANALYZE) usage_record, usage_day, usage_hour, usage_level")
-    log("buckets written")
+class Drawing(Struct, frozen=True):
+    """What is to be drawn, and at what prices it is."""
+
+    records: int
+    tenants: int
+    users: int
+    now: datetime
+
+    @property
+    def begin(self) -> int:
+        return int((self.now - YEAR).timestamp()) - DAY
+
+    @property
+    def end(self) -> int:
+        return int(self.now.timestamp()) - 60
+
+    @property
+    def middle(self) -> int:
+        """When the dearer price begins."""
+        return (self.begin + self.end) // 2 // DAY * DAY
+
+    @property
+    def hours_from(self) -> int:
+        return int((self.now - HOURS_KEPT).timestamp()) // HOUR * HOUR
+
+    def records_of(self, first: int, last: int) -> str:
+        """A statement that writes those of these numbers."""
+        return RECORDS.format(drawn=self._drawn(f"generate_series({first}::bigint, {last})"))
+
+    def buckets_of(self, first: int, last: int) -> str:
+        """A statement that writes those of the tenants of these numbers."""
+        numbers = (
+            f"generate_series({first}::bigint, {last}) AS one,"
+            f" generate_series(one, {self.records - 1}::bigint, {self.tenants})"
+        )
+        return BUCKETS.format(
+            drawn=self._drawn(numbers),
+            first=first,
+            last=last,
+            users=self.users,
+            amounts=AMOUNT.format(middle=self.middle, cheap=CHEAP, dear=DEAR),
+            days=BUCKET.format(size=DAY, since=0, every=1),
+            hours=BUCKET.format(size=HOUR, since=self.hours_from, every=self.users + 1),
+        )
+
+    def _drawn(self, numbers: str) -> str:
+        return DRAWN.format(
+            numbers=numbers,
+            begin=self.begin,
+            end=self.end,
+            records=self.records,
+            tenants=self.tenants,
+            users=self.users,
+        )
 
 
-async def _load_records(db: Connection) -> None:
-    """Indexes are built when everything is there: the same ones."""
-    indexes = [row["indexdef"] for row in await db.fetch(INDEXES)]
-    key = await db.fetchval("SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conname = 'usage_record_once'")
-    await db.execute("ALTER TABLE usage_record DROP CONSTRAINT usage_record_once")
-    await db.execute("DROP INDEX usage_record_ended, usage_record_started")
-    await db.execute(RECORDS)
-    await db.execute(f"ALTER TABLE usage_record ADD CONSTRAINT usage_record_once {key}")
-    for index in indexes:
-        await db.execute(index.replace(" ON ONLY ", " ON "))  # on every month as well
+async def _fill(url: str, drawing: Drawing, log: Log) -> None:
+    """Records and buckets at once, each in a transaction that emptied its tables first: those are not logged."""
+    db = await connect(url, LOADING, PATIENT_SECONDS)
+    try:
+        prices = [
+            Price(GPU, "", CHEAP, (drawing.begin - DAY) * 1_000_000),
+            Price(GPU, "h100", DEAR, drawing.middle * 1_000_000),
+        ]
+        await price_store.add(db, [(price, "system:bench") for price in prices])
+        month = drawing.now - YEAR - timedelta(days=32)
+        while month < drawing.now:
+            await ensure_partitions(db, month)
+            month += timedelta(days=28)
+        async with asyncio.TaskGroup() as both:
+            both.create_task(_load_records(url, drawing, log))
+            both.create_task(_load_buckets(url, drawing, log))
+        await db.execute(ROLLED, drawing.end // HOUR * HOUR, drawing.hours_from)
+    finally:
+        await db.close()
+
+
+async def _load_records(url: str, drawing: Drawing, log: Log) -> None:
+    async with _loading(url, "usage_record") as db:
+        for first in range(0, drawing.records, RUNS_AT_ONCE):
+            last = min(first + RUNS_AT_ONCE, drawing.records) - 1
+            await db.execute(drawing.records_of(first, last), AMOUNTS)
+            log(f"{last + 1} of {drawing.records} records written")
+    log("records indexed")
+
+
+async def _load_buckets(url: str, drawing: Drawing, log: Log) -> None:
+    together = max(1, drawing.tenants * RUNS_AT_ONCE // drawing.records)
+    async with _loading(url, "usage_day", "usage_hour", "usage_level") as db:
+        for first in range(0, drawing.tenants, together):
+            last = min(first + together, drawing.tenants) - 1
+            await db.execute(drawing.buckets_of(first, last))
+            log(f"buckets of {last + 1} of {drawing.tenants} tenants written")
+    log("buckets indexed")
+
+
+@asynccontextmanager
+async def _loading(url: str, *tables: str) -> AsyncIterator[Connection]:
+    """Tables are filled while they have no indexes; when everything is there they get them back, the same ones."""
+    db = await connect(url, LOADING, PATIENT_SECONDS)
+    try:
+        async with db.transaction():
+            await db.execute(f"TRUNCATE {', '.join(tables)}")
+            keys = await db.fetch(KEYS, tables)
+            indexes = await db.fetch(INDEXES, tables, [key["name"] for key in keys])
+            for key in keys:
+                await db.execute(f"ALTER TABLE {key['table']} DROP CONSTRAINT {key['name']}")
+            for index in indexes:
+                await db.execute(f"DROP INDEX {index['name']}")
+            yield db
+            for key in keys:
+                await db.execute(f"ALTER TABLE {key['table']} ADD CONSTRAINT {key['name']} {key['definition']}")
+            for index in indexes:
+                await db.execute(index["definition"].replace(" ON ONLY ", " ON "))  # on every month as well
+        await db.execute(f"VACUUM (ANALYZE) {', '.join(tables)}")
+    finally:
+        await db.close()
 
 
 async def _check(db: Connection, tenant: str, now: datetime) -> None:

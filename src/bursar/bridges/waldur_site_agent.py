@@ -27,8 +27,9 @@ from waldur_site_agent.backend.exceptions import (
     DuplicateResourceError,
 )
 from waldur_site_agent.backend.structures import BackendResourceInfo, ClientResource
+from waldur_site_agent.backend.utils import get_current_time_in_timezone
 
-from bursar.bridges.waldur_tenant import BUDGETS, NotYet, State, Tenants, state_of
+from bursar.bridges.waldur_tenant import ALL, BUDGETS, Hours, NotTheirs, NotYet, State, Tenants, state_of, whole
 from bursar.client import ApiError, BursarError, Client, ConnectionFailed, NotFound
 from bursar.core.wording import dimension_of
 
@@ -49,6 +50,10 @@ def spoken() -> Iterator[None]:
         raise BackendNotReadyError(str(error)) from error
     except NotFound as error:
         raise NotThere(error.message) from error
+    except NotTheirs as error:
+        raise BackendError(f"{error}. Nothing was changed: see the resource's backend_id") from error
+    except ValueError as error:
+        raise BackendError(str(error)) from error
     except (ApiError, ConnectionFailed) as error:
         said = f"{error.message} {error.hint}".strip()
         raise (BackendNotReadyError if error.passing else BackendError)(said) from error
@@ -93,6 +98,7 @@ class BursarBackend(BaseBackend):  # type: ignore[misc]
             downscaled=_dimensions(backend_settings.get("downscaled_limits", {"max_concurrent_allocations": 1})),
         )
         self.client = TenantClient(self._tenants)
+        self._pulled: dict[str, str] = {}  # of which resource a tenant is, by its name, as far as that was looked at
 
     # Whether it is there.
 
@@ -139,19 +145,33 @@ class BursarBackend(BaseBackend):  # type: ignore[misc]
             backend_id=resource_backend_id, backend_metadata=self.get_resource_metadata(resource_backend_id)
         )
 
-    def set_resource_limits(self, resource_backend_id: str, limits: dict[str, int]) -> None:
-        """In Waldur's units."""
+    def has_prepaid_components(self) -> bool:
+        """So the agent says of an update which resource it is of. Otherwise it names a tenant, and anybody's."""
+        return True
+
+    def _setup_resource_limits(self, resource_backend_id: str, waldur_resource: Resource) -> dict[str, int]:
+        """An update: all that is agreed of the resource."""
+        limits, agreed = self._collect_resource_limits(waldur_resource)
         with spoken():
-            self._tenants.set_limits(resource_backend_id, self._targets(self._converted(limits)))
+            self._tenants.set_limits(resource_backend_id, _owner(waldur_resource), self._targets(limits))
+        return agreed
+
+    def set_resource_limits(self, resource_backend_id: str, limits: dict[str, int]) -> None:
+        """An update that does not say of which resource it is."""
+        del limits
+        raise BackendError(f"an update of {resource_backend_id!r} does not say of which resource: nothing is changed")
 
     def delete_resource(self, waldur_resource: Resource, **kwargs: str) -> None:
         """With `soft_delete` the tenant is closed and stays; else it goes, with all that runs in it."""
         del kwargs
-        name = str(waldur_resource.backend_id or "")
+        name = str(waldur_resource.backend_id or "").strip()
+        if not name:
+            logger.warning("Resource %s never had a tenant", waldur_resource.uuid)
+            return
         try:
             with spoken():
                 if self.backend_settings.get("soft_delete", False):
-                    self._tenants.set_state(name, State.TERMINATED, _owner(waldur_resource))
+                    self._tenants.set_state(name, _owner(waldur_resource), State.TERMINATED)
                 else:
                     self._tenants.delete(name, _owner(waldur_resource))
         except NotThere:
@@ -159,9 +179,15 @@ class BursarBackend(BaseBackend):  # type: ignore[misc]
 
     def pull_resource(self, waldur_resource: Resource) -> BackendResourceInfo | None:
         """What is another resource's is not there, whatever this one calls its own: nothing of it is reported."""
+        name = str(waldur_resource.backend_id or "").strip()
+        if not self._is_its_own(name, waldur_resource):
+            return None
+        self._pulled[name] = _owner(waldur_resource)
+        return super().pull_resource(waldur_resource)
+
+    def _is_its_own(self, name: str, waldur_resource: Resource) -> bool:
         with spoken():
-            found = self._tenants.find(str(waldur_resource.backend_id or ""), _owner(waldur_resource))
-        return None if found is None else super().pull_resource(waldur_resource)
+            return bool(name) and self._tenants.find(name, _owner(waldur_resource)) is not None
 
     def _pre_create_resource(self, waldur_resource: Resource, user_context: dict[str, Any] | None = None) -> None:
         del waldur_resource, user_context
@@ -198,27 +224,34 @@ class BursarBackend(BaseBackend):  # type: ignore[misc]
         return bool(username)
 
     def _put_state(self, name: str, state: State) -> bool:
+        """Of the resource that was pulled under that name: the agent pulls before it asks for this."""
+        if name not in self._pulled:
+            raise BackendError(f"it is not known of which resource {name!r} is: nothing is changed")
         with spoken():
-            self._tenants.set_state(name, state)
+            self._tenants.set_state(name, self._pulled[name], state)
         return True
 
     # What was used.
 
     def _get_usage_report(self, resource_backend_ids: list[str]) -> dict[str, Any]:
-        today = datetime.now(UTC).date()
+        today = get_current_time_in_timezone(self.timezone)
         return self.get_usage_report_for_period(resource_backend_ids, today.year, today.month)
 
     def get_usage_report_for_period(
         self, resource_backend_ids: list[str], year: int, month: int, waldur_resource: Resource | None = None
     ) -> dict[str, Any]:
-        """By calendar month: hours of budgets, and of components that are billed by use."""
-        del waldur_resource
+        """By calendar month, in UTC: hours of budgets, and of components that are billed by use. A month that has begun
+        where the agent is, and not yet in UTC, has none."""
         begin, end = date(year, month, 1), date(year + month // 12, month % 12 + 1, 1)
         report: dict[str, Any] = {}
         for name in resource_backend_ids:
-            with spoken():
-                used = self._tenants.hours(name, begin.isoformat(), end.isoformat())
-            report[name] = {TOTAL: self._reported(used)}
+            if waldur_resource is not None and not self._is_its_own(name, waldur_resource):
+                continue
+            used: Hours = {ALL: {}}
+            if begin <= datetime.now(UTC).date():
+                with spoken():
+                    used = self._tenants.hours(name, begin.isoformat(), end.isoformat())
+            report[name] = {user or TOTAL: self._reported(hours) for user, hours in used.items()}
         return report
 
     def _reported(self, used: Mapping[str, float]) -> dict[str, float]:
@@ -243,7 +276,8 @@ class BursarBackend(BaseBackend):  # type: ignore[misc]
     def _converted(self, limits: Mapping[str, float]) -> dict[str, int]:
         """From Waldur's units into ours. What the agent does not know as a component is none of ours."""
         known = {name: value for name, value in limits.items() if name in self.backend_components}
-        return {name: int(value * self.backend_components[name].get("unit_factor", 1)) for name, value in known.items()}
+        factors = {name: one.get("unit_factor", 1) for name, one in self.backend_components.items()}
+        return {name: whole(value, factors[name]) for name, value in known.items()}
 
 
 def _owner(resource: Resource) -> str:
@@ -263,7 +297,10 @@ def _token(settings: Mapping[str, Any]) -> str:
         return str(settings["token"])
     if not settings.get("token_file"):
         raise ConfigurationError("backend_settings needs token or token_file: a token of Bursar's, of role service")
-    return Path(settings["token_file"]).read_text().strip()
+    try:
+        return Path(settings["token_file"]).read_text().strip()
+    except OSError as error:
+        raise ConfigurationError(f"{settings['token_file']} cannot be read: {error.strerror}") from error
 
 
 def _dimensions(limits: Mapping[str, Any]) -> dict[str, int]:

@@ -1,10 +1,9 @@
 """Tenants as resources of an offering: made, limited, restricted and closed over the public API.
 
-A tenant that belongs to Waldur has the label `bursar.io/waldur-resource` with the resource's UUID, and only such
-tenants are seen here: whatever Waldur orders, it cannot touch another. Where it is said which resource an order is of,
-only the tenant of that one is seen: two resources never share one. While a resource is paused, downscaled or
-terminated, some of its limits are held down; what they would be without that is kept in an annotation, and comes back
-with it.
+A tenant that belongs to Waldur has the label `bursar.io/waldur-resource` with the resource's UUID. Whatever is changed
+or ended, it is said for which resource, and only the tenant of that one is touched: two resources never share one.
+While a resource is paused, downscaled or terminated, some of its limits are held down; what they would be without that
+is kept in an annotation, and comes back with it.
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ import csv
 import io
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -33,9 +33,13 @@ BUDGETS: Final = {GPU_HOURS: "gpuHoursBudget", NODE_HOURS: "nodeHoursBudget"}
 NODES: Final = "nodes"
 
 LOOK_SECONDS = 0.5
+CHANGES_MAX = 10  # tries to change what others change at the same time
+
+ALL: Final = ""  # in place of a user: all together, also what no user submitted
 
 Document = Mapping[str, Any]
 Limits = Mapping[str, int]
+Hours = dict[str, dict[str, float]]  # by user and resource
 
 
 class State(StrEnum):
@@ -53,6 +57,15 @@ class NotYet(Exception):
     """It is under way and takes longer than we wait: ask again later."""
 
 
+class NotTheirs(Exception):
+    """A tenant of that name is there, and is not this resource's."""
+
+
+def whole(value: float, factor: float) -> int:
+    """Parts of a unit are not given. But 0.29 x 100 is 29, whatever binary fractions make of it."""
+    return int(round(value * factor, 6))
+
+
 def state_of(document: Document) -> State:
     said = (document["metadata"].get("annotations") or {}).get(STATE, "")
     return State(said) if said in tuple(State) else State.OPEN
@@ -64,7 +77,7 @@ def change(document: Document, *, state: State, held: Limits, wanted: Limits | N
     A limit that was held down before comes back as it was, unless it is among the wanted ones or held down again.
     """
     metadata, spec = document["metadata"], document.get("spec") or {}
-    kept: dict[str, Any] = json.loads((metadata.get("annotations") or {}).get(KEPT) or "{}")
+    kept = _kept(metadata.get("annotations") or {})
     limits = {name: value for name, value in (wanted or {}).items() if name not in BUDGETS}
     free = {**(spec.get("limits") or {}), **kept, **limits}
     changed = {**kept, **limits, **held}
@@ -75,6 +88,17 @@ def change(document: Document, *, state: State, held: Limits, wanted: Limits | N
         "metadata": {"resourceVersion": metadata["resourceVersion"], "annotations": annotations},
         "spec": {**budgets, "limits": {name: _quantity(value) for name, value in changed.items()}},
     }
+
+
+def _kept(annotations: Mapping[str, str]) -> dict[str, Any]:
+    """What somebody else has written there is not guessed at: limits would be lost."""
+    try:
+        kept = json.loads(annotations.get(KEPT) or "{}")
+    except ValueError:
+        kept = None
+    if not isinstance(kept, dict):
+        raise ValueError(f"the tenant's annotation {KEPT} cannot be read: remove it, and set its limits anew")
+    return kept
 
 
 def _quantity(value: Any) -> str | None:
@@ -114,32 +138,33 @@ class Tenants:
                 **({"parent": self.parent} if self.parent else {}),
             },
         }
+        if self._load(name, owner) is None and self._is_taken(name):
+            return False
         try:
             self.client.tenants.create(document)
         except Conflict:
-            found = self._load(name, owner)
-            if found is None:
+            if self._load(name, owner) is None:
                 return False
-            self.client.tenants.patch(name, change(found, state=State.OPEN, held={}, wanted=limits))
+            self._change(name, owner, lambda found: change(found, state=State.OPEN, held={}, wanted=limits))
         self._give_namespace(name)
         return True
 
-    def set_limits(self, name: str, limits: Limits) -> None:
-        found = self._wanted(name)
-        state = state_of(found)
-        self.client.tenants.patch(name, change(found, state=state, held=self._held(state), wanted=limits))
+    def set_limits(self, name: str, owner: str, limits: Limits) -> None:
+        def wanted(found: Document) -> dict[str, Any]:
+            state = state_of(found)
+            return change(found, state=state, held=self._held(state), wanted=limits)
 
-    def set_state(self, name: str, state: State, owner: str = "") -> bool:
-        """Whether anything changed."""
-        found = self._wanted(name, owner)
-        if state_of(found) is state:
-            return False
-        self.client.tenants.patch(name, change(found, state=state, held=self._held(state)))
-        return True
+        self._change(name, owner, wanted)
 
-    def delete(self, name: str, owner: str = "") -> None:
+    def set_state(self, name: str, owner: str, state: State) -> None:
+        def wanted(found: Document) -> dict[str, Any] | None:
+            return None if state_of(found) is state else change(found, state=state, held=self._held(state))
+
+        self._change(name, owner, wanted)
+
+    def delete(self, name: str, owner: str) -> None:
         """The tenant, its namespaces, and what runs in them, which is given its grace. Raises NotYet."""
-        self.set_state(name, State.TERMINATED, owner)
+        self.set_state(name, owner, State.TERMINATED)
         for namespace in self._namespaces(name):
             with suppress(NotFound):
                 self.client.namespaces.delete(namespace)
@@ -148,20 +173,19 @@ class Tenants:
             if time.monotonic() > until:
                 raise NotYet(f"what runs in tenant {name!r} is still ending")
             time.sleep(LOOK_SECONDS)
+        # Meanwhile it may have become another's.
+        self._wanted(name, owner)
         self.client.tenants.delete(name)
 
-    def hours(self, name: str, begin: str, end: str) -> dict[str, float]:
-        """Hours used from a day to before another one, by resource, and those of all GPUs and of nodes."""
-        used: dict[str, float] = {GPU_HOURS: 0.0, NODE_HOURS: 0.0}
-        table = csv.DictReader(io.StringIO(self.client.export_usage(name, begin=begin, end=end, by="month")))
+    def hours(self, name: str, begin: str, end: str) -> Hours:
+        """Hours used from a day to before another one: of all together, and of each user, by resource; and those of all
+        GPUs and of nodes. Users of the tenant are called by their names, others as `tenant/name`."""
+        used: Hours = defaultdict(lambda: defaultdict(float))
+        table = csv.DictReader(io.StringIO(self.client.export_usage(name, begin=begin, end=end, by="user")))
         for row in table:
-            resource, hours = row["resource"], float(row["hours"])
-            used[resource] = used.get(resource, 0.0) + hours
-            if is_gpu(resource):
-                used[GPU_HOURS] += hours
-            elif resource == NODES:
-                used[NODE_HOURS] += hours
-        return used
+            for user in {ALL, _user(row["user"], name)}:
+                _add(used[user], row["resource"], float(row["hours"]))
+        return {ALL: {}, **used}
 
     def _held(self, state: State) -> Limits:
         match state:
@@ -180,17 +204,64 @@ class Tenants:
         label = (found["metadata"].get("labels") or {}).get(OWNER)
         return found if label is not None and owner in ("", label) else None
 
-    def _wanted(self, name: str, owner: str = "") -> Document:
-        found = self._load(name, owner)
-        if found is None:
-            raise NotFound(f'tenants "{name}" of Waldur not found', status=404)
+    def _wanted(self, name: str, owner: str) -> Document:
+        """The tenant of a resource; NotFound, or NotTheirs."""
+        found = self.client.tenants.get(name)
+        label = (found["metadata"].get("labels") or {}).get(OWNER)
+        if label != owner:
+            whose = "that of another resource" if label else f"none of Waldur's: it has no label {OWNER}"
+            raise NotTheirs(f"tenant {name!r} is not that of Waldur's resource {owner}, but {whose}")
         return found
+
+    def _change(self, name: str, owner: str, wanted: Callable[[Document], dict[str, Any] | None]) -> None:
+        """Change a tenant as it is. If it was changed meanwhile it is looked at again."""
+        why = ""
+        for _ in range(CHANGES_MAX):
+            patch = wanted(self._wanted(name, owner))
+            if patch is None:
+                return
+            try:
+                self.client.tenants.patch(name, patch)
+            except Conflict as error:
+                why = error.message
+            else:
+                return
+        raise NotYet(why)
+
+    def _is_taken(self, name: str) -> bool:
+        """Whether the namespace of that name is another tenant's: then the tenant would have none."""
+        try:
+            found = self.client.namespaces.get(name)
+        except NotFound:
+            return False
+        return bool((found["metadata"].get("labels") or {}).get(TENANT) != name)
 
     def _give_namespace(self, name: str) -> None:
         if self._namespaces(name):
             return
-        self.client.namespaces.create({"metadata": {"name": name, "labels": {TENANT: name}}})
+        try:
+            self.client.namespaces.create({"metadata": {"name": name, "labels": {TENANT: name}}})
+        except Conflict:
+            # The same order, carried out twice at a time.
+            if not self._namespaces(name):
+                raise
 
     def _namespaces(self, name: str) -> list[str]:
         found = self.client.namespaces.list(label_selector=f"{TENANT}={name}")
         return [one["metadata"]["name"] for one in found]
+
+
+def _user(whole: str, tenant: str) -> str:
+    """Who has no tenant is nobody in Waldur: an administrator, or a service."""
+    owner, slash, name = whole.partition("/")
+    if not slash:
+        return ALL
+    return name if owner == tenant else whole
+
+
+def _add(used: dict[str, float], resource: str, hours: float) -> None:
+    used[resource] += hours
+    if is_gpu(resource):
+        used[GPU_HOURS] += hours
+    elif resource == NODES:
+        used[NODE_HOURS] += hours

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import httpx2
 import structlog
 
+from bursar.apart import apart
 from bursar.core.webhook import (
     BACKOFF_SECONDS_MAX,
     GIVE_UP_SECONDS,
@@ -113,6 +114,8 @@ class Courier:
             log.exception("a notice could not be sent", webhook=one.webhook, notice=one.id)
         finally:
             self._under_way[one.webhook] -= 1
+            if not self._under_way[one.webhook]:
+                del self._under_way[one.webhook]
 
     async def _send(self, one: Delivery) -> Reception:
         """Every way in which a receiver can fail is an answer."""
@@ -172,9 +175,9 @@ def _retry_after(headers: httpx2.Headers) -> float:
 async def find_address(url: str, *, allow_local: bool) -> str:
     """An address of the receiver that may be called."""
     parts = urlsplit(url)
-    loop = asyncio.get_running_loop()
     port = parts.port or (443 if parts.scheme == "https" else 80)
-    found = await loop.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
+    # Not in the pool that everybody shares: a name server that hangs would hold up all other receivers, and more.
+    found = await apart(lambda: socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM))
     addresses = [str(one[4][0]) for one in found]
     if allow_local and addresses:
         return addresses[0]

@@ -52,6 +52,18 @@ def explainable(ctx: click.Context, param: click.Parameter, incomplete: str) -> 
     return named("allocations")(ctx, param, incomplete)
 
 
+def work(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Allocations, and jobs as `job/NAME`: in all namespaces, unless one is named."""
+    del param
+    if not ctx.params.get("namespace"):
+        ctx.params["all_namespaces"] = True
+    kind, slash, _ = incomplete.partition("/")
+    if slash:
+        return _starting(incomplete, (f"{kind}/{name}" for name in within_time(lambda: names(ctx, kind))))
+    own = within_time(lambda: names(ctx, "allocations"))
+    return _starting(incomplete, dict.fromkeys((*own, "job/")))
+
+
 def account(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     del param
     return _starting(incomplete, within_time(lambda: listed(ctx, "accounts", "account")))

@@ -52,10 +52,19 @@ def connected(command: F) -> F:
         with make_client(context=context, url=url, token=token, ca_file=ca_file) as client:
             return command(Connection(client, namespace, all_namespaces), *args, **kwargs)
 
-    wrapped: Any = with_connection
-    for option in reversed(_OPTIONS):
-        wrapped = option(wrapped)
+    wrapped: Any = all_of(*_OPTIONS)(with_connection)
     return wrapped  # type: ignore[no-any-return]
+
+
+def all_of(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Several options as one, in the order in which --help shows them."""
+
+    def decorated(command: Any) -> Any:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorated
 
 
 def make_client(

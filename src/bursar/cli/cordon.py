@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import click
 
 from bursar.cli import complete
-from bursar.cli.connection import Connection, connected, dry_run_option, label_selector_option
-from bursar.cli.noun import find
+from bursar.cli.connection import Connection, all_of, connected, dry_run_option, label_selector_option
+from bursar.cli.noun import find, named_or_selected
 from bursar.cli.output import say
 from bursar.cli.problem import Outcomes
 
-
-def _arguments(command: Any) -> Any:
-    options = (
-        click.argument("names", nargs=-1, metavar="NODE...", shell_complete=complete.named("nodes")),
-        label_selector_option,
-        dry_run_option,
-        connected,
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
+_arguments = all_of(
+    click.argument("names", nargs=-1, metavar="NODE...", shell_complete=complete.named("nodes")),
+    label_selector_option,
+    dry_run_option,
+    connected,
+)
 
 
 @click.command()
@@ -48,13 +42,10 @@ def _mark(
 ) -> None:
     from bursar.client import BursarError
 
-    if bool(names) == bool(label_selector):
-        raise click.UsageError("name nodes, or choose them with --selector")
     noun = find("nodes", connection.client)
     nodes = connection.resource(noun)
-    chosen = names or [node["metadata"]["name"] for node in nodes.list(label_selector=label_selector)]
     outcomes = Outcomes()
-    for name in chosen:
+    for name in named_or_selected(nodes, names, label_selector):
         try:
             # Null removes the field: a node is schedulable unless it says otherwise.
             document = nodes.patch(name, {"spec": {"unschedulable": unschedulable or None}}, dry_run=dry_run)

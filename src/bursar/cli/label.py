@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bursar.cli import complete
-from bursar.cli.connection import Connection, connected, dry_run_option, label_selector_option, namespace_option
+from bursar.cli.connection import Connection, all_of, connected, dry_run_option, label_selector_option, namespace_option
 from bursar.cli.noun import Noun, targets
 from bursar.cli.output import full_name, say
 from bursar.cli.problem import CONFLICT, Outcomes, Problem
@@ -18,22 +18,15 @@ if TYPE_CHECKING:
 
 Changes = dict[str, str | None]
 
-
-def _arguments(command: Any) -> Any:
-    options = (
-        click.argument(
-            "words", nargs=-1, metavar="KIND [NAME]... NAME=VALUE... NAME-...", shell_complete=complete.target
-        ),
-        click.option("--overwrite", is_flag=True, help="Also change what has another value."),
-        click.option("--all", "everything", is_flag=True, help="All objects of the kind in the namespace."),
-        namespace_option,
-        label_selector_option,
-        dry_run_option,
-        connected,
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
+_arguments = all_of(
+    click.argument("words", nargs=-1, metavar="KIND [NAME]... NAME=VALUE... NAME-...", shell_complete=complete.target),
+    click.option("--overwrite", is_flag=True, help="Also change what has another value."),
+    click.option("--all", "everything", is_flag=True, help="All objects of the kind in the namespace."),
+    namespace_option,
+    label_selector_option,
+    dry_run_option,
+    connected,
+)
 
 
 @click.command()

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from bursar.cli.problem import Problem
+from bursar.cli.problem import UNAVAILABLE, Problem
 
 
 @click.command()
@@ -70,6 +70,11 @@ def _try(url: str, token: str, ca_file: str | None) -> str:
     """Whose token it is; raises what is wrong with it."""
     from bursar.cli.connection import make_client
     from bursar.cli.whoami import username
+    from bursar.client.errors import ConnectionFailed
 
-    with make_client(url=url, token=token, ca_file=ca_file) as client:
-        return username(client.whoami())
+    try:
+        with make_client(url=url, token=token, ca_file=ca_file) as client:
+            return username(client.whoami())
+    except ConnectionFailed as error:
+        # Which server is meant was said just now.
+        raise Problem(error.message, error.hint, UNAVAILABLE) from None

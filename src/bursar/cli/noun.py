@@ -14,7 +14,7 @@ import click
 from bursar.cli.problem import nearest
 
 if TYPE_CHECKING:
-    from bursar.client import Client
+    from bursar.client import Client, Resource
 
 
 READ = frozenset({"get", "list"})  # the verbs of discovery by which a kind can be looked at
@@ -63,6 +63,13 @@ def one_target(words: Sequence[str], client: Client) -> Target:
     if len(found) != 1 or not found[0].name:
         raise click.UsageError("name one object, as in `allocation train` or `allocation/train`")
     return found[0]
+
+
+def named_or_selected(nodes: Resource, names: Sequence[str], label_selector: str) -> Sequence[str]:
+    """The nodes that are named or, where none is, those that the selector matches."""
+    if bool(names) == bool(label_selector):
+        raise click.UsageError("name nodes, or choose them with --selector")
+    return names or [node["metadata"]["name"] for node in nodes.list(label_selector=label_selector)]
 
 
 def _slashed(word: str, client: Client) -> Target:

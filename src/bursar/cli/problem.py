@@ -22,6 +22,8 @@ QUOTA_EXCEEDED = 6
 UNAVAILABLE = 7
 INTERRUPTED = 130
 
+WHICH_SERVER = "--url, BURSAR_URL or `bursar context` say which server is asked"
+
 
 class Problem(Exception):
     """What this side found wrong before asking the server, or in its answers."""
@@ -98,6 +100,8 @@ def _hint(error: BursarError) -> str:
     match error:
         case errors.Unauthorized() if not error.hint:
             return "run `bursar login URL`, or set BURSAR_TOKEN"
+        case errors.ConnectionFailed() if error.hint and error.passing:
+            return f"{error.hint}; {WHICH_SERVER}"
         case errors.ApiError() if error.status == 500 and error.request_id:
             return f"the server's log tells more under request id {error.request_id}"
         case errors.ApiError() if error.retry_after:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,14 +14,20 @@ from bursar.cli.noun import find
 from bursar.cli.output import NONE, age, print_rows, to_json
 from bursar.cli.problem import NOT_FOUND, Problem
 from bursar.cli.telling import ENDED, standing
+from bursar.core.duration import format_age
+
+if TYPE_CHECKING:
+    from bursar.client import Resource
 
 Document = Mapping[str, Any]
 
-_LIVE = ",".join(f"status.phase!={phase}" for phase in sorted(ENDED))
+# What is work, and where it is listed.
+KINDS = {"Job": "jobs", "Allocation": "allocations"}
+WHAT_TO_NAME = "name an allocation or a job, as in `train-0` or `job/train`"
 
 
 @click.command()
-@click.argument("name", required=False, metavar="[NAME | job/NAME]", shell_complete=complete.explainable)
+@click.argument("name", required=False, metavar="[NAME | job/NAME]", shell_complete=complete.work)
 @namespace_option
 @click.option("--user", metavar="NAME", help="Somebody else's work, of the same tenant or as tenant/name.")
 @click.option("--everybody", is_flag=True, help="Everybody's work.")
@@ -31,6 +38,8 @@ def status(
     connection: Connection, name: str | None, user: str | None, everybody: bool, ended: bool, as_json: bool
 ) -> None:
     """Show how your work stands, and why it waits.
+
+    Without -n it is looked for in all namespaces.
 
     \b
     bursar status                     # all that is yours and has not ended
@@ -49,26 +58,70 @@ def status(
     if as_json:
         click.echo(to_json({"apiVersion": "v1", "kind": "List", "items": works}))
     elif works:
-        print_rows(("Namespace", "Name", "Status", "Age", "How it stands"), map(_row, works))
+        _print(works, with_users=everybody)
     else:
-        what = "was submitted" if ended else "waits or runs"
-        click.echo(f"Nothing {what} for {whose or 'anybody'}.", err=True)
+        click.echo(_nothing(connection, whose, ended=ended), err=True)
+        if user and "/" not in whose:
+            # Who is of no tenant has named somebody who is.
+            click.echo(f"People of a tenant are named with it: --user TENANT/{user}", err=True)
+
+
+# One piece of work.
 
 
 def _find(connection: Connection, name: str) -> Document:
+    """Where it is said to be; else wherever it is the only one of its name."""
     from bursar.client import NotFound
 
-    kind, slash, rest = name.partition("/")
-    noun = find(kind if slash else "allocation", connection.client)
-    if noun.kind not in ("Allocation", "Job"):
-        raise click.UsageError("name an allocation or a job, as in `train` or `job/train`")
-    try:
-        found: Document = connection.resource(noun).get(rest if slash else name)
-    except NotFound as error:
-        where = f"it was looked for in namespace {connection.effective_namespace}"
-        hint = f"{where}; -n names another, and `bursar status` lists what is yours in all of them"
-        raise Problem(error.message, "" if connection.namespace else hint, NOT_FOUND) from error
-    return found
+    kinds, plain = _named(connection, name)
+    error: NotFound | None = None
+    for kind in kinds:
+        try:
+            found: Document = _all(connection, kind)(connection.effective_namespace).get(plain)
+        except NotFound as missing:
+            error = error or missing
+        else:
+            return {"kind": kind, **found}
+    assert error is not None
+    where = f"it was looked for in namespace {connection.effective_namespace}"
+    if connection.namespace:
+        raise error
+    elsewhere = [(kind, space) for kind in kinds for space in _spaces_with(connection, kind, plain)]
+    if len(elsewhere) == 1:
+        ((kind, space),) = elsewhere
+        # Read by itself, what waits also tells its place in line.
+        return {"kind": kind, **_all(connection, kind)(space).get(plain)}
+    if elsewhere:
+        spaces = ", ".join(sorted({space for _, space in elsewhere}))
+        raise Problem(error.message, f"{where}; there are such in {spaces}: -n names one", NOT_FOUND)
+    hint = f"{where} and in all others; `bursar status --ended` lists all that is yours"
+    raise Problem(error.message, hint, NOT_FOUND) from error
+
+
+def _named(connection: Connection, name: str) -> tuple[Sequence[str], str]:
+    """The kinds that are meant, the likelier one first, and the name."""
+    word, slash, rest = name.partition("/")
+    plain = rest if slash else name
+    if not plain or plain in (".", "..") or not word:
+        raise click.UsageError(WHAT_TO_NAME)
+    if not slash:
+        return ("Allocation", "Job"), plain
+    noun = find(word, connection.client)
+    if noun.kind not in KINDS:
+        raise click.UsageError(WHAT_TO_NAME)
+    return (noun.kind,), plain
+
+
+def _spaces_with(connection: Connection, kind: str, name: str) -> Iterator[str]:
+    """The namespaces in which there is one of this name."""
+    from bursar.core.selector import Op, Selector, Term, to_text
+
+    selector = to_text(Selector((Term("metadata.name", Op.IN, (name,)),)))
+    for one in _all(connection, kind).list(field_selector=selector):
+        yield str(one["metadata"]["namespace"])
+
+
+# Somebody's work.
 
 
 def _whose(connection: Connection, user: str | None) -> str:
@@ -81,13 +134,26 @@ def _whose(connection: Connection, user: str | None) -> str:
 
 def _works(connection: Connection, whose: str, *, ended: bool) -> Iterator[Document]:
     """Jobs, and allocations, those of jobs as well: each waits or runs by itself."""
-    selector = "" if ended else _LIVE
-    for kind, plural in (("Job", "jobs"), ("Allocation", "allocations")):
-        everything = connection.client.resource(plural, namespaced=True)
+    selector = _selector(whose, ended=ended)
+    for kind in KINDS:
+        everything = _all(connection, kind)
         chosen = everything(connection.namespace) if connection.namespace else everything
         for one in chosen.list(field_selector=selector):
-            if not whose or (one.get("status") or {}).get("user") == whose:
-                yield {"kind": kind, **one}
+            yield {"kind": kind, **one}
+
+
+def _all(connection: Connection, kind: str) -> Resource:
+    return connection.client.resource(KINDS[kind], namespaced=True)
+
+
+def _selector(whose: str, *, ended: bool) -> str:
+    """The server chooses: there may be very many that are others', or long over."""
+    from bursar.core.selector import Op, Selector, Term, to_text
+
+    terms = [Term("status.user", Op.IN, (whose,))] if whose else []
+    if not ended:
+        terms += [Term("status.phase", Op.NOT_IN, (phase,)) for phase in sorted(ENDED)]
+    return to_text(Selector(tuple(terms)))
 
 
 def _place(document: Document) -> tuple[str, str, str]:
@@ -95,12 +161,27 @@ def _place(document: Document) -> tuple[str, str, str]:
     return str(metadata.get("namespace") or ""), str(metadata.get("name") or ""), str(document.get("kind") or "")
 
 
-def _row(document: Document) -> Sequence[str]:
+def _print(works: Sequence[Document], *, with_users: bool) -> None:
+    header = ("Namespace", "Name", *(("User",) if with_users else ()), "Status", "Age", "How it stands")
+    print_rows(header, (_row(one, with_users=with_users) for one in works))
+
+
+def _row(document: Document, *, with_users: bool) -> Sequence[str]:
     metadata, now = document["metadata"], document.get("status") or {}
     name = f"job/{metadata['name']}" if _is_job(document) else str(metadata["name"])
-    phase = str(now.get("phase") or ("Queued" if _is_job(document) else "Pending"))
+    user = [str(now.get("user") or NONE)] if with_users else []
     where = str(metadata.get("namespace") or NONE)
-    return [where, name, phase, age(metadata.get("creationTimestamp")), words(document)]
+    return [where, name, *user, _phase(document), age(metadata.get("creationTimestamp")), words(document)]
+
+
+def _nothing(connection: Connection, whose: str, *, ended: bool) -> str:
+    where = f" in namespace {connection.namespace}" if connection.namespace else ""
+    if ended:
+        return f"Nothing is known that {whose or 'anybody'} submitted{where}."
+    return f"Nothing of {whose or 'anybody'} waits or runs{where}; --ended shows what has ended."
+
+
+# In words.
 
 
 def words(document: Document) -> str:
@@ -108,21 +189,35 @@ def words(document: Document) -> str:
     now = document.get("status") or {}
     if _is_job(document):
         return "; ".join(_job_words(document, now))
-    phase, message = now.get("phase") or "Pending", str(now.get("message") or "")
+    phase, message = _phase(document), str(now.get("message") or "")
     if phase in ENDED:
         code = f"exit code {now['exitCode']}" if now.get("exitCode") else ""
-        return " ".join((message or str(now.get("reason") or "") or code or phase.lower()).split())
-    line = standing(now)
-    if phase in ("Scheduled", "Running") and message:
-        line += f"; {message}"
-    return " ".join(line.split())
+        parts = [message or str(now.get("reason") or "") or code or phase.lower(), *_ran(now)]
+    else:
+        parts = [standing(now)]
+        if phase in ("Scheduled", "Running") and message:
+            parts.append(message)
+    return " ".join("; ".join(parts).split())
+
+
+def _ran(now: Document) -> Iterator[str]:
+    """For how long, if it ever ran."""
+    try:
+        begun, over = (datetime.fromisoformat(str(now[field])) for field in ("startTime", "endTime"))
+    except (KeyError, ValueError):
+        return
+    yield f"ran {format_age(int((over - begun).total_seconds()))}"
 
 
 def _job_words(document: Document, now: Document) -> Iterator[str]:
     spec = document.get("spec") or {}
     wanted = spec.get("completions") or spec.get("parallelism") or 1
     failed = f", {now['failed']} failed" if now.get("failed") else ""
-    yield f"{now.get('succeeded') or 0} of {wanted} done, {now.get('active') or 0} under way{failed}"
+    phase = _phase(document)
+    open_ = "" if phase in ENDED else f", {now.get('active') or 0} {'waiting' if phase == 'Queued' else 'under way'}"
+    yield f"{now.get('succeeded') or 0} of {wanted} done{open_}{failed}"
+    if now.get("queuePosition"):
+        yield f"number {now['queuePosition']} in line"
     if blocked := _true(now.get("conditions") or (), "Blocked"):
         yield " ".join(str(blocked.get("message") or "").split())
     elif now.get("message"):
@@ -132,18 +227,28 @@ def _job_words(document: Document, now: Document) -> Iterator[str]:
 def told(document: Document) -> Iterator[str]:
     """One piece of work, in a few lines."""
     metadata, now = document["metadata"], document.get("status") or {}
-    phase = now.get("phase") or ("Queued" if _is_job(document) else "Pending")
-    yield f"{metadata['namespace']}/{metadata['name']} is {phase}"
+    phase = _phase(document)
+    yield f"{'job ' if _is_job(document) else ''}{metadata['namespace']}/{metadata['name']} is {phase}"
     yield f"  how      {words(document)}"
     if now.get("reason"):
         yield f"  reason   {now['reason']}"
     if now.get("user"):
         yield f"  user     {now['user']}"
-    for label, field in (("created", metadata.get("creationTimestamp")), ("started", now.get("startTime"))):
+    ended = now.get("endTime") or now.get("completionTime")
+    times = (("created", metadata.get("creationTimestamp")), ("started", now.get("startTime")), ("ended", ended))
+    for label, field in times:
         if field:
             yield f"  {label.ljust(8)} {field} ({age(field)} ago)"
-    if phase == "Pending":
-        yield f"  more     bursar explain {metadata['name']} -n {metadata['namespace']}"
+    if phase in ("Pending", "Queued"):
+        name = f"job/{metadata['name']}" if _is_job(document) else metadata["name"]
+        yield f"  more     bursar explain {name} -n {metadata['namespace']}"
+    elif now.get("startTime") and not _is_job(document):
+        yield f"  more     bursar logs {metadata['name']} -n {metadata['namespace']}"
+
+
+def _phase(document: Document) -> str:
+    phase = (document.get("status") or {}).get("phase")
+    return str(phase or ("Queued" if _is_job(document) else "Pending"))
 
 
 def _is_job(document: Document) -> bool:

@@ -9,7 +9,7 @@ import click
 
 from bursar.cli import complete
 from bursar.cli.connection import Connection, connected, dry_run_option, label_selector_option
-from bursar.cli.noun import find
+from bursar.cli.noun import find, named_or_selected
 from bursar.cli.output import full_name, say
 from bursar.cli.problem import CONFLICT, Outcomes, Problem
 
@@ -50,13 +50,10 @@ def taint(connection: Connection, words: Sequence[str], overwrite: bool, label_s
     names, changes = split(words)
     if not any(changes):
         raise click.UsageError("say what to change: key=value:Effect to set, key- to remove")
-    if bool(names) == bool(label_selector):
-        raise click.UsageError("name nodes, or choose them with --selector")
     noun = find("nodes", connection.client)
     nodes = connection.resource(noun)
-    chosen = names or [node["metadata"]["name"] for node in nodes.list(label_selector=label_selector)]
     outcomes = Outcomes()
-    for name in chosen:
+    for name in named_or_selected(nodes, names, label_selector):
         try:
             before = nodes.get(name)
             present = (before.get("spec") or {}).get("taints") or []

@@ -106,7 +106,9 @@ def standing(status: Document) -> str:
     phase = str(status.get("phase") or "Pending")
     where = ", ".join(str(one["name"]) for one in status.get("nodes") or [])
     if phase == "Pending":
-        parts = [f"waits: {status.get('message') or 'the scheduler has not tried it yet'}"]
+        message = str(status.get("message") or "the scheduler has not tried it yet")
+        # Some reasons say by themselves that it waits.
+        parts = [message if message.startswith("waiting ") else f"waits: {message}"]
         if status.get("queuePosition"):
             parts.append(f"number {status['queuePosition']} in line")
         if status.get("estimatedStartTime"):

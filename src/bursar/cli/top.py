@@ -9,6 +9,7 @@ import click
 
 from bursar.cli.connection import Connection, connected
 from bursar.cli.output import NONE, age, print_rows, to_json
+from bursar.core.duration import format_age
 from bursar.core.quantity import amount, canonical, percent
 
 Document = Mapping[str, Any]
@@ -43,8 +44,9 @@ def show_cluster(answer: Document) -> None:
     counts = f"{nodes['ready']} ready, {nodes['notReady']} not ready, {nodes['cordoned']} cordoned"
     click.echo(f"{nodes['total']} nodes: {counts}")
     if scheduling:
-        latency = f"{scheduling['avgSchedulingLatencyMs']} ms on average, p99 {scheduling['p99SchedulingLatencyMs']} ms"
-        click.echo(f"{scheduling['pendingAllocations']} waiting; placed {scheduling['schedulingRate']}, {latency}")
+        average, longest = (_wait(scheduling[f"{one}SchedulingLatencyMs"] / 1000) for one in ("avg", "p99"))
+        waits = f", after {average} on average, p99 {longest}" if scheduling["p99SchedulingLatencyMs"] else ""
+        click.echo(f"{scheduling['pendingAllocations']} waiting; placed {scheduling['schedulingRate']}{waits}")
     click.echo()
     header = ("Resource", "Capacity", "Allocatable", "Requested", "Used", "Utilization")
     print_rows(header, [_resource(name, cluster[name]) for name in ("cpu", "memory", "gpu")])
@@ -68,4 +70,12 @@ def _amount(name: str, value: object) -> str:
 
 def _queue(one: Document) -> list[str]:
     oldest = age(one["oldestItem"]) if "oldestItem" in one else NONE
-    return [one["name"], str(one["depth"]), oldest, one["avgWaitTime"], one["p99WaitTime"]]
+    placed = one.get("scheduledLast1h", 0)
+    waits = (_wait(int(one[column].removesuffix("s"))) if placed else NONE for column in ("avgWaitTime", "p99WaitTime"))
+    return [one["name"], str(one["depth"]), oldest, *waits]
+
+
+def _wait(seconds: float) -> str:
+    """As ages are shown; of a wait below a second, how little it was."""
+    milliseconds = round(seconds * 1000)
+    return f"{milliseconds}ms" if 0 < milliseconds < 1000 else format_age(round(seconds))

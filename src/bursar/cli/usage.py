@@ -62,11 +62,11 @@ def _check(tenant: str | None, user: str | None, by: str | None, *, as_csv: bool
         raise click.UsageError("Give --tenant or --user, not both.")
     if as_csv and as_json:
         raise click.UsageError("Give --csv or --json, not both.")
-    if as_csv and (user or by in ("user", "resource")):
-        raise click.UsageError("--csv has every tenant and resource, by day or month.")
+    if as_csv and (user or by == "resource"):
+        raise click.UsageError("--csv has every tenant and resource, by day, month or user.")
     if by == "month" and not as_csv:
         raise click.UsageError("--by month goes with --csv.")
-    if by == "user" and not tenant:
+    if by == "user" and not tenant and not as_csv:
         raise click.UsageError("--by user goes with --tenant.")
 
 

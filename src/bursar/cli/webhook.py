@@ -44,7 +44,7 @@ def list_(connection: Connection, as_json: bool) -> None:
 @webhook.command()
 @click.argument("name")
 @click.argument("where", metavar="URL", required=False, default="")
-@click.option("--payments", is_flag=True, help="Not sent to: its payments are believed. It has no URL.")
+@click.option("--payments", is_flag=True, help="Nothing is sent to it, so it has no URL: its payments are believed.")
 @click.option("--tenant", default="", help="Of this tenant alone.", shell_complete=complete.named("tenants"))
 @click.option("--type", "types", multiple=True, metavar="TYPE", help="Only these, such as credit.low; repeatable.")
 @click.option("--allow-local", is_flag=True, help="It may be on the server's own machine, or link-local.")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import socket
 import ssl
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +18,7 @@ from bursar.client.errors import ConfigError, ConnectionFailed
 from bursar.client.flow import Request, Response
 
 CONNECT_SECONDS_MAX = 5.0
+RUNS = "see that the server runs (`bursar serve`), and that host and port are right"
 # Each watch holds a connection of its own.
 CONNECTIONS_MAX = 1000
 KEPT_MAX = 100
@@ -72,22 +76,53 @@ def response_of(response: httpx2.Response, body: bytes) -> Response:
 
 
 def failure(error: Exception, url: str) -> ConnectionFailed:
-    """Why there is no answer, in words that name the server."""
-    reason = str(error) or type(error).__name__
+    """Why there is no answer, in words that name the server, and what to look at. A token would not help: nobody asks
+    for one."""
+    cause = _cause(error)
+    reason = str(error) or str(cause) or type(error).__name__
     if "CERTIFICATE_VERIFY_FAILED" in reason:
         return ConnectionFailed(
             f"the certificate of {url} is not trusted: {reason}",
-            "give the CA's file with --ca-file, BURSAR_CA_FILE or `bursar login --ca-file`",
+            "give the file of the CA that vouches for it, with --ca-file or BURSAR_CA_FILE",
             passing=False,
         )
     if "WRONG_VERSION_NUMBER" in reason:
         return ConnectionFailed(f"{url} does not speak TLS", "use http:// if that is meant", passing=False)
     if isinstance(error, httpx2.InvalidURL | httpx2.UnsupportedProtocol):
         return ConnectionFailed(f"{url} cannot be used: {reason}", "check the URL", passing=False)
-    if isinstance(error, httpx2.ConnectTimeout | httpx2.ConnectError):
-        return ConnectionFailed(
-            f"cannot connect to {url}: {reason}", "is `bursar serve` running? set BURSAR_URL or run `bursar login`"
-        )
+    if isinstance(error, httpx2.ConnectTimeout):
+        return _unreachable(url, "it did not answer in time", f"{RUNS}; a firewall may stand between")
+    if isinstance(error, httpx2.ConnectError):
+        return _unreachable(url, *_no_connection(cause, reason, url))
     if isinstance(error, httpx2.TimeoutException):
-        return ConnectionFailed(f"{url} did not answer in time")
-    return ConnectionFailed(f"the connection to {url} was lost: {reason}")
+        return ConnectionFailed(f"{url} did not answer in time", "it may be busy, or something else listens there")
+    hint = "if it is served by TLS, use https://" if url.startswith("http:") else ""
+    return ConnectionFailed(f"the connection to {url} was lost: {reason}", hint)
+
+
+def _unreachable(url: str, why: str, check: str) -> ConnectionFailed:
+    return ConnectionFailed(f"could not reach {url}: {why}", check)
+
+
+def _no_connection(cause: Exception, reason: str, url: str) -> tuple[str, str]:
+    """Why, and what to look at."""
+    if isinstance(cause, socket.gaierror):
+        name = urlsplit(url).hostname
+        return f"the name {name} cannot be looked up ({cause.strerror})", "check the name, and this machine's DNS"
+    if isinstance(cause, ConnectionRefusedError):
+        return "the connection was refused", f"nothing listens there: {RUNS}"
+    if isinstance(cause, OSError) and cause.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH):
+        return f"there is no way to it ({os.strerror(cause.errno)})", "check the address, and this machine's network"
+    if isinstance(cause, ssl.SSLError | ConnectionResetError) and url.startswith("https:"):
+        return f"TLS failed ({reason})", "see that the server serves https there, and that nothing stands between"
+    return reason, RUNS
+
+
+def _cause(error: Exception) -> Exception:
+    """What the system said; the client wraps it, and may put other words in its place."""
+    found, inner = error, error.__cause__ or error.__context__
+    while isinstance(inner, Exception):
+        if isinstance(inner, OSError):
+            found = inner
+        inner = inner.__cause__ or inner.__context__
+    return found

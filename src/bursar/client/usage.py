@@ -25,8 +25,8 @@ def period_usage(retries: Retries, tenant: str, period: str = "24h") -> Flow[Doc
 
 
 def export_usage(retries: Retries, tenant: str = "", *, begin: str = "", end: str = "", by: str = "day") -> Flow[str]:
-    """What was used, as a table for spreadsheets: by day or month, tenant, resource and class. Without a tenant, of all
-    that the caller may see; without a beginning, from this month's on."""
+    """What was used, as a table for spreadsheets: by day or month, tenant, resource and class; or by user, for the
+    whole time at once. Without a tenant, of all that the caller may see; without a beginning, from this month's on."""
     query = _given(tenant=tenant, by=by, format="csv", **{"from": begin, "to": end})
     request = Request(
         "GET", f"{ROOT}/usage/export", query, {"accept": "text/csv"}, silence_seconds_max=EXPORT_SECONDS_MAX

@@ -60,7 +60,6 @@ _CHECKS: Final[Mapping[str, Callable[[Any], str]]] = {
     "time_zone": _zone,
     "low_balance": _or_none(_amount),
 }
-AMENDABLE: Final = frozenset(_CHECKS)
 
 
 def amend(account: Account, changes: Mapping[str, Any], now: int) -> Refusal | None:

@@ -19,8 +19,8 @@ PENALTY_FROM: Final = 0.8  # up to here a budget changes nothing
 PENALTY_FLOOR: Final = 0.05  # what is left of a score when the budget is used up
 
 EXHAUSTED_FROM: Final = 1.0
-# How far use must fall below where something was told before that is taken back: use moves back and forth by a little
-# as the window moves on, and nobody wants to hear of that each time.
+# So far must use fall below a mark before what was told there is taken back: it moves up and down by a little as the
+# window moves on, and nobody wants to hear of that each time.
 SLACK: Final = 0.02
 
 
@@ -112,7 +112,7 @@ class BudgetHours(Struct, frozen=True):
         return self.gpu_budget is not None or self.node_budget is not None
 
 
-def told(hours: BudgetHours, now: BudgetState) -> str:
+def told(hours: BudgetHours, state: BudgetState) -> str:
     """How it stands, in words and with the numbers that say so: those of the budget that is used more."""
     if not hours.has_budget:
         return "it has no budget of hours any more"
@@ -124,7 +124,7 @@ def told(hours: BudgetHours, now: BudgetState) -> str:
     )
     since = f"in the last {hours.days} days" if hours.source == INTERNAL else f"as {hours.source} has it"
     numbers = f"{used:,.1f} of {budget:,.10g} {what} {since}"
-    if now is BudgetState.EXHAUSTED:
+    if state is BudgetState.EXHAUSTED:
         return f"the budget is used up: {numbers}. New work runs when nobody else wants the room; what runs goes on"
     share = math.floor(min(hours.fraction, 10.0) * 100)
     return f"{share} % of the budget is used: {numbers}"

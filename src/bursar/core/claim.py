@@ -39,6 +39,9 @@ class Claim(Struct, frozen=True, omit_defaults=True):
     released: str = ""  # when it was given back
     attempt: int = 0  # how often wiping was asked for
     message: str = ""  # what went wrong with that
+    tenant_uid: str = ""  # which tenant of that name: it may go while the node is wiped, and another be made
+    lease: int = 0  # what pays for it beforehand; 0 where it is billed afterwards, or was given back
+    unpaid: str = ""  # why no more is paid: nothing is placed there any more, and once it is empty it is given back
 
     @property
     def holder(self) -> str:
@@ -48,10 +51,20 @@ class Claim(Struct, frozen=True, omit_defaults=True):
 
 def open_to(claim: Claim | None, user: str, *, sensitive: bool) -> bool:
     """Whether work of this user may go to a node: to a claimed one only its holder's, and sensitive work nowhere else.
-    A node that is not wiped yet takes nothing."""
+    A node that is not paid for any more, or not wiped yet, takes nothing."""
     if claim is None:
         return not sensitive
-    return claim.state is State.HELD and claim.holder == user
+    return claim.state is State.HELD and not claim.unpaid and claim.holder == user
+
+
+def is_of(claim: Claim, tenant_uid: str) -> bool:
+    """Whether a claim is of the tenant that has its tenant's name now. A tenant cannot go while it holds a node."""
+    return claim.state is State.HELD or claim.tenant_uid == tenant_uid
+
+
+def is_claim(uid: str) -> bool:
+    """Whether what has this uid is a claim, and no allocation."""
+    return uid.startswith(f"{UID_PREFIX}-")
 
 
 def holds(claim: Claim | None, tenant: str) -> bool:
@@ -65,6 +78,8 @@ def kept_off(node: str, claim: Claim | None, user: str, *, sensitive: bool) -> R
         return None
     if claim is None:
         return Refusal(Code.STALE, f"node {node} is not claimed by who submitted this sensitive work")
+    if claim.state is State.HELD and claim.unpaid and claim.holder == user:
+        return Refusal(Code.STALE, f"node {node} is claimed, and not paid for any more")
     if claim.state is State.HELD:
         return Refusal(Code.STALE, f"node {node} is claimed by somebody else")
     return Refusal(Code.STALE, f"node {node} was given back and is not wiped yet")
@@ -79,6 +94,8 @@ def held(node: str, claim: Claim, *, told: bool) -> Refusal:
         return not_wiped(node, claim)
     if told:
         message = f"node {node} is claimed by {claim.holder} since {claim.since}"
+        if claim.unpaid:
+            message += ", and is given back, for it is not paid for any more"
         cause = Cause("claimed", message, scope=node, current_usage=claim.holder)
         return Refusal(Code.CONFLICT, message, "Choose another node, or ask them to release it.", (cause,))
     message = f"node {node} is claimed by somebody else"
@@ -99,15 +116,6 @@ def not_allowed(tenant: str) -> Refusal:
         Code.FORBIDDEN,
         f'users of tenant "{tenant}" may not claim nodes',
         f"Ask a system admin: bursar admin tenant update {tenant} --sensitive",
-    )
-
-
-def paid_afterwards(tenant: str) -> Refusal:
-    """An idle node is nobody's placement, and only placements are paid for beforehand."""
-    return Refusal(
-        Code.FORBIDDEN,
-        f'tenant "{tenant}" pays beforehand, and a claimed node is billed afterwards, idle or not',
-        f"Ask a system admin to bill it afterwards: bursar admin tenant update {tenant} --billing-mode none",
     )
 
 

@@ -16,6 +16,7 @@ from typing import Final
 from msgspec import Struct
 
 from bursar.core.charge import Amounts
+from bursar.core.money import MICROS
 from bursar.core.node import EXCLUSIVE, WHOLE, NodeRoom, Placement, dominant_fraction
 from bursar.core.price import PriceList
 
@@ -59,7 +60,7 @@ class Bucket(Struct):
     total: int = 0  # amount times seconds
     cost: int = 0  # what a tariff asks for that, in its own fraction
     peak: int = 0  # the highest level
-    rise: int = 0  # of the level at the bucket's end, as far as it was known before
+    rise: int = 0  # by how much the level at the bucket's end is higher than was known
 
 
 class Began(Struct, frozen=True):
@@ -125,8 +126,8 @@ FREE: Final = Tariff()
 
 def tariff_of(prices: PriceList, resource: str, klass: str) -> Tariff:
     """What a resource costs: the price of its class, else its own. A price holds from the first whole second on."""
-    begins = sorted({-(-at // 1_000_000) for at in prices.begins(resource, klass)})
-    found = [prices.at(resource, klass, at * 1_000_000) for at in begins]
+    begins = sorted({-(-at // MICROS) for at in prices.begins(resource, klass)})
+    found = [prices.at(resource, klass, at * MICROS) for at in begins]
     return Tariff(tuple(begins), tuple(one.per_second if one is not None else 0 for one in found))
 
 
@@ -188,6 +189,7 @@ def _enter(buckets: dict[int, Bucket], level: Level, until: int, size: int, tari
 
 
 def _mark(buckets: dict[int, Bucket], level: Level, at: int, delta: int, size: int) -> None:
+    """The level that a step has led to: it may be the highest, also if the next step ends it in the same second."""
     bucket = buckets.setdefault(at - at % size, Bucket())
     bucket.peak = max(bucket.peak, level.amount)
     if at % size:
@@ -195,11 +197,19 @@ def _mark(buckets: dict[int, Bucket], level: Level, at: int, delta: int, size: i
 
 
 def _enter_late(buckets: dict[int, Bucket], step: Step, level: Level, size: int, tariff: Tariff) -> None:
+    """What a step changes in time that was entered already. What there was beside it at each moment is not known any
+    more, so peaks stay as they are."""
     for begin, end in spans(step.at, level.since, size):
         bucket = buckets.setdefault(begin - begin % size, Bucket())
         bucket.total += step.delta * (end - begin)
         bucket.cost += step.delta * tariff.cost(begin, end)
         bucket.rise += step.delta
+
+
+def used_by_steps(steps: Iterable[tuple[int, int]], begin: int, end: int) -> int:
+    """What steps, as (at, delta), come to between two times. One that came before counts from the beginning: so what
+    there was then is a step as well."""
+    return sum(delta * max(0, end - max(begin, at)) for at, delta in steps)
 
 
 def spans(begin: int, end: int, size: int) -> Iterable[tuple[int, int]]:

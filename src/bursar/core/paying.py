@@ -6,7 +6,7 @@ paid for, and nothing is held for what was not placed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 from msgspec import Struct
@@ -65,18 +65,22 @@ _decode = msgspec.json.Decoder(_Status).decode
 
 
 def payment_of(sheet: Sheet, one: Stored, nodes: Sequence[str]) -> Payment | None:
-    """What must be read before an allocation can be placed on these nodes; None where it is not paid for beforehand."""
+    """What must be read before an allocation can be placed on these nodes; None where it is not paid for beforehand, or
+    all of it by the claims of its nodes."""
     tenant = sheet.tenant_of(one)
     if tenant not in sheet.tree.prepaid:
         return None
-    return Payment(owners_of(tenant, _decode(one.status).user), tuple(nodes))
+    unpaid = tuple(node for node in nodes if not claim_lease_on(sheet, node))
+    return Payment(owners_of(tenant, _decode(one.status).user), unpaid) if unpaid else None
 
 
 def leases_of(sheet: Sheet, one: Stored, taken: Sequence[tuple[str, Mapping[str, int]]]) -> list[Lease] | Refusal:
-    """The leases that would pay for an allocation, one for what it takes of each node; none where nobody pays."""
+    """The leases that would pay for an allocation, one for what it takes of each node; none where nobody pays, or where
+    the node's claim does."""
     tenant = sheet.tenant_of(one)
     terms = sheet.tree.prepaid.get(tenant)
-    if terms is None:
+    taken = [(node, resources) for node, resources in taken if not claim_lease_on(sheet, node)]
+    if terms is None or not taken:
         return []
     status = _decode(one.status)
     account = payer(sheet, owners_of(tenant, status.user))
@@ -85,7 +89,7 @@ def leases_of(sheet: Sheet, one: Stored, taken: Sequence[tuple[str, Mapping[str,
     window = sheet.tree.credits.window(terms)
     drafts = []
     for node, resources in taken:
-        amounts = {name: amount for name, amount in resources.items() if name not in UNPRICED and amount}
+        amounts = priced_of(resources)
         drafts.append(
             Lease(
                 0, account, one.uid, window=window, amounts=amounts, klass=sheet.classes.get(node, ""),
@@ -94,6 +98,25 @@ def leases_of(sheet: Sheet, one: Stored, taken: Sequence[tuple[str, Mapping[str,
             )
         )  # fmt: skip
     return drafts
+
+
+def paid_by(sheet: Sheet, nodes: Iterable[str], leases: Iterable[Lease]) -> dict[str, int]:
+    """Which lease pays for what is placed on each of these nodes, where one does: that of the node's claim, or its
+    own."""
+    found = {lease.node: lease.id for lease in leases}
+    found.update({node: number for node in nodes if (number := claim_lease_on(sheet, node))})
+    return found
+
+
+def claim_lease_on(sheet: Sheet, node: str) -> int:
+    """The lease of the claim of a node, which pays for all that is placed there; 0 where there is none."""
+    room = sheet.nodes.get(node)
+    return room.claim.lease if room is not None and room.claim is not None else 0
+
+
+def priced_of(resources: Mapping[str, int]) -> dict[str, int]:
+    """What of it has a price."""
+    return {name: amount for name, amount in resources.items() if name not in UNPRICED and amount}
 
 
 def gpus_in(amounts: Mapping[str, int]) -> int:
@@ -110,6 +133,8 @@ def settle(book: Book | None, gone: Sequence[Placement], measured: int | None) -
         lease = book.leases.get(one.lease)
         if lease is None or lease.state is not LeaseState.OPEN:
             continue  # It was closed before: its time ran out, or somebody ended it.
+        if lease.uid != one.uid:
+            continue  # It pays for the claim of the whole node, and goes on.
         if measured is None:
             book.close(lease)
             continue

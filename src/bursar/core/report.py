@@ -9,7 +9,7 @@ from typing import Final
 from msgspec import Struct
 
 from bursar.core.cost import breakdown, is_gpu, nano_of
-from bursar.core.hours import HOUR, NODES, Used
+from bursar.core.hours import HOUR, NODES, Used, hours
 from bursar.core.price import GIB, is_device
 from bursar.core.quantity import is_bytes
 from bursar.core.quota import Counter
@@ -19,6 +19,7 @@ Metered = tuple[str, str]  # (resource, class)
 Uses = Mapping[Metered, Used]
 
 MIB: Final = 1 << 20
+HOURS_DIGITS: Final = 6  # after the point, when hours are told
 
 
 class Sum(Struct, frozen=True):
@@ -30,13 +31,15 @@ class Sum(Struct, frozen=True):
 
 
 def add_up(uses: Iterable[tuple[Metered, Used]]) -> Sum:
+    """Hours of nodes and of GPUs of all classes, and what everything costs."""
     nodes = gpus = 0
     costs: list[tuple[str, int]] = []
     for (resource, _), used in uses:
         nodes += used.total if resource == NODES else 0
         gpus += used.total if is_gpu(resource) else 0
         costs.append((resource, used.cost))
-    return Sum(unit_hours(NODES, nodes), unit_hours(NODES, gpus), nano_of(sum(breakdown(costs).values())))
+    cost = nano_of(sum(breakdown(costs).values()))
+    return Sum(round(hours(nodes), HOURS_DIGITS), round(hours(gpus), HOURS_DIGITS), cost)
 
 
 def together(several: Iterable[Uses]) -> dict[Metered, Used]:
@@ -51,7 +54,7 @@ def together(several: Iterable[Uses]) -> dict[Metered, Used]:
 
 def unit_hours(resource: str, total: int) -> float:
     """Hours of one unit: a GPU, a core, a node, a GiB."""
-    return round(total / (GIB if is_bytes(resource) else 1000) / HOUR, 6)
+    return round(total / GIB / HOUR if is_bytes(resource) else hours(total), HOURS_DIGITS)
 
 
 def unit_of(resource: str) -> str:

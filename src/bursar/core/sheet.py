@@ -27,6 +27,7 @@ class Sheet:
     now: datetime
     tree: Tree
     counters: Counters
+    era: int = 0  # of the database: another one, and a later one, after it was restored from a backup
     objects: dict[Key, Stored] = field(default_factory=dict)
     recent: set[Key] = field(default_factory=set)  # objects that exist, and were not read again
     nodes: dict[str, NodeRoom] = field(default_factory=dict)

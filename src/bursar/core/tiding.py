@@ -6,7 +6,9 @@ from msgspec import Struct
 
 
 class Tiding(Struct, frozen=True):
-    type: str
-    tenant: str
-    subject: str
+    """A notice before it has a number and receivers."""
+
+    type: str  # such as budget.warning
+    tenant: str  # whose people may hear of it
+    subject: str  # what it is about
     data: bytes  # a JSON object

@@ -43,6 +43,7 @@ class Tenant:
     enforcement: Enforcement = Enforcement.REJECT
     billing: SaidTerms = NOTHING_SAID
     may_claim: bool = True  # whether its users may claim nodes for sensitive work
+    uid: str = ""  # names are given anew; what is left of a tenant that is gone is not its namesake's
 
 
 @dataclass(frozen=True, slots=True)

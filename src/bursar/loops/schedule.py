@@ -8,11 +8,12 @@ the world and decided anew.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import lru_cache
+from itertools import islice
 from time import time
 
 import structlog
@@ -230,18 +231,19 @@ class Scheduler:
 
     async def _save_bindings(self, bindings: Sequence[Binding], commands: Sequence[Bind]) -> None:
         heard = self.unpaid.heard
-        for binding, reply in zip(bindings, await bind(self.office, commands), strict=True):
+        replies = await bind(self.office, commands)
+        keeper, now = self.keeper, self.clock()
+        for binding, reply in zip(bindings, replies, strict=True):
             if isinstance(reply, Refusal):
                 self._take_back(binding, reply, heard)
                 continue
             assert isinstance(reply, tuple), "a unit is answered member by member"
             self.world.probes.paid(binding.members[0][0])
-            now = self.clock()
             for (ask, _), written in zip(binding.members, reply, strict=True):
-                self.keeper.committed(ask.uid, written.revision)
-                self.keeper.noted.pop(ask.uid, None)
-                if ask.uid in self.keeper.returned:
-                    self.keeper.returned.discard(ask.uid)
+                keeper.committed(ask.uid, written.revision)
+                keeper.noted.pop(ask.uid, None)
+                if ask.uid in keeper.returned:
+                    keeper.returned.discard(ask.uid)
                     self.waits.bound_again(now)
                 else:
                     self.waits.bound(ask.queue, ask.submitted_at, now)
@@ -359,25 +361,27 @@ class Scheduler:
                 keeper.noted[command.uid] = command.reason
 
     def _news(self, now: float) -> Sequence[tuple[Ask, Reason]]:
-        found: list[tuple[Ask, Reason]] = []
-        for uid, group in self.world.waiting.items():
-            reason = self._reason(uid)
-            if reason is None or uid in self.keeper.committing or self.keeper.noted.get(uid) == reason.code:
-                continue
-            ask = group.members[uid]
-            if now - ask.submitted_at >= NOTE_AFTER_SECONDS:
-                found.append((ask, reason))
-                if len(found) >= NOTES_MAX:
-                    break
-        return found
+        """Why things wait that have waited for a while, where another reason is stored: so many of them at a time."""
+        keeper, ripe = self.keeper, now - NOTE_AFTER_SECONDS
+        found = (
+            (ask, reason)
+            for ask, reason in self._reasons()
+            if ask.submitted_at <= ripe
+            and ask.uid not in keeper.committing
+            and keeper.noted.get(ask.uid) != reason.code
+        )
+        return list(islice(found, NOTES_MAX))
 
-    def _reason(self, uid: str) -> Reason | None:
-        if uid in self.world.nominated:
-            return Reason(Why.MAKING_ROOM, until=self.world.nominated[uid].until)
-        blocked = self.world.blocked.get(self.world.unit_key(uid))
-        if blocked is None or (blocked.firm and blocked.reason.why not in UNPAID):
-            return None
-        return blocked.reason
+    def _reasons(self) -> Iterator[tuple[Ask, Reason]]:
+        """Of what waits: that room is being made for it, or what those that are alike wait for."""
+        world = self.world
+        for uid, nomination in world.nominated.items():
+            if uid in world.waiting:
+                yield world.waiting[uid].members[uid], Reason(Why.MAKING_ROOM, until=nomination.until)
+        for group in world.groups.values():
+            blocked = world.blocked.get(world.unit_of(group))
+            if blocked is not None and (not blocked.firm or blocked.reason.why in UNPAID):
+                yield from ((ask, blocked.reason) for uid, ask in group.members.items() if uid not in world.nominated)
 
 
 # Plans as commands.

@@ -19,6 +19,7 @@ from bursar.core.selector import parse_fields
 from bursar.ops import object as object_ops
 from bursar.ops.billing import load_credit_policy
 from bursar.ops.dispatch import delete_command
+from bursar.ops.hours import load_record_days
 from bursar.ops.object import Delete, Preconditions
 from bursar.ops.office import Office, now
 from bursar.ops.signing import rotate_old
@@ -43,7 +44,7 @@ class Retention:
     audit: int = 10_000_000  # revisions whose changes are kept
     samples: timedelta = timedelta(days=400)  # also of what allocations have used
     hours: timedelta = timedelta(days=100)  # what tenants used, by the hour; by the day it is kept for good
-    records: timedelta = timedelta(days=800)  # of what ran: a window that begins before them begins with a day
+    records: timedelta | None = None  # of what ran; None: as long as the settings say
 
 
 async def run_upkeep(office: Office, retention: Retention | None = None) -> None:
@@ -139,7 +140,8 @@ async def keep_hours(office: Office, retention: Retention) -> list[str]:
     async with office.database.reader() as db:
         await usage_record.ensure_partitions(db, now())
         await usage.forget_hours(db, now() - retention.hours)
-        return await usage_record.drop_records(db, now() - retention.records)
+        kept = retention.records or timedelta(days=await load_record_days(db))
+        return await usage_record.drop_records(db, now() - kept)
 
 
 async def change_keys(office: Office) -> bool:

@@ -240,8 +240,11 @@ class Keeper:
 
     def settle(self, uids: Iterable[str]) -> None:
         """It is known how a commit ended: changes that waited for that are applied."""
-        self.committing.subtract(uids)
-        self.committing = +self.committing
+        for uid in uids:
+            if self.committing[uid] > 1:
+                self.committing[uid] -= 1
+            else:
+                self.committing.pop(uid, None)
         if self._deferred:
             waiting, self._deferred = self._deferred, []
             for change in waiting:
@@ -456,7 +459,7 @@ def _holder(room: NodeRoom) -> str:
     """Whose a node is, as the fleet knows it."""
     if room.claim is None:
         return UNCLAIMED
-    return room.claim.holder if room.claim.state is State.HELD else NOBODY
+    return room.claim.holder if room.claim.state is State.HELD and not room.claim.unpaid else NOBODY
 
 
 def _nomination(status: _Status) -> Nomination | None:

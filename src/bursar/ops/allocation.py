@@ -36,6 +36,7 @@ GRACE_SECONDS = 30
 PLACED = frozenset({Phase.SCHEDULED, Phase.RUNNING})
 
 _decode = msgspec.json.Decoder(Allocation).decode
+_decode_status = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def request_in(doc: bytes) -> Request:
@@ -262,14 +263,13 @@ def phase_of(one: Stored) -> Phase:
 
 def waits_no_more(one: Stored) -> Refusal | None:
     """Why what was to be placed, or to be told why it waits, is left as it is."""
-    if (phase := phase_of(one)) is not Phase.PENDING:
+    if (phase := one.fields.get("status.phase", Phase.PENDING)) != Phase.PENDING:
         return Refusal(Code.STALE, f"{one.key.name} is {phase}, not Pending")
     return None
 
 
 def status_of(one: Stored) -> dict[str, Any]:
-    status: dict[str, Any] = msgspec.json.decode(one.status)
-    return status
+    return _decode_status(one.status)
 
 
 def unchanged(one: Stored) -> Written:
@@ -278,15 +278,16 @@ def unchanged(one: Stored) -> Written:
 
 def set_condition(status: dict[str, Any], name: str, value: str, reason: str, message: str, at: str) -> None:
     """Set a condition; its transition time moves only when its value does."""
-    before = next((one for one in status.get("conditions", ()) if one["type"] == name), None)
-    since = (
-        before["lastTransitionTime"] if before and before["status"] == value and "lastTransitionTime" in before else at
-    )
-    condition = {"type": name, "status": value, "reason": reason, "lastTransitionTime": since}
+    condition = {"type": name, "status": value, "reason": reason, "lastTransitionTime": at}
     if message:
         condition["message"] = message
-    others = [one for one in status.get("conditions", ()) if one["type"] != name]
-    status["conditions"] = [*others, condition]
+    conditions = []
+    for one in status.get("conditions", ()):
+        if one["type"] != name:
+            conditions.append(one)
+        elif one["status"] == value:
+            condition["lastTransitionTime"] = one.get("lastTransitionTime", at)
+    status["conditions"] = [*conditions, condition]
 
 
 def take_notice(status: dict[str, Any]) -> dict[str, Any] | None:

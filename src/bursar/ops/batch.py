@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import compress
 from time import monotonic as now
 
 from bursar.core.allocation import GangKey
@@ -43,7 +44,7 @@ from bursar.store.request import Remembered, RequestKey
 KNOWN_MAX = 200_000
 
 # Kinds that others only refer to by name. That one was there a second ago is good enough: it could be deleted right
-# after the request as well.
+# after the request as well. Queues are changed with the tree: who saw one in another version of that looks again.
 CATALOGUE = frozenset({"PriorityClass", "Queue"})
 SEEN_SECONDS_MAX = 1.0
 SEEN_MAX = 10_000
@@ -59,33 +60,36 @@ class Walk:
         # Counters that are known to exist. Those that are gone all the same are noticed when they are locked.
         self._known: set[Row] = set()
         self._known_in: Tree | None = None
-        self._seen: dict[Key, float] = {}
+        self._seen: dict[tuple[Key, int], float] = {}  # by key and the tree's version
         # Of which class nodes' devices are, by the node's uid and generation: with other labels it has another one.
         self._classes: dict[tuple[str, str, int], str] = {}
 
     async def __call__(self, db: Connection, commands: Sequence[Command]) -> Sequence[Reply]:
         """Commands of a leader that was deposed are refused and leave no trace; the rest of the batch stands."""
         fence = await lock_fence(db, commands)
-        replies = iter(await self._decided(db, [one for one in commands if one.fence in (None, fence)]))
-        return [next(replies) if one.fence in (None, fence) else DEPOSED for one in commands]
+        stands = [one.fence is None or one.fence == fence for one in commands]
+        if all(stands):
+            return await self._decided(db, commands)
+        replies = iter(await self._decided(db, list(compress(commands, stands))))
+        return [next(replies) if standing else DEPOSED for standing in stands]
 
     async def _decided(self, db: Connection, commands: Sequence[Command]) -> Sequence[Reply]:
         if not commands:
             return ()
         claimed, remembered = await claim(db, commands)
         fresh = [command for command in commands if command.claim is None or command.claim.key in claimed]
-        tree = await self._trees.at(db, await tree_store.lock_shared(db))
-        sheet = await self._read(db, tree, fresh)
+        version = await tree_store.lock_shared(db)
+        sheet = await self._read(db, version, await self._trees.at(db, version), fresh)
         results = decide(sheet, commands, remembered)
         await save(db, sheet)
         replies = [finished(result) for result in results]
         await remember(db, commands, claimed, replies, encode_reply)
         return replies
 
-    async def _read(self, db: Connection, tree: Tree, commands: Sequence[Command]) -> Sheet:
-        sheet = Sheet(datetime.now(UTC), tree, Counters(tree, {}))
+    async def _read(self, db: Connection, version: int, tree: Tree, commands: Sequence[Command]) -> Sheet:
+        sheet = Sheet(datetime.now(UTC), tree, Counters(tree, {}), era=tree_store.era_of(version))
         await lock_gangs(db, sheet, commands)
-        await self._lock_objects(db, sheet, commands)
+        await self._lock_objects(db, version, sheet, commands)
         await self._lock_counters(db, sheet, commands)
         await self._lock_nodes(db, sheet, commands)
         if metered := {name for command in commands for name in command.meters(sheet)}:
@@ -93,22 +97,23 @@ class Walk:
         await self._open_book(db, sheet, commands)
         return sheet
 
-    async def _lock_objects(self, db: Connection, sheet: Sheet, commands: Sequence[Command]) -> None:
+    async def _lock_objects(self, db: Connection, version: int, sheet: Sheet, commands: Sequence[Command]) -> None:
         keys = {key for command in commands for key in command.objects()}
         if sheet.gangs:
             keys.update(await object_store.load_gang_members(db, sheet.gangs))
         there = await object_store.lock(db, keys)
         needs = {key for command in commands for key in command.needs()}
-        sheet.recent = self._recently_seen(needs)
+        sheet.recent = self._recently_seen(needs, version)
         # What does not exist need not be read; nor what was there a moment ago, where only that matters.
         if wanted := there | (needs - sheet.recent):
             sheet.objects = await object_store.load(db, wanted)
-            self._seen.update({key: now() for key in needs if key in sheet.objects and key.kind in CATALOGUE})
+            there_now = (key for key in needs if key in sheet.objects and key.kind in CATALOGUE)
+            self._seen.update({(key, version): now() for key in there_now})
 
-    def _recently_seen(self, needs: set[Key]) -> set[Key]:
+    def _recently_seen(self, needs: set[Key], version: int) -> set[Key]:
         if len(self._seen) > SEEN_MAX:
             self._seen.clear()
-        return {key for key in needs if now() - self._seen.get(key, -SEEN_SECONDS_MAX) < SEEN_SECONDS_MAX}
+        return {key for key in needs if now() - self._seen.get((key, version), -SEEN_SECONDS_MAX) < SEEN_SECONDS_MAX}
 
     async def _lock_counters(self, db: Connection, sheet: Sheet, commands: Sequence[Command]) -> None:
         # Work of one template shares its charge: its counters are looked up once.
@@ -155,7 +160,9 @@ class Walk:
     async def _open_book(self, db: Connection, sheet: Sheet, commands: Sequence[Command]) -> None:
         """Lock the accounts and leases that are decided on. Where nobody pays beforehand this asks nothing."""
         payments = [one for command in commands for one in command.pays(sheet)] if sheet.tree.prepaid else []
-        paid = any(one.lease for parts in sheet.placements.values() for one in parts)
+        paid = any(one.lease for parts in sheet.placements.values() for one in parts) or any(
+            room.claim is not None and room.claim.lease for room in sheet.nodes.values()
+        )
         leases = {number for command in commands for number in command.leases(sheet)} if paid else set()
         if not payments and not leases:
             return

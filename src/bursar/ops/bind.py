@@ -8,9 +8,9 @@ stands.
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Iterable, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import chain
 from typing import Any
 
@@ -20,10 +20,10 @@ from bursar.core.allocation import GangKey, Phase, Request
 from bursar.core.charge import Charge
 from bursar.core.claim import kept_off
 from bursar.core.eviction import Reason as Stopped
-from bursar.core.lease import Lease
+from bursar.core.lease import Lease, lease_name
 from bursar.core.node import NodeRoom, Placement
 from bursar.core.object import Key, Origin, Write
-from bursar.core.paying import Payment, leases_of, payment_of
+from bursar.core.paying import Payment, leases_of, paid_by, payment_of
 from bursar.core.placing import Placing, Target, bound_charge, place
 from bursar.core.quantity import format_amount
 from bursar.core.quota import Move
@@ -40,6 +40,9 @@ STOPPED = frozenset(Stopped)
 
 # What is said of something only while it waits.
 WAITING = ("reason", "message", "nominated", "queuePosition")
+
+# Of one allocation in each second, at most: the next era begins above all that the one before can have given.
+ERA_EPOCHS = 1000
 
 # Plans repeat a few amounts for ever.
 _text = lru_cache(4096)(format_amount)
@@ -99,7 +102,7 @@ class Bind(Command):
         for member in self.members:
             if refusal := _outrun(sheet, member) or _kept_off(sheet, member):
                 return self._told_of(member, refusal)
-        for gang in self.gangs():
+        for gang in self.gangs() if sheet.gangs else ():
             if refusal := self._torn(sheet, gang):
                 return refusal
         placings = self._place(sheet)
@@ -119,7 +122,8 @@ class Bind(Command):
             for lease in chain.from_iterable(leases):
                 refusal = sheet.book.open(lease, started=False)
                 assert refusal is None, "what was not lacking can be opened"
-        return tuple(map(partial(_save, sheet, self.origin), self.members, placings, leases))
+        saving = zip(self.members, placings, leases, strict=True)
+        return tuple([_save(sheet, self.origin, *one) for one in saving])
 
     def pays(self, sheet: Sheet) -> Iterable[Payment]:
         for member in self.members:
@@ -205,20 +209,32 @@ def _kept_off(sheet: Sheet, member: Member) -> Refusal | None:
 def _save(sheet: Sheet, origin: Origin, member: Member, placing: Placing, leases: Sequence[Lease]) -> Write:
     before = sheet.objects[member.key]
     status = status_of(before)
-    epoch = status.get("epoch", 0) + 1  # higher than that of any earlier placement, so that late comers are told apart
+    # Higher than that of any earlier placement, so that late comers are told apart; also than of those made after the
+    # backup that the database was restored from: an agent would take what it ran then for what it is told now.
+    epoch = max(status.get("epoch", 0), sheet.era * ERA_EPOCHS) + 1
     for room in placing.rooms:
         sheet.use_node(room)
+    paid: Mapping[str, int] = {}
+    if leases or any(room.claim is not None for room in placing.rooms):
+        paid = paid_by(sheet, [target.node for target in member.targets], leases)
     sheet.place([
         Placement(
             target.node, before.uid, member.key.namespace, member.key.name, before.tenant, epoch,
-            member.request.exclusive, taken.resources, taken.devices, lease=leases[place].id if leases else 0,
+            member.request.exclusive, taken.resources, taken.devices, lease=paid.get(target.node, 0),
         )
-        for place, (target, taken) in enumerate(zip(member.targets, placing.fits, strict=True))
+        for target, taken in zip(member.targets, placing.fits, strict=True)
     ])  # fmt: skip
     _set_bound(status, member, placing, epoch, timestamp(sheet.now))
-    for shown, lease in zip(status["nodes"], leases, strict=False):
-        shown["lease"] = lease.name
+    if paid:
+        show_leases(status, paid)
     return sheet.put(with_status(before, status, node=member.targets[0].node, charge=placing.charge), origin)
+
+
+def show_leases(status: dict[str, Any], paid: Mapping[str, int]) -> None:
+    """Which lease pays for it on each of its nodes; its nodes are told by this whether it is paid for."""
+    for shown in status["nodes"]:
+        if number := paid.get(shown["name"], 0):
+            shown["lease"] = lease_name(number)
 
 
 def _set_bound(status: dict[str, Any], member: Member, placing: Placing, epoch: int, at: str) -> None:

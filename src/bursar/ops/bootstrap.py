@@ -15,6 +15,7 @@ from bursar.ops.object import get, submit
 from bursar.ops.office import Office
 from bursar.store.database import Database, connect
 from bursar.store.migrate import migrate
+from bursar.store.tree import begin_era
 from bursar.wire.kinds import BY_NAME
 from bursar.wire.namespace import DEFAULT_TENANT, TENANT_LABEL
 from bursar.wire.settings import SYSTEM
@@ -55,12 +56,16 @@ async def bootstrap(office: Office) -> int:
     return created
 
 
-async def prepare(database_url: str) -> None:
-    """Schema and default objects, on a database that may be empty."""
+async def prepare(database_url: str, *, restored: bool = False) -> None:
+    """Schema and default objects, on a database that may be empty. `restored` is for one that was put back to what a
+    backup had: whoever saw more must not take what comes now for it."""
     db = await connect(database_url)
     try:
         for name in await migrate(db):
             log.info("migrated", migration=name)
+        if restored:
+            await begin_era(db)
+            log.info("the database was restored: a new era begins")
     finally:
         await db.close()
     database = await Database.open(database_url, readers=2)

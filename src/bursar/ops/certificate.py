@@ -24,7 +24,8 @@ from bursar.core.certificate import COMMON_NAME_CHARS_MAX, CONTROL_PLANE_URI, No
 from bursar.core.refusal import Refusal, field_fault, invalid
 
 AUTHORITY_DAYS = 3650
-OUR_DAYS = 365
+# Of those that a process of the control plane makes for itself, and renews by itself.
+OUR_LIFE = timedelta(days=30)
 NODE_HOURS = 24
 # The clocks of two machines never quite agree.
 BACKDATED = timedelta(minutes=1)
@@ -107,16 +108,16 @@ def sign_node(authority: Authority, key: PublicKey, identity: NodeIdentity, now:
     return Issued(identity, _pem(signed), authority.pem, signed.not_valid_after_utc)
 
 
-def sign_server(authority: Authority, hosts: Iterable[str], now: datetime, *, days: int = OUR_DAYS) -> Pair:
+def sign_server(authority: Authority, hosts: Iterable[str], now: datetime, life: timedelta = OUR_LIFE) -> Pair:
     """For a process of the control plane that is called at these hosts."""
     names = [host_name(host) for host in sorted(set(hosts))]
-    return _sign_ours(authority, "bursar", names, ExtendedKeyUsageOID.SERVER_AUTH, now, days)
+    return _sign_ours(authority, "bursar", names, ExtendedKeyUsageOID.SERVER_AUTH, now, life)
 
 
-def sign_client(authority: Authority, now: datetime) -> Pair:
+def sign_client(authority: Authority, now: datetime, life: timedelta = OUR_LIFE) -> Pair:
     """For a process of the control plane that calls agents."""
     names = [x509.UniformResourceIdentifier(CONTROL_PLANE_URI)]
-    return _sign_ours(authority, "bursar control plane", names, ExtendedKeyUsageOID.CLIENT_AUTH, now, OUR_DAYS)
+    return _sign_ours(authority, "bursar control plane", names, ExtendedKeyUsageOID.CLIENT_AUTH, now, life)
 
 
 def _sign_ours(
@@ -125,11 +126,10 @@ def _sign_ours(
     names: Sequence[x509.GeneralName],
     good_for: x509.ObjectIdentifier,
     now: datetime,
-    days: int,
+    life: timedelta,
 ) -> Pair:
     key = ec.generate_private_key(ec.SECP256R1())
-    until = now + timedelta(days=days)
-    return Pair(_pem(_sign(authority, key.public_key(), name, names, (good_for,), now, until)), key_pem(key))
+    return Pair(_pem(_sign(authority, key.public_key(), name, names, (good_for,), now, now + life)), key_pem(key))
 
 
 def _sign(

@@ -14,14 +14,18 @@ from typing import Any
 from msgspec import Struct
 
 from bursar.core.access import Reach
-from bursar.core.claim import POOL, UID_PREFIX, Claim, State, held, in_use, not_allowed, paid_afterwards, pool_exhausted
+from bursar.core.claim import POOL, UID_PREFIX, Claim, State, held, in_use, is_of, not_allowed, open_to, pool_exhausted
+from bursar.core.claim_lease import close_now, lacking_after, lease_of_claim
+from bursar.core.lease import Lease
 from bursar.core.node import WHOLE, NodeRoom, Placement
 from bursar.core.object import Key, Origin, Stored
+from bursar.core.paying import Payment, owners_of
 from bursar.core.refusal import Code, Refusal
 from bursar.core.sheet import Sheet, begin_usage, end_usage
 from bursar.core.tree import Tree, lineage
 from bursar.core.value import replace
-from bursar.ops.allocation import drop_conditions, set_condition, status_of, unchanged
+from bursar.ops.allocation import drop_conditions, set_condition, status_of, unchanged, with_status
+from bursar.ops.bind import show_leases
 from bursar.ops.command import Command, Reply, Result
 from bursar.ops.object import not_found
 from bursar.ops.office import Office, new_uid, timestamp
@@ -35,6 +39,7 @@ RELEASED = "Released"  # how the use of a claimed node ends
 CLAIMED = "Claimed"  # how that of work ends whose node was claimed by its own user
 SETTINGS = Key("Settings", "", SYSTEM)
 NOBODYS = Reach()
+TRIES_MAX = 5  # of a claim, while work of who claims comes and goes on the node
 
 
 def node_key(name: str) -> Key:
@@ -50,18 +55,24 @@ def pool_size(tree: Tree) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _OnNode(Command):
+class OnNode(Command):
     def nodes(self) -> Iterable[str]:
         return (self.key.name,)
 
+    def claim_on(self, sheet: Sheet) -> Claim | None:
+        room = sheet.nodes.get(self.key.name)
+        return room.claim if room is not None else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimNode(_OnNode):
+class ClaimNode(OnNode):
     """Take a node for one person, on which nothing is placed but their own work. Who has it already keeps it; everybody
-    else is refused."""
+    else is refused. Where its tenant pays beforehand, all of the node is paid for from then on, and by that what runs
+    there; what was paid for that until now is settled."""
 
     draft: Claim
     reach: Reach  # of who asks: it decides what they are told of who holds the node
+    work: tuple[Key, ...] = ()  # what is placed there, as it was read without a lock
 
     def claims(self) -> Iterable[str]:
         return (self.key.name,)
@@ -71,23 +82,35 @@ class ClaimNode(_OnNode):
 
     def objects(self) -> Iterable[Key]:
         # The settings last: the order of keys is the order of locks.
-        return (self.key, SETTINGS)
+        return (*self.work, self.key, SETTINGS)
+
+    def pays(self, sheet: Sheet) -> Iterable[Payment]:
+        return payments(sheet, self.draft, self.key.name)
+
+    def leases(self, sheet: Sheet) -> Iterable[int]:
+        return self._replaced(sheet)
 
     def decide(self, sheet: Sheet) -> Result:
         before, room = sheet.objects.get(self.key), sheet.nodes.get(self.key.name)
         if before is None or room is None:
             return not_found(self.key)
-        if room.claim is not None and room.claim.state is State.HELD and room.claim.holder == self.draft.holder:
+        if open_to(room.claim, self.draft.holder, sensitive=True):
             return unchanged(before)
         if refusal := self._refusal(sheet, room):
             return refusal
+        lease = self._lease(sheet, room)
+        if isinstance(lease, Refusal):
+            return lease
         sheet.claimed += 1
-        claim = replace(self.draft, since=timestamp(sheet.now))
+        tenant = sheet.tree.tenants[self.draft.tenant]
+        claim = replace(self.draft, since=timestamp(sheet.now), tenant_uid=tenant.uid)
+        if lease is not None:
+            claim = replace(claim, lease=self._pay(sheet, lease))
         for part, _ in sheet.occupants.get(room.name, ()):
             # From now on the claim counts for all that runs there.
             end_usage(sheet, part.uid, part.node, CLAIMED)
         begin_usage(sheet, _whole(room, claim), claim.holder)
-        return _put(sheet, before, room, claim, self.origin)
+        return put_claim(sheet, before, room, claim, self.origin)
 
     def _refusal(self, sheet: Sheet, room: NodeRoom) -> Refusal | None:
         if self.draft.tenant not in sheet.tree.tenants:
@@ -95,8 +118,6 @@ class ClaimNode(_OnNode):
         for tenant in lineage(sheet.tree, self.draft.tenant):
             if not sheet.tree.tenants[tenant].may_claim:
                 return not_allowed(tenant)
-        if self.draft.tenant in sheet.tree.prepaid:
-            return paid_afterwards(self.draft.tenant)
         if room.claim is not None:
             return held(room.name, room.claim, told=sees(self.reach, sheet.tree, room.claim))
         if not room.schedulable:
@@ -107,6 +128,39 @@ class ClaimNode(_OnNode):
         size = pool_size(sheet.tree)
         return pool_exhausted(sheet.claimed, size) if sheet.claimed >= size else None
 
+    def _lease(self, sheet: Sheet, room: NodeRoom) -> Lease | Refusal | None:
+        """What would pay for the node, not opened yet; None where nobody pays beforehand."""
+        draft = lease_of_claim(sheet, room, self.draft)
+        if not isinstance(draft, Lease):
+            return draft
+        if any(part.lease and part.uid not in sheet.placements for part, _ in sheet.occupants.get(room.name, ())):
+            return Refusal(Code.STALE, f"other work came to node {room.name} while it was being claimed")
+        assert sheet.book is not None, "the account that pays was read"
+        return lacking_after(sheet.book, self._replaced(sheet), draft) or draft
+
+    def _replaced(self, sheet: Sheet) -> list[int]:
+        """The leases of what is placed there: from now on the claim's pays for that."""
+        return [part.lease for part, _ in sheet.occupants.get(self.key.name, ()) if part.lease]
+
+    def _pay(self, sheet: Sheet, lease: Lease) -> int:
+        """Everything was checked: hold the first window, and have it pay for what runs there."""
+        assert sheet.book is not None
+        for number in self._replaced(sheet):
+            close_now(sheet.book, number)
+        refusal = sheet.book.open(lease, started=True)
+        assert refusal is None, "what was not lacking can be opened"
+        for part, work in sheet.occupants.get(self.key.name, ()):
+            if part.lease:
+                self._hand_over(sheet, part, sheet.objects[work.key], lease)
+        return lease.id
+
+    def _hand_over(self, sheet: Sheet, part: Placement, work: Stored, lease: Lease) -> None:
+        parts = sheet.placements[work.uid]
+        sheet.place([replace(one, lease=lease.id) if one.node == part.node else one for one in parts])
+        status = status_of(work)
+        show_leases(status, {part.node: lease.id})
+        sheet.put(with_status(work, status), self.origin)
+
     def _is_alone(self, sheet: Sheet) -> bool:
         """Whether all that is placed there is of who claims it."""
         there = sheet.occupants.get(self.key.name, ())
@@ -114,11 +168,16 @@ class ClaimNode(_OnNode):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReleaseNode(_OnNode):
+class ReleaseNode(OnNode):
     """Give a claimed node back: from then on it is to be wiped."""
 
     user: str  # who gives it back
     over: Reach = NOBODYS  # whose claims they may end beside their own
+    claim_id: str = ""  # the claim that is meant, should the node have been given to another
+
+    def leases(self, sheet: Sheet) -> Iterable[int]:
+        claim = self.claim_on(sheet)
+        return (claim.lease,) if claim is not None and claim.lease else ()
 
     def decide(self, sheet: Sheet) -> Result:
         before, room = sheet.objects.get(self.key), sheet.nodes.get(self.key.name)
@@ -126,19 +185,26 @@ class ReleaseNode(_OnNode):
             return not_found(self.key)
         if room.claim is None:
             return Refusal(Code.CONFLICT, f"node {room.name} is not claimed")
-        if room.claim.holder != self.user and not sees(self.over, sheet.tree, room.claim):
+        if room.claim.id != (self.claim_id or room.claim.id):
+            return Refusal(Code.STALE, f"node {room.name} has another claim by now")
+        own = room.claim.holder == self.user and is_there(sheet.tree, room.claim)
+        if not own and not sees(self.over, sheet.tree, room.claim):
             return Refusal(Code.FORBIDDEN, f"node {room.name} is claimed by somebody else")
         if room.claim.state is not State.HELD:
             return unchanged(before)
         if any(room.allocated.values()):
             return in_use(room.name, (), "released")
         end_usage(sheet, room.claim.id, room.name, RELEASED, self.origin.reason)
-        claim = replace(room.claim, state=State.WIPING, released=timestamp(sheet.now), attempt=1)
-        return _put(sheet, before, room, claim, self.origin)
+        if room.claim.lease:
+            assert sheet.book is not None, "the lease of what ends is read with it"
+            close_now(sheet.book, room.claim.lease)
+        at = timestamp(sheet.now)
+        claim = replace(room.claim, state=State.WIPING, released=at, attempt=1, lease=0, unpaid="")
+        return put_claim(sheet, before, room, claim, self.origin)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WipeNode(_OnNode):
+class WipeNode(OnNode):
     """Have a node that was given back wiped again, as when that failed."""
 
     def decide(self, sheet: Sheet) -> Result:
@@ -151,11 +217,11 @@ class WipeNode(_OnNode):
         if room.claim.state is State.WIPING:
             return unchanged(before)
         claim = replace(room.claim, state=State.WIPING, attempt=room.claim.attempt + 1, message="")
-        return _put(sheet, before, room, claim, self.origin)
+        return put_claim(sheet, before, room, claim, self.origin)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndWipe(_OnNode):
+class EndWipe(OnNode):
     """That a node was wiped, or that this failed. Without a number it is an administrator's word, which always counts;
     a node's own counts for the attempt that it speaks of."""
 
@@ -174,8 +240,8 @@ class EndWipe(_OnNode):
         assert room.claim is not None
         if self.failed:
             failed = replace(room.claim, state=State.WIPE_FAILED, message=self.failed)
-            return _put(sheet, before, room, failed, self.origin)
-        return _put(sheet, before, room, None, self.origin)
+            return put_claim(sheet, before, room, failed, self.origin)
+        return put_claim(sheet, before, room, None, self.origin)
 
     def _is_meant(self, claim: Claim | None) -> bool:
         return (
@@ -194,7 +260,14 @@ def _not_released(room: NodeRoom) -> Refusal | None:
     return None
 
 
-def _put(sheet: Sheet, before: Stored, room: NodeRoom, claim: Claim | None, origin: Origin) -> Result:
+def payments(sheet: Sheet, claim: Claim, node: str) -> list[Payment]:
+    """What must be read before a claimed node can be paid for."""
+    if claim.tenant not in sheet.tree.prepaid or node not in sheet.nodes:
+        return []
+    return [Payment(owners_of(claim.tenant, claim.holder), (node,))]
+
+
+def put_claim(sheet: Sheet, before: Stored, room: NodeRoom, claim: Claim | None, origin: Origin) -> Result:
     """The node with its claim as it is now. Plans that were made for it before are stale."""
     at = timestamp(sheet.now)
     sheet.set_node(replace(room, generation=room.generation + 1, claim=claim))
@@ -211,7 +284,7 @@ def _put(sheet: Sheet, before: Stored, room: NodeRoom, claim: Claim | None, orig
 
 def _whole(room: NodeRoom, claim: Claim) -> Placement:
     """What a claim counts for, used or idle: a placement of the whole node, that is stored nowhere else."""
-    return Placement(room.name, claim.id, "", room.name, claim.tenant, 1, True, room.allocatable, {})
+    return Placement(room.name, claim.id, "", room.name, claim.tenant, 1, True, room.allocatable, {}, True, claim.lease)
 
 
 def shown(claim: Claim) -> dict[str, Any]:
@@ -225,7 +298,13 @@ def shown(claim: Claim) -> dict[str, Any]:
 def sees(reach: Reach, tree: Tree, claim: Claim) -> bool:
     """Whether somebody may know, or decide, whose claim this is. What is left of a tenant that is gone is an
     administrator's."""
-    return reach.everything or (claim.tenant in tree.tenants and reach.sees(lineage(tree, claim.tenant)))
+    return reach.everything or (is_there(tree, claim) and reach.sees(lineage(tree, claim.tenant)))
+
+
+def is_there(tree: Tree, claim: Claim) -> bool:
+    """Whether the tenant of a claim is there; one that was given its name later is another."""
+    tenant = tree.tenants.get(claim.tenant)
+    return tenant is not None and is_of(claim, tenant.uid)
 
 
 def keep_claim(before: Stored, after: Stored) -> Stored:
@@ -256,8 +335,15 @@ async def claim_node(
 ) -> Reply:
     """Claim a node for a user."""
     draft = Claim(new_uid(UID_PREFIX), tenant, user, "", origin.actor, reason)
-    command = ClaimNode(key=node_key(name), origin=origin, claim=claim, draft=draft, reach=reach)
-    reply = await (office.trying if dry_run else office.changing).submit(command, tenant)
+    lane = office.trying if dry_run else office.changing
+    for _ in range(TRIES_MAX):
+        async with office.database.reader() as db:
+            placements = await node_store.load_placements_on(db, [name])
+        work = tuple(Key("Allocation", one.namespace, one.name) for one in placements if one.lease)
+        command = ClaimNode(key=node_key(name), origin=origin, claim=claim, draft=draft, reach=reach, work=work)
+        reply = await lane.submit(command, tenant)
+        if not isinstance(reply, Refusal) or reply.code is not Code.STALE:
+            break
     return await _with_names(office, name, reply, reach, "claimed")
 
 

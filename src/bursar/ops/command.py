@@ -89,7 +89,7 @@ class Command:
         return ()
 
     def leases(self, _: Sheet, /) -> Iterable[int]:
-        """Leases that deciding may close; asked only where something that is placed has one."""
+        """Leases that deciding may close; asked only where something that is placed has one, or a claimed node."""
         return ()
 
     def weight(self) -> int:

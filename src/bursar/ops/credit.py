@@ -14,6 +14,7 @@ import structlog
 from msgspec.structs import replace
 
 from bursar.core.account import Account, Owner, no_account
+from bursar.core.claim import is_claim
 from bursar.core.lease import Lease, Mode, fenced, lease_name
 from bursar.core.money import AMOUNT_MAX, MICROS, credits_of
 from bursar.core.paying import gpus_in
@@ -138,7 +139,7 @@ class ExtendLease(_OfLease):
         if lease is None:
             return fenced(lease_name(self.number)) if desk.ended_lease(self.number) else no_lease(self.number)
         if lease.uid:
-            return _of_placement(lease, "Its node extends it for as long as it runs.")
+            return _in_use(lease, "Its node extends it for as long as it runs.", "The controller extends it.")
         if self.delta <= 0:
             return invalid("a lease is extended by a second or more")
         grant = desk.book.extend(lease, self.delta, desk.book.now + self.ahead_max)
@@ -159,15 +160,19 @@ class CloseLease(_OfLease):
             ended = desk.ended_lease(self.number)
             return no_lease(self.number) if ended is None else Receipt(desk.book.now, lease=replace(ended))
         if lease.uid:
-            return _of_placement(lease, "Cancel the allocation: its lease is closed with it.")
+            release = f"Release the node: its lease is closed with the claim. bursar node release {lease.node}"
+            return _in_use(lease, "Cancel the allocation: its lease is closed with it.", release)
         if self.measured is not None and self.measured < 0:
             return invalid("nothing runs for less than no time")
         desk.book.close(lease, self.measured)
         return desk.receipt(desk.book.accounts[lease.account], lease=lease)
 
 
-def _of_placement(lease: Lease, hint: str) -> Refusal:
-    return Refusal(Code.IN_USE, f"{lease.name} pays for a running allocation on node {lease.node}", hint)
+def _in_use(lease: Lease, of_placement: str, of_claim: str) -> Refusal:
+    """That a lease lasts as long as what it pays for."""
+    if is_claim(lease.uid):
+        return Refusal(Code.IN_USE, f"{lease.name} pays for the claim of node {lease.node}", of_claim)
+    return Refusal(Code.IN_USE, f"{lease.name} pays for a running allocation on node {lease.node}", of_placement)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

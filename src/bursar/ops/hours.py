@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 
 from msgspec import Struct
 
-from bursar.core.hours import DAY, EVERYBODY, HOUR, NODES, Bucket, Level, Meter, Step, fold, hours
+from bursar.core.hours import DAY, EVERYBODY, HOUR, NODES, Bucket, Level, Meter, Step, fold, hours, used_by_steps
 from bursar.core.object import Key
 from bursar.core.paying import gpus_in
 from bursar.core.remaining import Remaining, hours_used, source_of
@@ -22,12 +22,12 @@ from bursar.store import object as object_store
 from bursar.store import usage as store
 from bursar.store.database import Connection, Database
 from bursar.wire.ask import TenantShare, tenant_share_of
-from bursar.wire.settings import BUDGET_PERIOD_DAYS, SYSTEM, budget_period_days_of
+from bursar.wire.settings import BUDGET_PERIOD_DAYS, RECORD_DAYS, SYSTEM, budget_period_days_of, record_days_of
 
 STEPS_MAX = 20_000  # entered at a time
 LEVELS_MAX = 2_000
 DAY_AT_MOST = timedelta(days=1)  # after a long time away, what there is to enter is still bounded
-STRIDE = 600  # seconds by which the window of budgets moves on
+STRIDE = 600  # seconds for which what was added up is kept while the window of budgets moves on; a part of an hour
 CLOCKS_APART = timedelta(hours=1)  # at most
 LAG_SECONDS = 2  # what happens now is not entered yet: others may have more to say about this second
 
@@ -98,34 +98,51 @@ class BudgetUse(Struct, frozen=True):
 class Past(Struct):
     """What tenants used until a day that is over, kept in a process for all who ask for budgets.
 
-    That is nearly all of it, and changes hardly ever: it is added up anew when the window's begin has moved on, or when
-    something was entered for days that are over.
+    That is nearly all of it, and changes hardly ever: it is added up anew when the window's begin has come to another
+    stride, or when something was entered for days that are over. It is added up from where the stride begins; what was
+    used from there until the window begins is known to the second from the steps within the stride, and taken off.
     """
 
     key: object = None  # what it was added up for
     used: store.Totals = {}
+    steps: store.Steps = {}  # within the stride
 
     async def load(
         self, db: Connection, tenants: Iterable[str], begin: datetime, now: datetime
     ) -> Sequence[store.Totals]:
-        """What tenants used in a window until now, in parts that are to be added up."""
+        """What tenants used in a window until now, to the second, in parts that are to be added up. Call it in a
+        snapshot: what is added up and what is taken off must be of one moment."""
         # Clocks of those who enter may be a little behind ours.
         until = _floor(now - CLOCKS_APART, DAY)
+        stride = _floor(begin, STRIDE)
         names = sorted(tenants)
         version, is_open = await store.load_past(db, until)
         if is_open or begin >= until:
             return [_totals(await store.load_window(db, names, begin, now=now))]
         created = await store.load_created(db, names)
-        key = (begin, until, version, names, created)
+        key = (stride, until, version, names, created)
         if self.key != key:
-            self.used, self.key = _totals(await store.load_window(db, names, begin, until, now=now)), key
-        used = self.used
+            used = _totals(await store.load_window(db, names, stride, until, now=now))
+            steps = await store.load_steps_from(db, names, stride, stride + timedelta(seconds=STRIDE))
+            self.used, self.steps, self.key = used, steps, key
+        used, early = self.used, _early(self.steps, names, created, stride, begin)
         # Somebody may have had the name of a young one earlier that day.
         young = {name for name, at in created.items() if at > until}
         recent = await store.load_days_window(db, [name for name in names if name not in young], until, now)
         if young:
             recent |= _totals(await store.load_window(db, young, until, now=now))
-        return [used, recent]
+        return [used, early, recent]
+
+
+def _early(
+    steps: store.Steps, tenants: Iterable[str], created: Mapping[str, datetime], stride: datetime, begin: datetime
+) -> store.Totals:
+    """What is to be taken off: what was used before the window begins, by those that there were."""
+    found: store.Totals = {}
+    for tenant in tenants:
+        since, end = int(max(stride, created.get(tenant, stride)).timestamp()), int(begin.timestamp())
+        found[tenant] = {name: -used_by_steps(some, since, end) for name, some in steps.get(tenant, {}).items()}
+    return found
 
 
 def _totals(windows: store.Windows) -> store.Totals:
@@ -140,16 +157,17 @@ def _totals(windows: store.Windows) -> store.Totals:
 async def load_budgets(
     db: Connection, tree: Tree, now: datetime | None = None, *, past: Past | None = None
 ) -> dict[str, BudgetUse]:
-    """Of the tenants that have a budget, over the window that the settings say. It moves on in strides, so that what
-    was added up for one moment holds for the next ones as well: for those who keep it."""
+    """Of the tenants that have a budget, over the window that the settings say, to the second. What was added up for
+    one moment serves for the next ones as well: for those who keep it."""
     now = now or datetime.now(UTC)
     budgeted = await load_budgeted(db)
     below = {name: subtree(tree, name) for name in budgeted if name in tree.tenants}
     if not below:
         return {}
-    begin = _floor(now - timedelta(days=await load_budget_days(db)), STRIDE)
+    begin = _floor(now - timedelta(days=await load_budget_days(db)), 1)
     tenants = {one for names in below.values() for one in names}
-    parts = await (past or Past()).load(db, tenants, begin, now)
+    async with db.transaction(isolation="repeatable_read", readonly=True):
+        parts = await (past or Past()).load(db, tenants, begin, now)
     left = await budget_store.load_remaining(db, below)
     counted = {name: _use(part[one] for one in names for part in parts) for name, names in below.items()}
     return {name: believed(use, budgeted[name], left.get(name)) for name, use in counted.items()}
@@ -176,6 +194,11 @@ async def load_budgeted(db: Connection) -> dict[str, TenantShare]:
 async def load_budget_days(db: Connection) -> int:
     settings = await object_store.get(db, Key("Settings", "", SYSTEM))
     return budget_period_days_of(settings.doc) if settings is not None else BUDGET_PERIOD_DAYS
+
+
+async def load_record_days(db: Connection) -> int:
+    settings = await object_store.get(db, Key("Settings", "", SYSTEM))
+    return record_days_of(settings.doc) if settings is not None else RECORD_DAYS
 
 
 def _use(parts: Iterable[Mapping[str, int]]) -> BudgetUse:

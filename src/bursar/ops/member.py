@@ -100,7 +100,7 @@ def with_progress(job: Stored, progress: Progress, at: str, blocked: Refusal | N
             status.pop(name, None)
     _set_conditions(status, progress, at)
     _set_blocked(status, blocked, at)
-    fields = status_fields(progress.phase, spec_in(job.doc), settled=progress.settled)
+    fields = status_fields(progress.phase, spec_in(job.doc), settled=progress.settled, user=status.get("user", ""))
     return replace(job, status=encode(status), fields=fields)
 
 

@@ -25,7 +25,7 @@ from bursar.core.wording import quota_refusal
 from bursar.ops.command import Command, Reply, Result, weight_of_drafts
 from bursar.ops.office import Office, new_uid, now, timestamp
 from bursar.wire.document import EMPTY, decode, encode, encode_object
-from bursar.wire.kind import Kind, Object
+from bursar.wire.kind import Kind, Object, user_field
 from bursar.wire.kinds import BY_NAME
 
 TRIES_MAX = 32
@@ -275,7 +275,7 @@ def new_draft(
         first["user"] = user
     if hasattr(one, "status"):
         one.status = UNSET
-    fields = kind.fields(one)
+    fields = {**kind.fields(one), **user_field(user)}
     return Stored(
         key=Key(kind.name, metadata.namespace or "", metadata.name),
         uid=metadata.uid,

@@ -1,7 +1,8 @@
 """Changing the tree: tenants, tiers, namespaces, quotas, system limits.
 
 Each change holds the tree alone, so nobody is charging meanwhile; counters are recounted from those that stand, never
-from all objects, except where a ResourceQuota begins to count its own namespace.
+from all objects, except where a ResourceQuota begins to count its own namespace. Queues are no part of the tree, but
+are changed in the same way: nobody submits to a queue while it is decided whether its work may lose its profile.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from datetime import UTC, datetime
 
 from bursar.core.account import left_behind
 from bursar.core.claim import holds, still_claimed
-from bursar.core.object import Key, Stored
+from bursar.core.object import Key, Stored, Write
+from bursar.core.queue import bares_its_work, still_sensitive
 from bursar.core.quota import (
     Counter,
     Counters,
@@ -44,11 +46,13 @@ from bursar.ops.tree import TreeCache, applied
 from bursar.store import ledger as ledger_store
 from bursar.store import node as node_store
 from bursar.store import object as object_store
+from bursar.store import queue as queue_store
 from bursar.store import quota as quota_store
 from bursar.store import token as token_store
 from bursar.store import tree as tree_store
 from bursar.store.database import Connection
 from bursar.store.tree import TreeChange
+from bursar.wire.ask import queue_profile_of
 from bursar.wire.kinds import KINDS
 
 NAMESPACED = [kind.name for kind in KINDS if kind.namespaced]
@@ -80,6 +84,8 @@ class StructureWalk:
 
     async def _reshape(self, db: Connection, sheet: Sheet) -> Refusal | None:
         (write,) = sheet.writes
+        if write.key.kind == "Queue":
+            return await _change_queue(db, write)
         change = TreeChange(write.key, write.after is None, write.shown.doc)
         new = applied(sheet.tree, change)
         if refusal := await check(db, sheet.tree, new, write.key, write.after):
@@ -95,6 +101,17 @@ class StructureWalk:
             await token_store.revoke_of_tenant(db, write.key.name)
         await tree_store.bump(db)
         return None
+
+
+async def _change_queue(db: Connection, write: Write) -> Refusal | None:
+    """With a new version of the tree, whoever knew the queue from before looks again."""
+    before, after = (queue_profile_of(one.doc) if one is not None else None for one in (write.before, write.after))
+    if before is not None and bares_its_work(before, after):
+        there = await queue_store.count_in(db, write.key.name)
+        if refusal := still_sensitive(write.key.name, there, deleted=after is None):
+            return refusal
+    await tree_store.bump(db)
+    return None
 
 
 # Whether the new tree makes sense.

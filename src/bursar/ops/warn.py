@@ -39,7 +39,8 @@ BUDGETS: Final = "system:budgets"  # who tells it, in the audit log
 
 # What was done, as the audit log and Events have it.
 VERBS: Final = {BudgetState.WITHIN: "restore", BudgetState.WARNING: "warn", BudgetState.EXHAUSTED: "exhaust"}
-MARKS: Final = {BudgetNews.WARNING: PENALTY_FROM, BudgetNews.EXHAUSTED: EXHAUSTED_FROM, BudgetNews.RESTORED: None}
+# From how much of the budget on it is told; that it has room again has no mark of its own.
+THRESHOLDS: Final = {BudgetNews.WARNING: PENALTY_FROM, BudgetNews.EXHAUSTED: EXHAUSTED_FROM, BudgetNews.RESTORED: None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,14 +67,14 @@ class Warn(Command):
         if before.uid != self.uid:
             return Refusal(Code.STALE, f"tenant {self.key.name} is another one now")
         hours, was = self.hours(before), state_of(before)
-        now = next_state(hours.fraction, was)
-        if now is was:
+        state = next_state(hours.fraction, was)
+        if state is was:
             return unchanged(before)
-        message = told(hours, now)
-        if (what := news(was, now)) is not None:
+        message = told(hours, state)
+        if (what := news(was, state)) is not None:
             sheet.tidings.append(Tiding(what, self.key.name, self.key.name, encode(self._data(hours, what, message))))
-        origin = Origin(self.origin.actor, VERBS[now], message)
-        return sheet.put(stands(before, now, message, timestamp(sheet.now)), origin)
+        origin = Origin(self.origin.actor, VERBS[state], message)
+        return sheet.put(with_budget_state(before, state, message, timestamp(sheet.now)), origin)
 
     def hours(self, tenant: Stored) -> BudgetHours:
         budget = tenant_share_of(tenant.doc)
@@ -84,7 +85,7 @@ class Warn(Command):
     def _data(self, hours: BudgetHours, what: BudgetNews, message: str) -> dict[str, Any]:
         return {
             "tenant": self.key.name,
-            "threshold": MARKS[what],
+            "threshold": THRESHOLDS[what],
             "utilization": round(hours.fraction, 4),
             "gpu_hours_used": round(hours.gpu_hours, 4),
             "gpu_hours_budget": hours.gpu_budget,
@@ -105,16 +106,16 @@ def state_of(tenant: Stored) -> BudgetState:
     return BudgetState(tenant.fields.get(BUDGET_FIELD, BudgetState.WITHIN))
 
 
-def stands(tenant: Stored, now: BudgetState, message: str, at: str) -> Stored:
-    """The tenant with what its status says of its budget."""
+def with_budget_state(tenant: Stored, state: BudgetState, message: str, at: str) -> Stored:
+    """The tenant with this said of its budget in its status."""
     status = status_of(tenant)
-    warned, exhausted = now is not BudgetState.WITHIN, now is BudgetState.EXHAUSTED
+    warned, exhausted = state is not BudgetState.WITHIN, state is BudgetState.EXHAUSTED
     for name, holds, yes, no in (
-        (BUDGET_WARNING, warned, "BudgetNearlyUsed", "BudgetHasRoom"),
+        (BUDGET_WARNING, warned, "BudgetUsedUp" if exhausted else "BudgetNearlyUsed", "BudgetHasRoom"),
         (BUDGET_EXHAUSTED, exhausted, "BudgetUsedUp", "BudgetNotUsedUp"),
     ):
         set_condition(status, name, str(holds), yes if holds else no, message, at)
-    return replace(tenant, status=encode(status), fields={**tenant.fields, BUDGET_FIELD: str(now)})
+    return replace(tenant, status=encode(status), fields={**tenant.fields, BUDGET_FIELD: str(state)})
 
 
 async def warn(office: Office, command: Warn) -> Reply:

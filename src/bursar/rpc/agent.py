@@ -39,6 +39,7 @@ from bursar.ops.office import Office, now
 from bursar.rpc.hub import STOPPING, SUPERSEDED, Context, Hub, Place, Stream, not_registered
 from bursar.rpc.identity import identity_of, other_node, revoked
 from bursar.rpc.late import hear_last, measured_of
+from bursar.rpc.moved import follow_leases, is_fenced
 from bursar.rpc.problem import STATUS
 from bursar.rpc.proof import sign
 from bursar.rpc.speech import (
@@ -335,8 +336,10 @@ class _Conversation:
         asked = [Extend(place.lease, seq, place.running) for _, place in paid]
         grants = await put_all(self._office.extending, asked)
         freeze_seconds = self._hub.credits.throttle_seconds_max
+        fenced = [uid for (uid, _), grant in zip(paid, grants, strict=True) if is_fenced(grant)]
+        moved = await follow_leases(self._office, stream, fenced) if fenced else ()
         for (uid, place), grant in zip(paid, grants, strict=True):
-            if isinstance(grant, BaseException):
+            if isinstance(grant, BaseException) or uid in moved:
                 continue  # It has been logged, or passes.
             if isinstance(grant, Refusal) and grant.code is Code.STALE:
                 stream.skip_numbers()

@@ -17,7 +17,7 @@ import structlog
 from bursar.core.address import is_address, is_loopback
 from bursar.core.refusal import Code, Refusal
 from bursar.ops.output import Cut, Output, Piece, Reading
-from bursar.rpc.tls import channel_options, client_credentials
+from bursar.rpc.tls import Calling, calling, channel_options
 from bursar.store import beat as store
 from bursar.store.database import Database
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
@@ -46,6 +46,7 @@ class Line:
     node: str
     address: str
     channel: grpc.aio.Channel
+    credentials: grpc.ChannelCredentials | None = None
     users: int = 0
     stub: Any = field(init=False)
 
@@ -56,11 +57,11 @@ class Line:
 class Agents:
     """The agents of all nodes, as far as they can be called."""
 
-    def __init__(self, database: Database, *, insecure: bool = False) -> None:
+    def __init__(self, database: Database, *, insecure: bool = False, papers: Calling | None = None) -> None:
         self._database = database
         self._insecure = insecure
-        self._credentials: grpc.ChannelCredentials | None = None
-        self._credentials_lock = asyncio.Lock()
+        self._papers = papers
+        self._papers_lock = asyncio.Lock()
         self._lines: dict[str, Line] = {}  # the one used last comes last
         self._in_use = 0
 
@@ -106,14 +107,14 @@ class Agents:
             address = await store.load_address(db, node)
         if refusal := self._no_way(node, address):
             return refusal
-        credentials = None if self._insecure else await self._papers()
+        credentials = None if self._insecure else await self._credentials()
         line = self._lines.pop(node, None)
-        if line is not None and line.address != address:
-            # It moved. Who still listens there hears it out.
+        if line is not None and (line.address != address or line.credentials is not credentials):
+            # It moved, or our certificate is another. Who still listens there hears it out.
             await self._drop(line)
             line = None
         if line is None:
-            line = Line(node, address, _channel(node, address, credentials))
+            line = Line(node, address, _channel(node, address, credentials), credentials)
         self._lines[node] = line
         line.users += 1
         self._in_use += 1
@@ -134,11 +135,11 @@ class Agents:
                            retry_after_seconds=10)  # fmt: skip
         return None
 
-    async def _papers(self) -> grpc.ChannelCredentials:
-        async with self._credentials_lock:
-            if self._credentials is None:
-                self._credentials = await client_credentials(self._database)
-            return self._credentials
+    async def _credentials(self) -> grpc.ChannelCredentials:
+        async with self._papers_lock:
+            if self._papers is None:
+                self._papers = await calling(self._database)
+            return self._papers.newest()
 
     async def give_back(self, line: Line) -> None:
         """A call over it has ended."""

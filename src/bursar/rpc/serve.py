@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import grpc
 import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from bursar.ops.certificate import OUR_LIFE
 from bursar.ops.feed import Feed
 from bursar.ops.office import Office
 from bursar.rpc.admin import AdminService, Door
@@ -32,8 +34,6 @@ CHECK_SECONDS = 1.0
 GRACE_SECONDS = 2.0
 
 OPTIONS = (
-    # Two servers on one port would share its connections, unseen: the second is refused.
-    ("grpc.so_reuseport", 0),
     ("grpc.max_receive_message_length", 4 << 20),
     # A whole wanted set is one message.
     ("grpc.max_send_message_length", 64 << 20),
@@ -51,16 +51,25 @@ class AddressTaken(Exception):
 
 @asynccontextmanager
 async def opened_grpc(
-    office: Office, feed: Feed, address: str, *, hosts: Sequence[str] = (), insecure: bool = False
+    office: Office,
+    feed: Feed,
+    address: str,
+    *,
+    hosts: Sequence[str] = (),
+    insecure: bool = False,
+    shared: bool = False,
+    life: timedelta = OUR_LIFE,
 ) -> AsyncIterator[int]:
-    """Serve for as long as the block lasts; the port. `hosts` are the names that agents call it by."""
-    server = grpc.aio.server(options=OPTIONS)
+    """Serve for as long as the block lasts; the port. `hosts` are the names that agents call it by, `life` is how long
+    each certificate lasts that it shows them. With `shared` other processes serve at the same address, and the kernel
+    gives each some of the connections: any of them may hold a node's stream."""
+    server = grpc.aio.server(options=_options(shared=shared))
     servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     hub = Hub(office, feed)
     service = AgentService(office, hub, insecure=insecure)
     node_agent_pb2_grpc.add_NodeAgentServicer_to_server(service, server)
-    credentials = None if insecure else await server_credentials(office.database, hosts)
+    credentials = None if insecure else await server_credentials(office.database, hosts, life=life)
     port = _listen(server, address, credentials)
     await server.start()
     telling = asyncio.create_task(_tell_health(office.database, servicer), name="grpc-health")
@@ -75,10 +84,10 @@ async def opened_grpc(
 
 @asynccontextmanager
 async def opened_admin(
-    database: Database, door: Door, address: str, *, tls: tuple[Path, Path] | None = None
+    database: Database, door: Door, address: str, *, tls: tuple[Path, Path] | None = None, shared: bool = False
 ) -> AsyncIterator[int]:
     """Serve administrators and tenants for as long as the block lasts; the port. `tls` is a certificate and its key."""
-    server = grpc.aio.server(options=OPTIONS)
+    server = grpc.aio.server(options=_options(shared=shared))
     servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(door), server)
@@ -95,6 +104,11 @@ async def opened_admin(
         telling.cancel()
         await asyncio.gather(telling, return_exceptions=True)
         await server.stop(GRACE_SECONDS)
+
+
+def _options(*, shared: bool) -> tuple[tuple[str, int], ...]:
+    """Two servers on one port share its connections, unseen: where that is not meant, the second is refused."""
+    return (*OPTIONS, ("grpc.so_reuseport", int(shared)))
 
 
 def _listen(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> int:

@@ -1,34 +1,85 @@
 """What gRPC proves itself with, in both directions: all of it is signed by our own authority, and so is whoever calls.
 
-The certificates are made for this process and live as long as it: their keys are never written anywhere.
+The certificates are made for this process, and their keys are never written anywhere. Each is made anew, with another
+key, long before it ends: a process may run for as long as it likes. Connections that are open keep what they were
+opened with, and notice nothing.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
 
 import grpc
 import psutil
+import structlog
 
 from bursar.core.certificate import server_name
 from bursar.ops.authority import ensure_authority
-from bursar.ops.certificate import sign_client, sign_server
+from bursar.ops.certificate import OUR_LIFE, Pair, sign_client, sign_server
 from bursar.ops.office import now
 from bursar.store.database import Database
+
+log = structlog.get_logger()
 
 ALWAYS = ("localhost", "127.0.0.1", "::1")
 # Addresses to listen on that nobody can call.
 ANY_HOST = frozenset({"0.0.0.0", "::", ""})  # noqa: S104
+RENEW_AFTER = 2 / 3  # of its life
 
 
-async def server_credentials(database: Database, hosts: Sequence[str]) -> grpc.ServerCredentials:
+@dataclass(slots=True)
+class Papers:
+    """A certificate of this process and its key. The authority's key is at hand, so nobody is asked for the next one:
+    whoever wants to show it gets one that is good, also after the machine has slept or its clock was set."""
+
+    sign: Callable[[datetime, timedelta], Pair]
+    life: timedelta
+    clock: Callable[[], datetime]
+    _begun: datetime = field(init=False)
+    _pair: Pair = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._make(self.clock())
+
+    def newest(self) -> Pair:
+        at = self.clock()
+        if not self._begun <= at < self._begun + self.life * RENEW_AFTER:
+            self._make(at)
+            log.info("a certificate of this process was renewed", expires=(at + self.life).isoformat())
+        return self._pair
+
+    def _make(self, at: datetime) -> None:
+        self._begun, self._pair = at, self.sign(at, self.life)
+
+
+async def server_credentials(
+    database: Database,
+    hosts: Sequence[str],
+    *,
+    life: timedelta = OUR_LIFE,
+    clock: Callable[[], datetime] = now,
+) -> grpc.ServerCredentials:
     """For a server that agents call at these hosts. Who calls must show a certificate of our authority."""
     authority = await ensure_authority(database)
-    pair = sign_server(authority, _names(hosts), now())
-    return grpc.ssl_server_credentials(
-        [(pair.key, pair.certificate)], root_certificates=authority.pem, require_client_auth=True
-    )
+    papers = Papers(lambda at, lasting: sign_server(authority, _names(hosts), at, lasting), life, clock)
+    shown = papers.newest()
+
+    def configuration(pair: Pair) -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration([(pair.key, pair.certificate)], authority.pem)
+
+    def changed() -> Any:
+        """Asked at every connection, in a thread of gRPC's; None is no change."""
+        nonlocal shown
+        if (pair := papers.newest()) is shown:
+            return None
+        shown = pair
+        return configuration(pair)
+
+    return grpc.dynamic_ssl_server_credentials(configuration(shown), changed, require_client_authentication=True)
 
 
 def _names(hosts: Sequence[str]) -> set[str]:
@@ -40,13 +91,32 @@ def _names(hosts: Sequence[str]) -> set[str]:
     return named - ANY_HOST
 
 
-async def client_credentials(database: Database) -> grpc.ChannelCredentials:
-    """For calling agents. Open the channel with `channel_options(node)`, or its certificate will not be believed."""
+class Calling:
+    """What agents are called with. Open a channel with `channel_options(node)`, or its certificate is not believed.
+
+    A channel shows what it was opened with whenever it connects again: it is not kept when there is something newer.
+    """
+
+    def __init__(self, authority: bytes, papers: Papers) -> None:
+        self._authority = authority
+        self._papers = papers
+        self._pair: Pair | None = None
+        self._made: grpc.ChannelCredentials | None = None
+
+    def newest(self) -> grpc.ChannelCredentials:
+        """The same until there is something newer."""
+        pair = self._papers.newest()
+        if self._made is None or pair is not self._pair:
+            self._pair = pair
+            self._made = grpc.ssl_channel_credentials(
+                root_certificates=self._authority, private_key=pair.key, certificate_chain=pair.certificate
+            )
+        return self._made
+
+
+async def calling(database: Database, *, life: timedelta = OUR_LIFE, clock: Callable[[], datetime] = now) -> Calling:
     authority = await ensure_authority(database)
-    pair = sign_client(authority, now())
-    return grpc.ssl_channel_credentials(
-        root_certificates=authority.pem, private_key=pair.key, certificate_chain=pair.certificate
-    )
+    return Calling(authority.pem, Papers(lambda at, lasting: sign_client(authority, at, lasting), life, clock))
 
 
 def channel_options(node: str) -> tuple[tuple[str, str], ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -137,6 +137,11 @@ async def load_happenings(
     db: Connection, since: int, namespace: str, tenants: Sequence[str] | None, limit: int
 ) -> list[Happening]:
     return [_happening(row) for row in await db.fetch(SQL.events, since, namespace, tenants, limit)]
+
+
+async def load_tenants_gone(db: Connection, tenants: Iterable[str]) -> dict[str, int]:
+    """For names that were given up: what happened up to that revision was another tenant's."""
+    return {row["name"]: row["revision"] for row in await db.fetch(SQL.tenants_gone, sorted(tenants))}
 
 
 async def ensure_partitions(db: Connection) -> None:

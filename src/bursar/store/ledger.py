@@ -293,15 +293,7 @@ def _lease_columns(leases: Sequence[Lease]) -> tuple[str, ...]:
         numbers([one.epoch for one in leases]),
         texts([one.node for one in leases]),
         numbers([one.opened_at for one in leases]),
-        numbers([one.started_at for one in leases]),
-        numbers([one.since for one in leases]),
-        _past_of(leases),
-        numbers([one.posted_until for one in leases]),
-        numbers([one.paid_until for one in leases]),
-        numbers([one.posted for one in leases]),
-        numbers([one.held for one in leases]),
-        numbers([one.seq for one in leases]),
-        texts([one.final for one in leases]),
+        *_standing_columns(leases),
         texts([one.work for one in leases]),
     )
 
@@ -310,6 +302,13 @@ def _moved_columns(leases: Sequence[Lease]) -> tuple[str, ...]:
     return (
         numbers([one.id for one in leases]),
         numbers([one.rate for one in leases]),
+        *_standing_columns(leases),
+    )
+
+
+def _standing_columns(leases: Sequence[Lease]) -> tuple[str, ...]:
+    """How far each is paid, posted and settled: what moves while it is open."""
+    return (
         numbers([one.started_at for one in leases]),
         numbers([one.since for one in leases]),
         _past_of(leases),

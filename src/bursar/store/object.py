@@ -94,7 +94,9 @@ def _columns(keys: Iterable[Key]) -> tuple[str, str, str]:
 
 async def lock(db: Connection, keys: Iterable[Key]) -> set[Key]:
     """Lock the objects that exist, in order; which those are."""
-    return {Key(row["kind"], row["namespace"], row["name"]) for row in await db.fetch(SQL.lock, *_columns(keys))}
+    wanted = set(keys)
+    rows = await db.fetch(SQL.lock, *_columns(wanted))
+    return wanted if len(rows) == len(wanted) else {Key(*row) for row in rows}
 
 
 async def load(db: Connection, keys: Iterable[Key]) -> dict[Key, Stored]:

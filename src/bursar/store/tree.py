@@ -10,6 +10,8 @@ from bursar.store.statements import statements
 
 SQL = statements("tree")
 
+ERA_VERSIONS = 1_000_000_000
+
 
 class TreeChange(NamedTuple):
     key: Key
@@ -35,6 +37,16 @@ async def lock_exclusive(db: Connection) -> int:
     position = await db.fetchrow(SQL.version)
     version: int = position["version"]
     return version
+
+
+def era_of(version: int) -> int:
+    """In which era a version of the tree is: 0 in a database that was never restored."""
+    return version // ERA_VERSIONS
+
+
+async def begin_era(db: Connection) -> None:
+    """After a restore, before anything else: what was given out since the backup is never given again."""
+    await db.execute(SQL.begin_era)
 
 
 async def bump(db: Connection) -> None:

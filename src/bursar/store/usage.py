@@ -109,6 +109,12 @@ async def load_past(db: Connection, before: datetime) -> tuple[int, bool]:
     return row["past"], row["is_open"]
 
 
+async def load_lag(db: Connection) -> float:
+    """For how many seconds what is to be entered has waited. A step that itself came late counts from its time on."""
+    seconds: float = await db.fetchval(SQL.lag)
+    return seconds
+
+
 async def take_steps(db: Connection, until: datetime, limit: int) -> tuple[dict[Meter, list[Step]], int]:
     """Steps that are in no bucket yet, and how many there were: from now on they must be."""
     found: dict[Meter, list[Step]] = defaultdict(list)
@@ -233,6 +239,7 @@ class _Sum(Struct):
 
 Windows = dict[str, dict[Metered, Used]]  # by tenant
 Totals = dict[str, dict[str, int]]  # by tenant and resource, whatever its class
+Steps = dict[str, dict[str, list[tuple[int, int]]]]  # the same, each as (at, delta)
 UserWindows = dict[tuple[str, str], dict[Metered, Used]]  # by (tenant, user)
 
 
@@ -247,8 +254,9 @@ async def load_window(
 ) -> Windows:
     """What tenants used from `begin` until `end` (now), to the second, by resource and class.
 
-    A window never begins before its tenant was created: who has had the name before is another. The peak is that of
-    the hours and days that the window touches.
+    A window never begins before its tenant was created: who has had the name before is another. The peak is the
+    highest from the hour or day in which the window begins until now, and the present level is now's: also where the
+    window ends before.
     """
     wanted = [(tenant, EVERYBODY) for tenant in dict.fromkeys(tenants)]
     found = await _load(db, wanted, begin, end, now, tariffs)
@@ -261,6 +269,16 @@ async def load_days_window(db: Connection, tenants: Sequence[str], day: datetime
     found: Totals = {tenant: {} for tenant in tenants}
     for row in await db.fetch(SQL.window_of_days, tenants, day, _whole(now)):
         found[row["tenant"]][row["resource"]] = int(row["total"])
+    return found
+
+
+async def load_steps_from(db: Connection, tenants: Sequence[str], begin: datetime, end: datetime) -> Steps:
+    """How much of nodes and devices there was at a time, and what stepped from then on until another time of the same
+    hour. All that came by the end of that day must be entered. Nothing, where records are gone: a window begins with
+    its day there."""
+    found: Steps = defaultdict(lambda: defaultdict(list))
+    for row in await db.fetch(SQL.steps_from, tenants, begin, end):
+        found[row["tenant"]][row["resource"]].append((row["at"], int(row["delta"])))
     return found
 
 
@@ -381,19 +399,41 @@ async def load_series(
 ) -> list[SeriesRow]:
     """By time, resource and class: the hours or days from that of `begin` on that begin before `end`, as far as they
     have come. Users have days only."""
+    return (await load_several_series(db, [tenant], begin, end, grain, user=user, now=now, tariffs=tariffs))[tenant]
+
+
+async def load_several_series(
+    db: Connection,
+    tenants: Sequence[str],
+    begin: datetime,
+    end: datetime,
+    grain: Grain,
+    *,
+    user: str = EVERYBODY,
+    now: datetime | None = None,
+    tariffs: Tariffs | None = None,
+) -> dict[str, list[SeriesRow]]:
+    """The same of several tenants at once."""
     assert grain == "day" or user == EVERYBODY, "users have no hours"
     size = DAY if grain == "day" else HOUR
     first = datetime.fromtimestamp(int(begin.timestamp()) // size * size, UTC)
     tariffs = tariffs or await load_tariffs(db)
     now = now or datetime.now(UTC)
-    rows = await db.fetch(SQL.series_days if grain == "day" else SQL.series_hours, tenant, first, end, user, now)
+    several: dict[str, list[Any]] = {tenant: [] for tenant in tenants}
+    for row in await db.fetch(SQL.series_days if grain == "day" else SQL.series_hours, tenants, first, end, user, now):
+        several[row["tenant"]].append(row)
+    times = (int(first.timestamp()), end.timestamp(), int(now.timestamp()))
+    return {tenant: _series(rows, *times, size, tariffs) for tenant, rows in several.items()}
+
+
+def _series(rows: Sequence[Any], first: int, end: float, now: int, size: int, tariffs: Tariffs) -> list[SeriesRow]:
     sums = {
         (row["at"], row["resource"], row["class"]): Bucket(int(row["total"]), int(row["cost"]), row["peak"])
         for row in rows
         if row["what"] == "bucket"
     }
-    for metered, at, bucket in _ahead(rows, int(now.timestamp()), size, tariffs):
-        if first.timestamp() <= at < end.timestamp():
+    for metered, at, bucket in _ahead(rows, now, size, tariffs):
+        if first <= at < end:
             known = sums.setdefault((at, *metered), Bucket())
             known.total += bucket.total
             known.cost += bucket.cost

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
 from bursar.core.hours import DAY, EVERYBODY, HOUR
 from bursar.store.database import Connection
 from bursar.store.statements import statements
-from bursar.store.usage import Grain, SeriesRow, Tariffs, load_series, load_user_window, load_window
+from bursar.store.usage import (
+    Grain,
+    SeriesRow,
+    Tariffs,
+    load_series,
+    load_several_series,
+    load_user_window,
+    load_window,
+)
 
 SQL = statements("usage_report")
 
@@ -44,6 +53,27 @@ async def load_own_series(
         rows = await _first(db, tenant, user, since, min(following, end), grain, tariffs)
     if following < end:
         rows += await load_series(db, tenant, following, end, grain, user=user, tariffs=tariffs)
+    return rows
+
+
+async def load_several_own_series(
+    db: Connection,
+    tenants: Mapping[str, datetime | None],
+    begin: datetime,
+    end: datetime,
+    grain: Grain = "day",
+    *,
+    user: str = EVERYBODY,
+    tariffs: Tariffs | None = None,
+) -> list[SeriesRow]:
+    """The same of several tenants, by when they were created: of all at once that were created before, one by one of
+    those few that were created since."""
+    start = _start(begin, DAY if grain == "day" else HOUR)
+    old = [tenant for tenant, since in tenants.items() if since is None or since <= start]
+    several = await load_several_series(db, old, begin, end, grain, user=user, tariffs=tariffs) if old else {}
+    rows = [row for some in several.values() for row in some]
+    for tenant in tenants.keys() - several.keys():
+        rows += await load_own_series(db, tenant, begin, end, grain, since=tenants[tenant], user=user, tariffs=tariffs)
     return rows
 
 

@@ -17,7 +17,7 @@ from bursar.core.node import WHOLE, is_device
 from bursar.core.refusal import Cause, field_fault
 from bursar.wire.affinity import contradiction_faults
 from bursar.wire.command import EnvVar, command_faults
-from bursar.wire.kind import Column, Fields, Kind, column, read
+from bursar.wire.kind import USER_FIELD, Column, Fields, Kind, column, read, user_field
 from bursar.wire.limits import amounts, amounts_faults
 from bursar.wire.meta import Condition, ObjectMeta, Quantity, Text, Wire, given
 from bursar.wire.priorityclass import priority_faults
@@ -314,16 +314,14 @@ def _said_twice_faults(path: str, spec: AllocationSpec, scheduling: Scheduling) 
 
 def _fields(allocation: Allocation) -> Fields:
     status = allocation.status if isinstance(allocation.status, AllocationStatus) else AllocationStatus()
-    return status_fields(status.phase or "Pending", status.node_name or "", allocation.spec)
-
-
-def status_fields(phase: str, node: str, spec: AllocationSpec) -> Fields:
+    node = status.node_name or ""
     return {
-        "status.phase": phase,
+        "status.phase": status.phase or "Pending",
         "status.nodeName": node,
         "spec.nodeName": node,
-        "spec.queue": spec.queue or "default",
-        "spec.priorityClass": spec.priority_class or "",
+        "spec.queue": allocation.spec.queue or "default",
+        "spec.priorityClass": allocation.spec.priority_class or "",
+        **user_field(status.user or ""),
     }
 
 
@@ -367,7 +365,7 @@ ALLOCATION = Kind(
     short_names=("alloc", "al"),
     uid_prefix="alloc",
     check=_check,
-    selectable=("status.phase", "status.nodeName", "spec.nodeName", "spec.queue", "spec.priorityClass"),
+    selectable=("status.phase", USER_FIELD, "status.nodeName", "spec.nodeName", "spec.queue", "spec.priorityClass"),
     fields=_fields,
     charge=charge_of,
     first_status=_first_status,

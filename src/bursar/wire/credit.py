@@ -24,7 +24,6 @@ from bursar.wire.limits import quantity_text
 
 GPU: Final = "nvidia.com/gpu"
 JOB_CHARS_MAX: Final = 253
-USER_CHARS_MAX: Final = 253
 
 Credits: TypeAlias = Annotated[
     str | int | float, Meta(description='Credits: a decimal string such as "12.5", or an exact number.')
@@ -133,8 +132,8 @@ class Moved(Struct):
 
 
 class LeaseView(Struct, omit_defaults=True):
-    """`work` is namespace/name of the allocation that it pays for, and `uid` its uid; of work that is placed elsewhere
-    only the job's name is known."""
+    """`work` is namespace/name of the allocation that it pays for, and `uid` its uid; or it says of which node it pays
+    the claim. Of work that is placed elsewhere only the job's name is known."""
 
     lease_id: str
     account: str

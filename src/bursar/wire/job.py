@@ -16,7 +16,7 @@ from bursar.core.names import annotations as annotation_faults
 from bursar.core.names import labels as label_faults
 from bursar.core.refusal import Cause, field_fault
 from bursar.wire.allocation import ALLOCATION, GANG_SIZE, Allocation, AllocationSpec, gang_of, gang_spec, spec_faults
-from bursar.wire.kind import Column, Fields, Kind, column, read
+from bursar.wire.kind import USER_FIELD, Column, Fields, Kind, column, read, user_field
 from bursar.wire.meta import Condition, ObjectMeta, Text, Wire, given
 from bursar.wire.priorityclass import priority_faults
 from bursar.wire.scheduling import GangScheduling, Scheduling
@@ -234,7 +234,8 @@ def _gang_faults(job: Job) -> Iterator[Cause]:
 
 def _fields(job: Job) -> Fields:
     status = job.status if isinstance(job.status, JobStatus) else JobStatus()
-    return status_fields(status.phase or JobPhase.QUEUED, job.spec, settled=_is_settled(job, status))
+    settled = _is_settled(job, status)
+    return status_fields(status.phase or JobPhase.QUEUED, job.spec, settled=settled, user=status.user or "")
 
 
 def _is_settled(job: Job, status: JobStatus) -> bool:
@@ -242,13 +243,16 @@ def _is_settled(job: Job, status: JobStatus) -> bool:
     return ended and not status.active and status.boost is UNSET and job.metadata.deletion_timestamp is UNSET
 
 
-def status_fields(phase: str, spec: JobSpec, *, settled: bool) -> Fields:
+def status_fields(phase: str, spec: JobSpec, *, settled: bool, user: str) -> Fields:
     return {
         "status.phase": phase,
         "spec.queue": spec.queue or "default",
         "spec.priorityClass": spec.priority_class or "",
         # Whether the controller is done with it.
         "status.settled": "true" if settled else "false",
+        **user_field(user),
+        # Where its allocations go, if that is not where it says itself.
+        **({"spec.template.spec.queue": str(spec.template.spec.queue)} if spec.template.spec.queue else {}),
     }
 
 
@@ -279,7 +283,7 @@ JOB = Kind(
     description="Makes allocations from a template until enough of them have succeeded.",
     uid_prefix="job",
     check=_check,
-    selectable=("status.phase", "spec.queue", "spec.priorityClass"),
+    selectable=("status.phase", USER_FIELD, "spec.queue", "spec.priorityClass"),
     fields=_fields,
     first_status=_first_status,
     columns=(

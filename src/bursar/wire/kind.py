@@ -70,12 +70,21 @@ class Kind:
     mutable_spec: bool = True
     # Puts a checked object into the form in which it is stored.
     normalise: Callable[[Object], None] = _leave
-    # Whether its existence or spec is part of the tree, which every charge holds still.
+    # Whether its existence or spec is part of the tree, which every charge holds still, or changes only with it.
     in_tree: bool = False
 
     @property
     def singular(self) -> str:
         return self.name.lower()
+
+
+# Who submitted it.
+USER_FIELD = "status.user"
+
+
+def user_field(user: str) -> Fields:
+    """Where nobody is known there is no field, as for kinds that nobody submits: both are selected as empty."""
+    return {USER_FIELD: user} if user else {}
 
 
 def read(document: Mapping[str, Any], path: str, default: Any = "") -> Any:

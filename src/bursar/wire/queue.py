@@ -40,4 +40,6 @@ QUEUE = Kind(
     uid_prefix="queue",
     check=_check,
     columns=(column("Profile", "spec.profile", default="default"),),
+    # Nobody may submit to it while it is decided whether its profile may change.
+    in_tree=True,
 )

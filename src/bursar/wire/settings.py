@@ -1,4 +1,5 @@
-"""Settings: system-wide limits, how the scheduler decides, how long silent nodes are waited for, how credit is kept.
+"""Settings: system-wide limits, how the scheduler decides, how long silent nodes are waited for, how credit is kept,
+how long records are.
 
 There is one object, named `system`.
 """
@@ -25,6 +26,8 @@ SYSTEM = "system"
 
 BUDGET_PERIOD_DAYS: Final = 90
 BUDGET_PERIOD_DAYS_MAX: Final = 366
+RECORD_DAYS: Final = 800
+RECORD_DAYS_MAX: Final = 3_650
 
 
 class SchedulingSettings(Wire):
@@ -64,12 +67,19 @@ class CreditSettings(Wire):
     key_days: int | UnsetType = UNSET  # how old the key gets that signs what is granted to nodes
 
 
+class UsageSettings(Wire):
+    """How long it is kept what was used, where not as by default."""
+
+    record_days: int | UnsetType = UNSET  # records of what ran: a window that begins before them begins with a day
+
+
 class SettingsSpec(Wire):
     # Hard limits on the whole system, dimension by dimension.
     limits: dict[str, Quantity] | UnsetType = UNSET
     scheduling: SchedulingSettings | UnsetType = UNSET
     nodes: NodeSettings | UnsetType = UNSET
     credits: CreditSettings | UnsetType = UNSET
+    usage: UsageSettings | UnsetType = UNSET
 
 
 class Settings(Wire, kw_only=True):
@@ -125,6 +135,15 @@ def budget_period_days_of(doc: bytes) -> int:
     said = spec.scheduling if isinstance(spec, SettingsSpec) else UNSET
     days = said.budget_period_days if isinstance(said, SchedulingSettings) else UNSET
     return days if isinstance(days, int) else BUDGET_PERIOD_DAYS
+
+
+@lru_cache(16)
+def record_days_of(doc: bytes) -> int:
+    """For how many days records of what ran are kept, by the stored settings."""
+    spec = _decode(doc).spec
+    said = spec.usage if isinstance(spec, SettingsSpec) else UNSET
+    days = said.record_days if isinstance(said, UsageSettings) else UNSET
+    return days if isinstance(days, int) else RECORD_DAYS
 
 
 @lru_cache(16)
@@ -198,6 +217,19 @@ def _scheduling_faults(path: str, said: SchedulingSettings) -> Iterator[Cause]:
         yield field_fault(f"{path}.budgetPeriodDays", f"must be between 1 and {BUDGET_PERIOD_DAYS_MAX}, got {days}")
 
 
+def _usage_faults(path: str, spec: SettingsSpec) -> Iterator[Cause]:
+    """Budgets are counted to the second: that takes the records of all their window."""
+    days = spec.usage.record_days if isinstance(spec.usage, UsageSettings) else UNSET
+    if not isinstance(days, int):
+        return
+    said = spec.scheduling.budget_period_days if isinstance(spec.scheduling, SchedulingSettings) else UNSET
+    period = said if isinstance(said, int) else BUDGET_PERIOD_DAYS
+    if not 1 <= days <= RECORD_DAYS_MAX:
+        yield field_fault(f"{path}.recordDays", f"must be between 1 and {RECORD_DAYS_MAX}, got {days}")
+    elif days <= period:
+        yield field_fault(f"{path}.recordDays", f"must be above budgetPeriodDays, which is {period}, got {days}")
+
+
 def _check(settings: Settings) -> list[Cause]:
     faults: list[Cause] = []
     if settings.metadata.name != SYSTEM:
@@ -210,6 +242,7 @@ def _check(settings: Settings) -> list[Cause]:
             faults += _node_faults("spec.nodes", settings.spec.nodes)
         if isinstance(settings.spec.credits, CreditSettings):
             faults += _credit_faults("spec.credits", settings.spec.credits)
+        faults += _usage_faults("spec.usage", settings.spec)
     return faults
 
 

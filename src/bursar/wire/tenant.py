@@ -70,6 +70,7 @@ def to_tree(tenant: Tenant) -> tree.Tenant:
         enforcement=tree.Enforcement(spec.enforcement or tree.Enforcement.REJECT),
         billing=said_in(spec.billing),
         may_claim=spec.sensitive is not False,
+        uid=tenant.metadata.uid or "",
     )
 
 

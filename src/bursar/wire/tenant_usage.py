@@ -163,6 +163,7 @@ def _figures(one: Sum) -> tuple[float, float, str]:
 # As a table.
 
 COLUMNS: Final = ("period", "tenant", "resource", "class", "unit", "hours", "credits", "cost", "peak")
+USER_COLUMNS: Final = ("tenant", "user", "resource", "class", "unit", "hours", "credits", "cost")
 _FORMULA: Final = tuple("=+-@\t\r")
 
 

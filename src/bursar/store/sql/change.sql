@@ -44,6 +44,13 @@ SELECT revision, kind, namespace, name, uid, tenant, type, actor, verb, reason, 
  ORDER BY revision DESC
  LIMIT $4;
 
+-- name: tenants_gone
+-- When tenants of these names last went. What was dropped of the feed since is older than all that is left of it.
+SELECT name, max(revision) AS revision
+  FROM change
+ WHERE name = ANY($1::text[]) AND namespace = '' AND kind = 'Tenant' AND type = 'DELETED'
+ GROUP BY name;
+
 -- name: for_scheduler
 -- An allocation's spec never changes: whoever has seen it needs its document only once. What the scheduler bound itself
 -- it knows already: of that, the bare line is enough.

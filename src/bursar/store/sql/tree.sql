@@ -10,6 +10,17 @@ LOCK TABLE tree IN EXCLUSIVE MODE;
 -- name: bump
 UPDATE tree SET version = version + 1 WHERE id = 1 RETURNING version;
 
+-- name: begin_era
+-- The database was restored from a backup. The era is the second in which it begins, and stands above the tree's version,
+-- which every bind holds: no epoch that was given since the backup is given again, however often the same one is restored.
+-- Nor can revisions that were seen since then be watched from.
+WITH moved AS (
+    UPDATE revision SET value = value + 1000000000, floor = value + 1000000000
+)
+UPDATE tree
+   SET version = extract(epoch FROM clock_timestamp())::bigint * 1000000000 + version % 1000000000
+ WHERE id = 1;
+
 -- name: version
 SELECT tree.version, revision.value AS revision, revision.floor FROM tree, revision;
 

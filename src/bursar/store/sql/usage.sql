@@ -62,6 +62,14 @@ UPDATE usage_rolled SET past = past + 1 WHERE id = 1;
 -- As long as this is the same, and nothing waits to be entered before that time, what was used before it is the same.
 SELECT past, EXISTS (SELECT FROM usage_step WHERE usage_step.at < $1) AS is_open FROM usage_rolled WHERE id = 1;
 
+-- name: lag
+-- What goes on is entered with every hour that is over, steps all the time: which of the two is behind, and by how much.
+SELECT greatest(0, extract(epoch FROM clock_timestamp() - least(
+           at + interval '1 hour', (SELECT min(step.at) FROM usage_step AS step)
+       )))::double precision AS seconds
+  FROM usage_rolled
+ WHERE id = 1;
+
 -- name: take_steps
 -- Steps of one second are one step. Later ones are left: buckets are never ahead of what is asked for.
 WITH taken AS (
@@ -346,6 +354,73 @@ SELECT wanted.tenant, used.resource, sum(used.total) AS total
  WHERE used.resource = 'nodes' OR strpos(used.resource, '/') > 0
  GROUP BY 1, 2;
 
+-- name: steps_from
+-- How much of nodes and devices there was at a time, as steps of that time, and what stepped from then on until another
+-- time of the same hour, second by second. What there was is the hour's last level, without what came only later in it
+-- (the day's, where hours are gone); or, where nothing is entered that came later, what there is. All that came before
+-- the end of the hour or day must be entered. Where records are gone nothing is told: there windows begin with a day.
+WITH edge AS MATERIALIZED (
+    SELECT tenant, by_hour, begin,
+           begin + CASE WHEN by_hour THEN interval '1 hour' ELSE interval '24 hours' END AS until
+      FROM unnest($1::text[]) AS wanted (tenant)
+     CROSS JOIN usage_rolled
+     CROSS JOIN LATERAL (
+               SELECT $2 >= hours_from AS by_hour,
+                      date_trunc(CASE WHEN $2 >= hours_from THEN 'hour' ELSE 'day' END, $2::timestamptz, 'UTC') AS begin
+           ) AS bucket
+     WHERE $2 >= records_from
+), level AS (
+    SELECT edge.tenant, kept.resource, kept.amount
+      FROM edge
+     CROSS JOIN LATERAL (
+               SELECT level.resource, CASE WHEN level.since > $2 THEN bucket.last ELSE level.amount END AS amount
+                 FROM usage_level AS level
+                 LEFT JOIN LATERAL (
+                          SELECT last
+                            FROM usage_hour AS hour
+                           WHERE by_hour AND (hour.tenant, hour.at, hour.resource, hour.class)
+                                             = (level.tenant, edge.begin, level.resource, level.class)
+                           UNION ALL
+                          SELECT last
+                            FROM usage_day AS day
+                           WHERE NOT by_hour AND (day.tenant, day.username, day.at, day.resource, day.class)
+                                                 = (level.tenant, '', edge.begin, level.resource, level.class)
+                      ) AS bucket ON true
+                WHERE level.tenant = edge.tenant AND level.username = ''
+               OFFSET 0
+           ) AS kept
+), came AS (
+    SELECT edge.tenant, step.*
+      FROM edge
+     CROSS JOIN LATERAL (
+               SELECT amounts, started_at AS at, 1 AS sign
+                 FROM usage_record AS kept
+                WHERE kept.tenant = edge.tenant AND started_at > $2 AND started_at < until AND ended_at > $2
+                UNION ALL
+               SELECT amounts, ended_at, -1
+                 FROM usage_record AS kept
+                WHERE kept.tenant = edge.tenant AND ended_at > $2 AND ended_at < until
+                UNION ALL
+               SELECT amounts, started_at, 1
+                 FROM usage_open AS kept
+                WHERE kept.tenant = edge.tenant AND started_at > $2 AND started_at < until
+               OFFSET 0
+           ) AS step
+), moved AS MATERIALIZED (
+    SELECT tenant, taken.key AS resource, at, sum(sign * taken.value::numeric) AS delta
+      FROM came, json_each_text(amounts) AS taken
+     GROUP BY 1, 2, 3
+)
+SELECT tenant, resource, extract(epoch FROM at)::bigint AS at, sum(delta) AS delta
+  FROM (SELECT tenant, resource, $2 AS at, amount AS delta FROM level
+         UNION ALL
+        SELECT tenant, resource, $2, -delta FROM moved
+         UNION ALL
+        SELECT tenant, resource, at, delta FROM moved WHERE at < $3) AS step
+ WHERE resource = 'nodes' OR strpos(resource, '/') > 0
+ GROUP BY tenant, resource, step.at
+HAVING sum(delta) <> 0;
+
 -- name: users
 -- Who ever used anything, of these tenants, or of all.
 SELECT tenant, username FROM usage_level
@@ -363,32 +438,32 @@ SELECT name, doc FROM object WHERE kind = 'Tenant' AND namespace = '' ORDER BY n
 
 -- name: series_hours
 -- What is in buckets, and beside it, for what is not: levels since they were entered, and steps.
-SELECT 'bucket' AS what, resource, class, extract(epoch FROM at)::bigint AS at, total, cost, peak
+SELECT 'bucket' AS what, tenant, resource, class, extract(epoch FROM at)::bigint AS at, total, cost, peak
   FROM usage_hour
- WHERE tenant = $1 AND at >= $2 AND at < $3
+ WHERE tenant = ANY($1::text[]) AND at >= $2 AND at < $3
  UNION ALL
-SELECT 'level', resource, class, extract(epoch FROM since)::bigint, amount, 0, 0
+SELECT 'level', tenant, resource, class, extract(epoch FROM since)::bigint, amount, 0, 0
   FROM usage_level
- WHERE tenant = $1 AND username = $4
+ WHERE tenant = ANY($1::text[]) AND username = $4
  UNION ALL
-SELECT 'step', resource, class, extract(epoch FROM at)::bigint, sum(delta), 0, 0
+SELECT 'step', tenant, resource, class, extract(epoch FROM at)::bigint, sum(delta), 0, 0
   FROM usage_step
- WHERE tenant = $1 AND username = $4 AND at < $5
- GROUP BY resource, class, usage_step.at;
+ WHERE tenant = ANY($1::text[]) AND username = $4 AND at < $5
+ GROUP BY tenant, resource, class, usage_step.at;
 
 -- name: series_days
-SELECT 'bucket' AS what, resource, class, extract(epoch FROM at)::bigint AS at, total, cost, peak
+SELECT 'bucket' AS what, tenant, resource, class, extract(epoch FROM at)::bigint AS at, total, cost, peak
   FROM usage_day
- WHERE tenant = $1 AND username = $4 AND at >= $2 AND at < $3
+ WHERE tenant = ANY($1::text[]) AND username = $4 AND at >= $2 AND at < $3
  UNION ALL
-SELECT 'level', resource, class, extract(epoch FROM since)::bigint, amount, 0, 0
+SELECT 'level', tenant, resource, class, extract(epoch FROM since)::bigint, amount, 0, 0
   FROM usage_level
- WHERE tenant = $1 AND username = $4
+ WHERE tenant = ANY($1::text[]) AND username = $4
  UNION ALL
-SELECT 'step', resource, class, extract(epoch FROM at)::bigint, sum(delta), 0, 0
+SELECT 'step', tenant, resource, class, extract(epoch FROM at)::bigint, sum(delta), 0, 0
   FROM usage_step
- WHERE tenant = $1 AND username = $4 AND at < $5
- GROUP BY resource, class, usage_step.at;
+ WHERE tenant = ANY($1::text[]) AND username = $4 AND at < $5
+ GROUP BY tenant, resource, class, usage_step.at;
 
 -- name: recompute
 -- Straight from what ran and runs, without buckets.

@@ -1,4 +1,5 @@
-"""Work in a thread of its own, for what may wait for the kernel for ever, as for a process that hangs in a driver.
+"""Work in a thread of its own, for what may wait for ever, or very long: for a process that hangs in a driver, or for
+somebody's name server.
 
 In a pool it would take a place from everybody else, and the program could not end before it.
 """

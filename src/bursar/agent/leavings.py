@@ -1,0 +1,49 @@
+"""What placements leave in their folders when they are over: their output, and what they were started with.
+
+It is kept for a while, for those who read logs. But when the node is wiped all of it goes, whether the control plane
+knows of their ends or not: how they ended is in the journal.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+
+from bursar.agent.journal import sync_folder
+
+
+def remove_old(folder: Path, keep: Collection[str], seconds: float, bytes_max: int) -> None:
+    """The newest are kept, for so long and up to so many bytes."""
+    kept_bytes = 0
+    old_at = time.time() - seconds
+    for path, changed_at, size in sorted(_folders(folder), key=lambda one: -one[1]):
+        if path.name in keep:
+            continue
+        kept_bytes += size
+        if changed_at < old_at or kept_bytes > bytes_max:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def remove_all(folder: Path, keep: Collection[str]) -> None:
+    """OSError where something stays: then the node is not wiped. It names no file, for everybody reads it."""
+    for path in list(folder.iterdir()):
+        if path.name not in keep:
+            shutil.rmtree(path, ignore_errors=True)
+            with suppress(OSError):
+                path.unlink()
+    if left := [path for path in folder.iterdir() if path.name not in keep]:
+        raise OSError(f"the output of {len(left)} placements cannot be removed")
+    sync_folder(folder)
+
+
+def _folders(folder: Path) -> list[tuple[Path, float, int]]:
+    """With when they last changed, and the bytes of output in them."""
+    found = []
+    for path in list(folder.iterdir()):
+        with suppress(OSError):
+            size = sum(one.stat().st_size for one in path.glob("output.*"))
+            found.append((path, path.stat().st_mtime, size))
+    return found
