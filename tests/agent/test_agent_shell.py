@@ -152,6 +152,35 @@ async def test_a_polite_command_is_stopped_politely(bench: Bench, uid: str) -> N
         assert "bye" in bench.text((uid, 1))
 
 
+PARENT = """
+import os, signal, time
+
+def said(word):
+    def tell(*_):
+        os.write(1, word)
+        os._exit(0)
+    return tell
+
+for _ in range(40):
+    if not os.fork():
+        time.sleep(600)
+signal.signal(signal.SIGTERM, said(b"asked"))
+signal.signal(signal.SIGCHLD, said(b"bereft"))
+os.write(1, b"here ")
+while True:
+    signal.pause()
+"""
+
+
+async def test_a_command_hears_of_its_end_before_its_children_are_gone(bench: Bench, uid: str) -> None:
+    async with bench:
+        bench.want(run(uid, sys.executable, "-c", PARENT))
+        await until(lambda: (bench.shell.log(uid) and "here" in bench.text((uid, 1))) or None)
+        bench.stop((uid, 1))
+        await bench.end((uid, 1))
+        assert bench.text((uid, 1)) == "here asked"
+
+
 async def test_a_command_that_ignores_being_asked_is_killed(bench: Bench, uid: str) -> None:
     async with bench:
         bench.want(script(uid, "trap '' TERM; echo here; while :; do sleep 0.05; done"))

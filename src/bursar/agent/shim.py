@@ -343,7 +343,9 @@ class Shim:
         self._signal({*self._members(), *descendants()}, number)
 
     def _signal(self, pids: set[int], number: int) -> None:
-        for pid in pids:
+        """The command itself first, then the others by age: whoever waits for a child must hear of the end before the
+        child is gone, or it would take that for the end of its work and never say its last words."""
+        for pid in sorted(pids, key=lambda pid: (pid != self.pid, pid)):
             try:
                 os.kill(pid, number)
             except OSError:
