@@ -56,8 +56,23 @@ def pool_size(tree: Tree) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnNode(Command):
+    """What becomes of the claim of a node, which must be there."""
+
     def nodes(self) -> Iterable[str]:
         return (self.key.name,)
+
+    def leases(self, sheet: Sheet) -> Iterable[int]:
+        claim = self.claim_on(sheet)
+        return (claim.lease,) if claim is not None and claim.lease else ()
+
+    def decide(self, sheet: Sheet) -> Result:
+        before, room = sheet.objects.get(self.key), sheet.nodes.get(self.key.name)
+        if before is None or room is None:
+            return not_found(self.key)
+        return self.decide_on(sheet, before, room)
+
+    def decide_on(self, sheet: Sheet, before: Stored, room: NodeRoom, /) -> Result:
+        raise NotImplementedError
 
     def claim_on(self, sheet: Sheet) -> Claim | None:
         room = sheet.nodes.get(self.key.name)
@@ -90,10 +105,7 @@ class ClaimNode(OnNode):
     def leases(self, sheet: Sheet) -> Iterable[int]:
         return self._replaced(sheet)
 
-    def decide(self, sheet: Sheet) -> Result:
-        before, room = sheet.objects.get(self.key), sheet.nodes.get(self.key.name)
-        if before is None or room is None:
-            return not_found(self.key)
+    def decide_on(self, sheet: Sheet, before: Stored, room: NodeRoom) -> Result:
         if open_to(room.claim, self.draft.holder, sensitive=True):
             return unchanged(before)
         if refusal := self._refusal(sheet, room):
@@ -175,14 +187,7 @@ class ReleaseNode(OnNode):
     over: Reach = NOBODYS  # whose claims they may end beside their own
     claim_id: str = ""  # the claim that is meant, should the node have been given to another
 
-    def leases(self, sheet: Sheet) -> Iterable[int]:
-        claim = self.claim_on(sheet)
-        return (claim.lease,) if claim is not None and claim.lease else ()
-
-    def decide(self, sheet: Sheet) -> Result:
-        before, room = sheet.objects.get(self.key), sheet.nodes.get(self.key.name)
-        if before is None or room is None:
-            return not_found(self.key)
+    def decide_on(self, sheet: Sheet, before: Stored, room: NodeRoom) -> Result:
         if room.claim is None:
             return Refusal(Code.CONFLICT, f"node {room.name} is not claimed")
         if room.claim.id != (self.claim_id or room.claim.id):
@@ -207,10 +212,7 @@ class ReleaseNode(OnNode):
 class WipeNode(OnNode):
     """Have a node that was given back wiped again, as when that failed."""
 
-    def decide(self, sheet: Sheet) -> Result:
-        before, room = sheet.objects.get(self.key), sheet.nodes.get(self.key.name)
-        if before is None or room is None:
-            return not_found(self.key)
+    def decide_on(self, sheet: Sheet, before: Stored, room: NodeRoom) -> Result:
         if refusal := _not_released(room):
             return refusal
         assert room.claim is not None
@@ -229,10 +231,7 @@ class EndWipe(OnNode):
     attempt: int = 0
     failed: str = ""
 
-    def decide(self, sheet: Sheet) -> Result:
-        before, room = sheet.objects.get(self.key), sheet.nodes.get(self.key.name)
-        if before is None or room is None:
-            return not_found(self.key)
+    def decide_on(self, sheet: Sheet, before: Stored, room: NodeRoom) -> Result:
         if self.claim_id and not self._is_meant(room.claim):
             return unchanged(before)
         if refusal := _not_released(room):

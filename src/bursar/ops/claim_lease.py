@@ -19,7 +19,7 @@ from bursar.core.claim_lease import is_due, is_over, lease_of_claim
 from bursar.core.eviction import Notice
 from bursar.core.lease import Lease, LeaseState
 from bursar.core.node import NodeRoom
-from bursar.core.object import Origin
+from bursar.core.object import Origin, Stored
 from bursar.core.paying import Payment
 from bursar.core.refusal import Code, Refusal
 from bursar.core.sheet import Sheet
@@ -30,7 +30,6 @@ from bursar.ops.command import Reply, Result
 from bursar.ops.drain import placed_there
 from bursar.ops.feeding import feed
 from bursar.ops.ledger import Extend, extend
-from bursar.ops.object import not_found
 from bursar.ops.office import Office
 from bursar.ops.pay import ACTOR, CREDIT_EXHAUSTED, GRACE_SECONDS, EndUnpaid
 from bursar.store import ledger as ledger_store
@@ -59,14 +58,7 @@ class RenewClaim(OnNode):
         claim = self.claim_on(sheet)
         return payments(sheet, claim, self.key.name) if claim is not None else ()
 
-    def leases(self, sheet: Sheet) -> Iterable[int]:
-        claim = self.claim_on(sheet)
-        return (claim.lease,) if claim is not None and claim.lease else ()
-
-    def decide(self, sheet: Sheet) -> Result:
-        before, room = sheet.objects.get(self.key), sheet.nodes.get(self.key.name)
-        if before is None or room is None:
-            return not_found(self.key)
+    def decide_on(self, sheet: Sheet, before: Stored, room: NodeRoom) -> Result:
         if room.claim is None or room.claim.id != self.claim_id:
             return Refusal(Code.STALE, f"node {room.name} has another claim by now, or none")
         if not is_paid(room.claim) or room.claim.unpaid:
