@@ -140,8 +140,7 @@ async def bind_unit(
         if isinstance(one, Refusal):
             return one
     command = bind_ops.Bind.unit([one for one in unit if not isinstance(one, Refusal)], TEST, fence)
-    (reply,) = await bind_ops.bind(office, [command])
-    return reply
+    return await office.binding.submit(command, namespace)
 
 
 async def member(office: Office, namespace: str, name: str, *nodes: str) -> bind_ops.Member | Refusal:

@@ -331,7 +331,7 @@ async def commit(office: Office, keeper: Keeper, uid: str) -> None:
     assert isinstance(one, Member)
     (bound,) = await bind_units(office, [Bind.unit([one], SCHEDULER)])
     assert isinstance(bound, tuple)
-    keeper.committed(uid, bound[0].revision)
+    keeper.committed(uid, bound[0])
     keeper.settle([uid])
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import signal
 from dataclasses import replace
 from typing import cast
 
@@ -84,6 +85,33 @@ async def test_a_leader_is_deposed_in_the_middle_of_a_backlog(office: Office, ri
         await submitting
         await settled(second)
         await asyncio.wait_for(stopped(working), 60)
+    await assert_placed_once(office, *names)
+
+
+@pytest.mark.parametrize("seed", range(ROUNDS))
+async def test_a_clerk_that_is_killed_again_and_again_binds_everything_once(
+    office: Office, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it had committed by then: the leader looks, and goes on from there."""
+    monkeypatch.setattr("bursar.loops.schedule.CLERK_FROM", 1)
+    for name in ("n1", "n2", "n3"):
+        await node(office, name, gpu=100)
+    fates = random.Random(seed)
+    async with scheduling(office, placements_max=20) as scheduler:
+        names: list[str] = []
+        killed: int | None = None
+        for turn in range(3):
+            scheduler.clerk.call()
+            async with asyncio.timeout(60):
+                while not scheduler.clerk.is_at_work or scheduler.clerk.pid == killed:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            submitting = asyncio.create_task(backlog(office, 80, f"job-{turn}"))
+            await asyncio.sleep(fates.uniform(0.0, 0.1))  # a moment that nobody chose
+            killed = scheduler.clerk.pid
+            assert killed is not None
+            os.kill(killed, signal.SIGKILL)
+            names += await submitting
+            await settled(scheduler)
     await assert_placed_once(office, *names)
 
 

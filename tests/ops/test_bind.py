@@ -31,6 +31,7 @@ from offices import (
     counters,
     document,
     end,
+    get,
     member,
     namespace,
     node,
@@ -303,8 +304,9 @@ async def test_a_plan_longer_than_what_is_fed_at_once_is_answered_in_its_order(
     replies = await bind_all(office, [Bind.unit([one], TEST) for one in unit])
     refused = [index for index, reply in enumerate(replies) if code(reply) != "ok"]
     assert refused == [24, 27]
-    assert [reply[0].key.name for reply in replies if isinstance(reply, tuple)] == [
-        name for index, name in enumerate(names) if index not in refused
+    stored = [await get(office, "Allocation", "default", name) for name in names]
+    assert [reply[0] for reply in replies if isinstance(reply, tuple)] == [
+        one.revision for index, one in enumerate(stored) if index not in refused
     ]
     await assert_counters_equal_charges(office)
 

@@ -12,6 +12,7 @@ from bursar.core.node import WHOLE
 from bursar.core.object import Origin
 from bursar.core.refusal import Refusal
 from bursar.ops.bind import Bind, Member, Note, bind, note
+from bursar.ops.command import Reply
 from bursar.ops.leader import load_leader, resign, stand
 from bursar.ops.office import Office
 from bursar.store import change as change_store
@@ -120,7 +121,7 @@ async def test_who_was_deposed_leaves_no_trace(office: Office, rival: Office, db
     before = await revision(office)
     command = await unit(office, "a", "n1", fence=old)
     claimed = Claim(RequestKey("test", "bind-a"), "")
-    replies = await bind(office, [command, replace(command, claim=claimed)])
+    replies: list[Reply] = [*await bind(office, [command, replace(command, claim=claimed)])]
     why = Note(key=command.key, origin=TEST, uid=command.members[0].uid, reason="Waiting", message="", fence=old)
     replies += await note(office, [why])
     assert [code(one) for one in replies] == ["stale"] * 3

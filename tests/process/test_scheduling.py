@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import pytest
 
+from bursar.loops.schedule import CLERK_NODES
 from bursar.ops.leader import load_leader
 from bursar.ops.office import Office
 from bursar.store.database import AWAY
@@ -185,6 +186,54 @@ def controller(url: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
             process.send_signal(signal.SIGCONT)
             process.terminate()
             assert process.wait(30) == 0
+
+
+def clerk_of(parent: int) -> int:
+    """The pid of a controller's clerk; 0 while it has none."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and _parent_and_command(entry) == (parent, "bursar.clerk"):
+            return int(entry.name)
+    return 0
+
+
+def _parent_and_command(entry: Path) -> tuple[int, str] | None:
+    try:
+        parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+        words = (entry / "cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    return parent, words[2].decode() if len(words) > 2 else ""
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+async def test_a_leader_of_many_nodes_has_a_clerk_which_does_not_outlive_it(
+    database_url: str, tmp_path: Path, end: signal.Signals
+) -> None:
+    async with opened(database_url) as office:
+        await asyncio.gather(*(node(office, f"n{number}", cpu=8) for number in range(CLERK_NODES)))
+        command = [str(BURSAR), "controller", "--database-url", database_url]
+        with (tmp_path / "log").open("wb") as errors, subprocess.Popen(command, stderr=errors) as leading:
+            try:
+
+                async def has_clerk() -> bool:
+                    return clerk_of(leading.pid) > 0
+
+                await eventually(has_clerk, "the leader has a clerk")
+                clerk = clerk_of(leading.pid)
+                leading.send_signal(end)
+                leading.wait(30)
+
+                async def is_gone() -> bool:
+                    return _parent_and_command(Path("/proc") / str(clerk)) is None or _is_over(clerk)
+
+                await eventually(is_gone, "the clerk is gone")
+            finally:
+                leading.kill()
+
+
+def _is_over(pid: int) -> bool:
+    """Whether it has ended, though nobody has asked for how yet."""
+    return (Path("/proc") / str(pid) / "cmdline").read_bytes() == b""
 
 
 async def test_a_leader_that_was_paused_past_its_term_commits_nothing_more(database_url: str, tmp_path: Path) -> None:

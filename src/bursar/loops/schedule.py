@@ -37,7 +37,8 @@ from bursar.loops.budget import run_budgets
 from bursar.loops.unpaid import Unpaid
 from bursar.loops.world import BINDER, Keeper, Lost
 from bursar.ops.allocation import Report, report
-from bursar.ops.bind import Bind, Member, Note, bind, note
+from bursar.ops.bind import Bind, Bound, Member, Note, bind, note
+from bursar.ops.clerk import Clerk
 from bursar.ops.collector import calm_collector
 from bursar.ops.command import DEPOSED
 from bursar.ops.evict import Nominee, Preempt, Victim, preempt
@@ -60,6 +61,8 @@ HOURS_SECONDS = 10.0  # between looks at what tenants have used of their budgets
 NOTES_MAX = 500  # of one tick: in a flood of submissions they are not half of all writes
 NOTE_AFTER_SECONDS = 1.0  # what is placed within a second needs no reason why it was not
 PLANS_IN_FLIGHT = 4
+CLERK_FROM = 64  # units of one plan
+CLERK_NODES = 256  # of a cluster that has a clerk from the start
 PAUSE_SECONDS = 1.0  # before something that was refused is planned again
 
 
@@ -74,6 +77,7 @@ class Scheduler:
     waits: Waits = field(default_factory=Waits)
     unpaid: Unpaid = field(default_factory=Unpaid)
     keeper: Keeper = field(init=False)
+    clerk: Clerk = field(init=False)
     loaded: asyncio.Event = field(default_factory=asyncio.Event)
     idle: asyncio.Event = field(default_factory=asyncio.Event)  # nothing waits, and nothing is being committed
     _given: Policy = field(init=False)  # the policy before the settings of the system are laid over it
@@ -88,6 +92,7 @@ class Scheduler:
 
     def __post_init__(self) -> None:
         self.keeper = Keeper(self.office)
+        self.clerk = Clerk(self.office)
         self._given = self.policy
 
     @property
@@ -116,11 +121,14 @@ class Scheduler:
             for task in left:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
+            await self.clerk.dismiss()
 
     async def _follow(self) -> None:
         await self._finish_commits(0)
         self.loaded.clear()
         self.keeper, self._hours_at = Keeper(self.office), self.clock()
+        if await self.keeper.count_nodes() >= CLERK_NODES:
+            self.clerk.call()
         await self.keeper.load()
         await self._count_hours(self.keeper)
         self.unpaid.restore(self.world, self.clock())
@@ -195,7 +203,11 @@ class Scheduler:
     def _committed(self, task: asyncio.Task[None]) -> None:
         self._commits.discard(task)
         self._wake.set()
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if isinstance(error, AWAY):
+            log.warning("it is not known how much of a plan was committed", error=repr(error))
+        else:
             log.error("a plan could not be committed", error=repr(error), exc_info=error)
 
     async def _finish_commits(self, at_most: int) -> None:
@@ -231,22 +243,28 @@ class Scheduler:
 
     async def _save_bindings(self, bindings: Sequence[Binding], commands: Sequence[Bind]) -> None:
         heard = self.unpaid.heard
-        replies = await bind(self.office, commands)
+        replies = await self._bind(commands)
         keeper, now = self.keeper, self.clock()
         for binding, reply in zip(bindings, replies, strict=True):
             if isinstance(reply, Refusal):
                 self._take_back(binding, reply, heard)
                 continue
-            assert isinstance(reply, tuple), "a unit is answered member by member"
             self.world.probes.paid(binding.members[0][0])
-            for (ask, _), written in zip(binding.members, reply, strict=True):
-                keeper.committed(ask.uid, written.revision)
+            for (ask, _), revision in zip(binding.members, reply, strict=True):
+                keeper.committed(ask.uid, revision)
                 keeper.noted.pop(ask.uid, None)
                 if ask.uid in keeper.returned:
                     keeper.returned.discard(ask.uid)
                     self.waits.bound_again(now)
                 else:
                     self.waits.bound(ask.queue, ask.submitted_at, now)
+
+    async def _bind(self, commands: Sequence[Bind]) -> list[Bound]:
+        """Here, or by the clerk where there is much of it: so much is worth a process of its own, and the detour."""
+        if len(commands) < CLERK_FROM:
+            return await bind(self.office, commands)
+        self.clerk.call()
+        return await self.clerk.bind(commands)
 
     def _take_back(self, binding: Binding, refusal: Refusal, heard: int) -> None:
         """It waits again, and whatever proved wrong about the world is read before the next plan."""

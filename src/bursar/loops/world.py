@@ -135,6 +135,10 @@ class Keeper:
 
     # Loading.
 
+    async def count_nodes(self) -> int:
+        async with self._office.database.reader() as db:
+            return await node_store.count(db)
+
     async def load(self) -> None:
         """Everything that matters, as of one revision."""
         phases = f"status.phase!={',status.phase!='.join(sorted(ENDED))}"

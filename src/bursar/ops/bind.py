@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
-from typing import Any
+from typing import Any, TypeAlias
 
 from msgspec import Struct
 
@@ -43,6 +43,9 @@ WAITING = ("reason", "message", "nominated", "queuePosition")
 
 # Of one allocation in each second, at most: the next era begins above all that the one before can have given.
 ERA_EPOCHS = 1000
+
+# The revision of each member of a unit once it is placed, or why none of them is.
+Bound: TypeAlias = tuple[int, ...] | Refusal
 
 # Plans repeat a few amounts for ever.
 _text = lru_cache(4096)(format_amount)
@@ -284,9 +287,16 @@ class Note(Command):
 # Verbs.
 
 
-async def bind(office: Office, commands: Sequence[Bind]) -> list[Reply]:
+async def bind(office: Office, commands: Sequence[Bind]) -> list[Bound]:
     """Place each unit where its targets say. What went stale comes back with its reason; the rest stands."""
-    return await feed(office.binding, commands)
+    return [_bound(reply) for reply in await feed(office.binding, commands)]
+
+
+def _bound(reply: Reply) -> Bound:
+    if isinstance(reply, Refusal):
+        return reply
+    assert isinstance(reply, tuple), "a unit is answered member by member"
+    return tuple([member.revision for member in reply])
 
 
 async def note(office: Office, commands: Sequence[Note]) -> list[Reply]:

@@ -75,6 +75,11 @@ async def count_claimed(db: Connection) -> int:
     return count
 
 
+async def count(db: Connection) -> int:
+    number: int = await db.fetchval(SQL.count)
+    return number
+
+
 async def list_names(db: Connection) -> list[str]:
     return [row["name"] for row in await db.fetch(SQL.names)]
 

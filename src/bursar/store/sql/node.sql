@@ -23,6 +23,9 @@ SELECT name, uid, generation, schedulable, allocatable, allocated, devices, clai
 -- What counts against the pool. Whoever claims holds the settings' row, and asks in a later statement.
 SELECT count(*) FROM node WHERE claim IS NOT NULL;
 
+-- name: count
+SELECT count(*) FROM node;
+
 -- name: names
 SELECT name FROM node ORDER BY name;
 

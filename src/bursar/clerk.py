@@ -1,0 +1,38 @@
+"""The process of a leader's clerk (`bursar.ops.clerk`): started by the leader, and gone when the leader is."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+
+import uvloop
+
+from bursar.logs import set_up_logs
+from bursar.ops.clerk import serve
+from bursar.ops.collector import calm_collector
+from bursar.ops.office import Office
+from bursar.store.database import Database
+
+
+async def _work(its: socket.socket) -> None:
+    database = await Database.open(os.environ["BURSAR_DATABASE_URL"], readers=1)
+    office = await Office.open(database)
+    calm_collector()
+    await serve(office, its)
+
+
+def main() -> None:
+    set_up_logs()
+    # Who stops everything from a terminal stops the leader, and that ends this.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_work(socket.socket(fileno=int(sys.argv[1]))))
+        # The leader is gone. What is under way is not waited for: the database undoes it when its connection ends.
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
