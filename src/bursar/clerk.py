@@ -8,13 +8,16 @@ import signal
 import socket
 import sys
 
+import structlog
 import uvloop
 
 from bursar.logs import set_up_logs
 from bursar.ops.clerk import serve
 from bursar.ops.collector import calm_collector
 from bursar.ops.office import Office
-from bursar.store.database import Database
+from bursar.store.database import AWAY, Database
+
+log = structlog.get_logger()
 
 
 async def _work(its: socket.socket) -> None:
@@ -29,7 +32,10 @@ def main() -> None:
     # Who stops everything from a terminal stops the leader, and that ends this.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_work(socket.socket(fileno=int(sys.argv[1]))))
+        try:
+            runner.run(_work(socket.socket(fileno=int(sys.argv[1]))))
+        except AWAY as error:
+            log.warning("the clerk cannot begin", error=repr(error))
         # The leader is gone. What is under way is not waited for: the database undoes it when its connection ends.
         os._exit(0)
 

@@ -61,7 +61,7 @@ HOURS_SECONDS = 10.0  # between looks at what tenants have used of their budgets
 NOTES_MAX = 500  # of one tick: in a flood of submissions they are not half of all writes
 NOTE_AFTER_SECONDS = 1.0  # what is placed within a second needs no reason why it was not
 PLANS_IN_FLIGHT = 4
-CLERK_FROM = 64  # units of one plan
+CLERK_FROM = 64  # allocations of one plan
 CLERK_NODES = 256  # of a cluster that has a clerk from the start
 PAUSE_SECONDS = 1.0  # before something that was refused is planned again
 
@@ -261,7 +261,7 @@ class Scheduler:
 
     async def _bind(self, commands: Sequence[Bind]) -> list[Bound]:
         """Here, or by the clerk where there is much of it: so much is worth a process of its own, and the detour."""
-        if len(commands) < CLERK_FROM:
+        if sum(len(command.members) for command in commands) < CLERK_FROM:
             return await bind(self.office, commands)
         self.clerk.call()
         return await self.clerk.bind(commands)

@@ -1,9 +1,10 @@
 """The walk of every write: claim, lock, read, decide, save, once per batch.
 
 Locks are taken in one global order: leader, request claims, tree, gangs, objects, counters, nodes, beats, accounts,
-leases, the ledger, and last the revision. What is decided from is read in a later statement than the one that took the
-lock: a statement that had to wait sees the new version of the row it waited for, but not the rows that a rival put
-beside it.
+leases, the ledger, and last the revision. A statement that had to wait sees the new version of the row it waited for,
+but not the rows that a rival put beside it. So what is wholly in the row that is locked is read by the statement that
+locks it, and all else in a later one. Every message to the server costs a turn: what comes one after another in the
+order is locked by one statement, where nothing has to be looked up in between.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from bursar.core.allocation import GangKey
 from bursar.core.object import Key, Write
 from bursar.core.paying import payer
 from bursar.core.price import class_of
-from bursar.core.quota import Counters
+from bursar.core.quota import Counter, Counters
 from bursar.core.sheet import Sheet
 from bursar.core.tree import Row, Tree, rows_of
 from bursar.ops.command import DEPOSED, Command, Reply, Result, decode_reply, encode_reply, written
@@ -39,6 +40,7 @@ from bursar.store import token as token_store
 from bursar.store import tree as tree_store
 from bursar.store import usage as usage_store
 from bursar.store.database import Connection, Stale
+from bursar.store.object import Ground
 from bursar.store.request import Remembered, RequestKey
 
 KNOWN_MAX = 200_000
@@ -66,96 +68,89 @@ class Walk:
 
     async def __call__(self, db: Connection, commands: Sequence[Command]) -> Sequence[Reply]:
         """Commands of a leader that was deposed are refused and leave no trace; the rest of the batch stands."""
-        fence = await lock_fence(db, commands)
+        if all(command.fence is None for command in commands):
+            return await self._decided(db, commands, None)
+        fence, ground = await lock_fence(db, commands)
         stands = [one.fence is None or one.fence == fence for one in commands]
         if all(stands):
-            return await self._decided(db, commands)
-        replies = iter(await self._decided(db, list(compress(commands, stands))))
+            return await self._decided(db, commands, ground)
+        replies = iter(await self._decided(db, list(compress(commands, stands)), ground))
         return [next(replies) if standing else DEPOSED for standing in stands]
 
-    async def _decided(self, db: Connection, commands: Sequence[Command]) -> Sequence[Reply]:
+    async def _decided(self, db: Connection, commands: Sequence[Command], ground: Ground | None) -> Sequence[Reply]:
         if not commands:
             return ()
         claimed, remembered = await claim(db, commands)
         fresh = [command for command in commands if command.claim is None or command.claim.key in claimed]
-        version = await tree_store.lock_shared(db)
-        sheet = await self._read(db, version, await self._trees.at(db, version), fresh)
+        sheet = await self._read(db, ground or await lock_ground(db, fresh), fresh)
         results = decide(sheet, commands, remembered)
         await save(db, sheet)
         replies = [finished(result) for result in results]
         await remember(db, commands, claimed, replies, encode_reply)
         return replies
 
-    async def _read(self, db: Connection, version: int, tree: Tree, commands: Sequence[Command]) -> Sheet:
-        sheet = Sheet(datetime.now(UTC), tree, Counters(tree, {}), era=tree_store.era_of(version))
+    async def _read(self, db: Connection, ground: Ground, commands: Sequence[Command]) -> Sheet:
+        tree = await self._trees.at(db, ground.version)
+        sheet = Sheet(datetime.now(UTC), tree, Counters(tree, {}), era=tree_store.era_of(ground.version))
         await lock_gangs(db, sheet, commands)
-        await self._lock_objects(db, version, sheet, commands)
-        await self._lock_counters(db, sheet, commands)
-        await self._lock_nodes(db, sheet, commands)
+        await self._lock_objects(db, ground, sheet, commands)
+        await self._lock_rooms(db, sheet, commands)
         if metered := {name for command in commands for name in command.meters(sheet)}:
             await self._read_classes(db, sheet, metered)
         await self._open_book(db, sheet, commands)
         return sheet
 
-    async def _lock_objects(self, db: Connection, version: int, sheet: Sheet, commands: Sequence[Command]) -> None:
-        keys = {key for command in commands for key in command.objects()}
-        if sheet.gangs:
-            keys.update(await object_store.load_gang_members(db, sheet.gangs))
-        there = await object_store.lock(db, keys)
+    async def _lock_objects(self, db: Connection, ground: Ground, sheet: Sheet, commands: Sequence[Command]) -> None:
+        if ground.objects is None:
+            keys = keys_of(commands)
+            if sheet.gangs:
+                keys.update(await object_store.load_gang_members(db, sheet.gangs))
+            sheet.objects = await object_store.lock(db, keys)
+        else:
+            sheet.objects = ground.objects
         needs = {key for command in commands for key in command.needs()}
-        sheet.recent = self._recently_seen(needs, version)
-        # What does not exist need not be read; nor what was there a moment ago, where only that matters.
-        if wanted := there | (needs - sheet.recent):
-            sheet.objects = await object_store.load(db, wanted)
-            there_now = (key for key in needs if key in sheet.objects and key.kind in CATALOGUE)
-            self._seen.update({(key, version): now() for key in there_now})
+        sheet.recent = self._recently_seen(needs, ground.version)
+        # What was there a moment ago need not be read, where only that matters.
+        if wanted := needs - sheet.recent - sheet.objects.keys():
+            sheet.objects |= await object_store.load(db, wanted)
+        there_now = (key for key in needs if key in sheet.objects and key.kind in CATALOGUE)
+        self._seen.update({(key, ground.version): now() for key in there_now})
 
     def _recently_seen(self, needs: set[Key], version: int) -> set[Key]:
         if len(self._seen) > SEEN_MAX:
             self._seen.clear()
         return {key for key in needs if now() - self._seen.get((key, version), -SEEN_SECONDS_MAX) < SEEN_SECONDS_MAX}
 
-    async def _lock_counters(self, db: Connection, sheet: Sheet, commands: Sequence[Command]) -> None:
-        # Work of one template shares its charge: its counters are looked up once.
-        charges = {
-            (namespace, id(charge)): charge
-            for command in commands
-            for namespace, charge in command.charges(sheet)
-            if namespace in sheet.tree.namespaces
-        }
-        rows = {row for (namespace, _), charge in charges.items() for row in rows_of(sheet.tree, namespace, charge)}
-        if not rows:
-            return
-        if self._known_in is not sheet.tree:
-            self._known, self._known_in = set(), sheet.tree
-        if unknown := rows - self._known:
-            await quota_store.ensure(db, sheet.tree, unknown)
-        counters = await quota_store.lock(db, rows)
+    async def _lock_rooms(self, db: Connection, sheet: Sheet, commands: Sequence[Command]) -> None:
+        """Lock the counters, the nodes, and when these were last heard."""
+        rows = counters_of(sheet, commands)
+        names = await find_nodes(db, sheet, commands)
+        if rows:
+            await self._ensure(db, sheet.tree, rows)
+        counters: Mapping[Row, Counter] = {}
+        if rows and names:
+            counters, sheet.nodes = await node_store.lock_after_counters(db, rows, names)
+        elif rows:
+            counters = await quota_store.lock(db, rows)
+        elif names:
+            sheet.nodes = await node_store.lock(db, names)
         if len(counters) != len(rows):
             self._known.clear()
             raise Stale("a counter that was known is gone")
-        sheet.counters = Counters(sheet.tree, counters)
-        self._known = self._known | rows if len(self._known) < KNOWN_MAX else rows
-
-    async def _lock_nodes(self, db: Connection, sheet: Sheet, commands: Sequence[Command]) -> None:
-        names = {name for command in commands for name in command.nodes()}
-        # Where an object is placed cannot change while its row is locked.
-        placed = {
-            sheet.objects[key].uid
-            for command in commands
-            for key in command.placed(sheet)
-            if key.kind == "Allocation" and key in sheet.objects and sheet.objects[key].charge.bound
-        }
-        if placed:
-            for one in await node_store.load_placements_of(db, placed):
-                sheet.placements[one.uid] = (*sheet.placements.get(one.uid, ()), one)
-                names.add(one.node)
-        if names:
-            sheet.nodes = await node_store.lock(db, names)
+        if rows:
+            sheet.counters = Counters(sheet.tree, counters)
         if claimed := {name for command in commands for name in command.claims()}:
             await read_claims(db, sheet, claimed)
         if beating := {name for command in commands for name in command.beats()}:
             sheet.beats = await liveness_store.lock(db, beating)
+
+    async def _ensure(self, db: Connection, tree: Tree, rows: set[Row]) -> None:
+        """Counters begin with their first use."""
+        if self._known_in is not tree:
+            self._known, self._known_in = set(), tree
+        if unknown := rows - self._known:
+            await quota_store.ensure(db, tree, unknown)
+            self._known = self._known | rows if len(self._known) < KNOWN_MAX else rows
 
     async def _open_book(self, db: Connection, sheet: Sheet, commands: Sequence[Command]) -> None:
         """Lock the accounts and leases that are decided on. Where nobody pays beforehand this asks nothing."""
@@ -185,6 +180,33 @@ class Walk:
         sheet.classes |= {name: self._classes.get(key, "") for name, key in keys.items()}
 
 
+def counters_of(sheet: Sheet, commands: Sequence[Command]) -> set[Row]:
+    """Those that deciding may move. Work of one template shares its charge: its counters are looked up once."""
+    charges = {
+        (namespace, id(charge)): charge
+        for command in commands
+        for namespace, charge in command.charges(sheet)
+        if namespace in sheet.tree.namespaces
+    }
+    return {row for (namespace, _), charge in charges.items() for row in rows_of(sheet.tree, namespace, charge)}
+
+
+async def find_nodes(db: Connection, sheet: Sheet, commands: Sequence[Command]) -> set[str]:
+    """Those that commands name, and those that objects are placed on, which cannot change while these are locked."""
+    names = {name for command in commands for name in command.nodes()}
+    placed = {
+        sheet.objects[key].uid
+        for command in commands
+        for key in command.placed(sheet)
+        if key.kind == "Allocation" and key in sheet.objects and sheet.objects[key].charge.bound
+    }
+    if placed:
+        for one in await node_store.load_placements_of(db, placed):
+            sheet.placements[one.uid] = (*sheet.placements.get(one.uid, ()), one)
+            names.add(one.node)
+    return names
+
+
 async def read_claims(db: Connection, sheet: Sheet, names: set[str]) -> None:
     """Nobody else claims, for the settings are locked, and nothing is placed on these nodes, for their rooms are."""
     sheet.claimed = await node_store.count_claimed(db)
@@ -196,11 +218,30 @@ async def read_claims(db: Connection, sheet: Sheet, names: set[str]) -> None:
             sheet.occupants.setdefault(one.node, []).append((one, work))
 
 
-async def lock_fence(db: Connection, commands: Sequence[Command]) -> int | None:
-    """The fence of the leader, who cannot change until the batch is committed; None where no command asks for it."""
-    if all(command.fence is None for command in commands):
-        return None
-    return await leader_store.lock(db)
+async def lock_fence(db: Connection, commands: Sequence[Command]) -> tuple[int, Ground | None]:
+    """The fence of the leader, who cannot change until the batch is committed; with the ground, where nobody claims a
+    request: claims come before the tree."""
+    if any(command.claim is not None for command in commands):
+        return await leader_store.lock(db), None
+    if has_gangs(commands):
+        fence, version = await leader_store.lock_with_tree(db)
+        return fence, Ground(version)
+    return await object_store.lock_under_leader(db, keys_of(commands))
+
+
+async def lock_ground(db: Connection, commands: Sequence[Command]) -> Ground:
+    if has_gangs(commands):
+        return Ground(await tree_store.lock_shared(db))
+    return await object_store.lock_under_tree(db, keys_of(commands))
+
+
+def has_gangs(commands: Sequence[Command]) -> bool:
+    """Whether gangs are to be locked, which comes before their members are."""
+    return any(command.gangs() for command in commands)
+
+
+def keys_of(commands: Sequence[Command]) -> set[Key]:
+    return {key for command in commands for key in command.objects()}
 
 
 async def lock_gangs(db: Connection, sheet: Sheet, commands: Sequence[Command]) -> None:
@@ -229,6 +270,7 @@ def finished(result: Result) -> Reply:
 async def save(db: Connection, sheet: Sheet) -> None:
     """Everything that was decided, set by set; the revision is the last lock."""
     changes = sheet.counters.changes()
+    used = [sheet.nodes[name] for name in sheet.used_nodes - sheet.touched_nodes]
     if sheet.gangs:
         await gang_store.save(db, {key: sheet.gangs[key] for key in sheet.touched_gangs}, locked=sheet.gangs)
     await _save_nodes(db, sheet)
@@ -240,20 +282,19 @@ async def save(db: Connection, sheet: Sheet) -> None:
         await ledger_store.save(db, sheet.book)
     if sheet.tidings:
         await notice_store.save(db, sheet.tidings)
-    if not sheet.writes:
-        assert not changes, "counters move only with what is written"
-        return
-    await batch_store.save(db, sheet.writes, sheet.tree, changes)
+    if used and not sheet.placed:
+        await node_store.use(db, used)
     if sheet.placed:
-        revisions = {write.shown.uid: write.revision for write in sheet.writes}
-        await node_store.put_placements(db, list(sheet.placed.values()), revisions)
+        await batch_store.save_placed(db, sheet.writes, sheet.tree, changes, used, list(sheet.placed.values()))
+    elif sheet.writes:
+        await batch_store.save(db, sheet.writes, sheet.tree, changes)
+    else:
+        assert not changes, "counters move only with what is written"
 
 
 async def _save_nodes(db: Connection, sheet: Sheet) -> None:
     if sheet.touched_nodes:
         await node_store.put(db, [sheet.nodes[name] for name in sheet.touched_nodes], sheet.node_uids)
-    if used := sheet.used_nodes - sheet.touched_nodes:
-        await node_store.use(db, [sheet.nodes[name] for name in used])
     if sheet.removed_nodes:
         await node_store.remove(db, sorted(sheet.removed_nodes))
     if sheet.disowned_nodes:

@@ -69,8 +69,7 @@ class StructureWalk:
         tree = await self._trees.at(db, await tree_store.lock_exclusive(db))
         sheet = Sheet(datetime.now(UTC), tree, Counters(tree, {}))
         keys = {key for command in commands for key in command.objects()}
-        await object_store.lock(db, keys)
-        sheet.objects = await object_store.load(db, keys)
+        sheet.objects = await object_store.lock(db, keys)
         results: list[Result] = decide(sheet, commands, remembered)
         if sheet.writes and (refusal := await self._reshape(db, sheet)):
             # The change itself was fine; what it would do to the counters is not.

@@ -1,4 +1,4 @@
-"""Saving what a batch decided: counters, objects and their changes, in one statement."""
+"""Saving what a batch decided: counters, objects and their changes, and what is placed, in one statement."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from typing import Any
 
 import msgspec
 
+from bursar.core.node import NodeRoom, Placement
 from bursar.core.object import Key, Stored, Write
 from bursar.core.quota import Pair
 from bursar.core.tree import Row, Tree
-from bursar.store import quota
+from bursar.store import node, quota
 from bursar.store.columns import documents, numbers, texts
 from bursar.store.database import Connection, Stale
 from bursar.store.object import encode_charge
 from bursar.store.statements import statements
 
 SQL = statements("batch")
+
+SAVE_PLACED = SQL.save.replace("-- placing\n", f"{SQL.placing}\n").replace("-- placing_told\n", f"{SQL.placing_told}\n")
 
 encode = msgspec.json.Encoder().encode
 
@@ -26,24 +29,52 @@ async def save(db: Connection, writes: Sequence[Write], tree: Tree, changes: Map
 
     The writes get their revisions. What is not as it was decided on is Stale.
     """
+    ops, columns = _lines(writes)
+    saved = await db.fetchrow(SQL.save, *columns, *quota.delta_columns(tree, changes))
+    _check(saved, ops, {"counted": len(changes)})
+    _number(writes, saved["before"])
+
+
+async def save_placed(
+    db: Connection,
+    writes: Sequence[Write],
+    tree: Tree,
+    changes: Mapping[Row, Pair],
+    used: Sequence[NodeRoom],
+    placed: Sequence[Placement],
+) -> None:
+    """`save`, with the room of nodes that are locked, and what is placed. What is placed is written as well."""
+    places = {write.shown.uid: place for place, write in enumerate(writes, start=1)}
+    ops, columns = _lines(writes)
+    parts = node.placement_columns(placed, [places[one.uid] for one in placed])
+    saved = await db.fetchrow(
+        SAVE_PLACED, *columns, *quota.delta_columns(tree, changes), *node.room_columns(used), *parts
+    )
+    _check(saved, ops, {"counted": len(changes), "used": len(used)})
+    _number(writes, saved["before"])
+
+
+def _number(writes: Sequence[Write], before: int) -> None:
+    for place, write in enumerate(writes, start=1):
+        write.revision = before + place
+
+
+def _check(saved: Any, ops: Sequence[str], besides: Mapping[str, int]) -> None:
+    wanted = {"inserted": ops.count("insert"), "updated": ops.count("update"), "deleted": ops.count("delete")}
+    wanted |= besides
+    for name, count in wanted.items():
+        if saved[name] != count:
+            raise Stale(f"{count} rows to be {name}, {saved[name]} found as decided")
+
+
+def _lines(writes: Sequence[Write]) -> tuple[list[str], tuple[str, ...]]:
+    """What becomes of each object's row, and the columns."""
     last = {write.key: write for write in writes}
     first: dict[Key, Stored | None] = {}
     for write in writes:
         first.setdefault(write.key, write.before)
     ops = [_op(first[write.key], write, last[write.key] is write) for write in writes]
-    columns = _columns(writes, [first[write.key] for write in writes])
-    saved = await db.fetchrow(SQL.save, texts(ops), *columns, *quota.delta_columns(tree, changes))
-    _check(saved, ops, len(changes))
-    for place, write in enumerate(writes, start=1):
-        write.revision = saved["before"] + place
-
-
-def _check(saved: Any, ops: Sequence[str], counters: int) -> None:
-    wanted = {"counted": counters, "inserted": ops.count("insert"), "updated": ops.count("update")}
-    wanted["deleted"] = ops.count("delete")
-    for name, count in wanted.items():
-        if saved[name] != count:
-            raise Stale(f"{count} rows to be {name}, {saved[name]} found as decided")
+    return ops, (texts(ops), *_columns(writes, [first[write.key] for write in writes]))
 
 
 def _op(first: Stored | None, write: Write, is_last: bool) -> str:

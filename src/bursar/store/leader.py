@@ -42,5 +42,11 @@ async def lock(db: Connection) -> int:
     return fence
 
 
+async def lock_with_tree(db: Connection) -> tuple[int, int]:
+    """The same, and hold the tree still; the fence, and the tree's version."""
+    row = await db.fetchrow(SQL.lock_with_tree)
+    return row["fence"], row["version"]
+
+
 async def load(db: Connection) -> Leader:
     return Leader(*await db.fetchrow(SQL.read))

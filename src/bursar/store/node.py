@@ -10,6 +10,9 @@ import msgspec
 
 from bursar.core.claim import Claim
 from bursar.core.node import NodeRoom, Placement
+from bursar.core.quota import Counter
+from bursar.core.tree import Row
+from bursar.store import quota
 from bursar.store.columns import documents, numbers, texts
 from bursar.store.database import Connection, Stale
 from bursar.store.statements import statements
@@ -57,6 +60,15 @@ async def lock(db: Connection, names: Iterable[str]) -> dict[str, NodeRoom]:
     return {row["name"]: _room(row) for row in await db.fetch(SQL.lock, texts(sorted(names)))}
 
 
+async def lock_after_counters(
+    db: Connection, rows: Iterable[Row], names: Iterable[str]
+) -> tuple[dict[Row, Counter], dict[str, NodeRoom]]:
+    """Lock the counters that exist, then the nodes, each in order; what they count, and the nodes' room."""
+    found = await db.fetch(SQL.lock_after_counters, *quota.text_columns(rows), texts(sorted(names)))
+    first = next((place for place, row in enumerate(found) if row["name"] is not None), len(found))
+    return quota.counters_of(found[:first]), {row["name"]: _room(row) for row in found[first:]}
+
+
 async def load(db: Connection, names: Iterable[str]) -> dict[str, NodeRoom]:
     return {row["name"]: _room(row) for row in await db.fetch(SQL.read, sorted(names))}
 
@@ -101,14 +113,18 @@ async def put(db: Connection, rooms: Sequence[NodeRoom], uids: Mapping[str, str]
 
 async def use(db: Connection, rooms: Sequence[NodeRoom]) -> None:
     """Save the room of nodes that are locked and otherwise as they were."""
-    tag = await db.execute(
-        SQL.use,
+    tag = await db.execute(SQL.use, *room_columns(rooms))
+    if tag != f"UPDATE {len(rooms)}":
+        raise Stale(f"{len(rooms)} nodes to save, but: {tag}")
+
+
+def room_columns(rooms: Sequence[NodeRoom]) -> tuple[str, ...]:
+    """What is left of nodes' room, as columns."""
+    return (
         texts([room.name for room in rooms]),
         documents([_encode(room.allocated) for room in rooms]),
         documents([_encode(room.devices) for room in rooms]),
     )
-    if tag != f"UPDATE {len(rooms)}":
-        raise Stale(f"{len(rooms)} nodes to save, but: {tag}")
 
 
 async def remove(db: Connection, names: Sequence[str]) -> None:
@@ -127,9 +143,9 @@ async def load_placements_on(db: Connection, names: Iterable[str]) -> list[Place
     return [_placement(row) for row in await db.fetch(SQL.placements_on, sorted(names))]
 
 
-async def put_placements(db: Connection, placements: Sequence[Placement], revisions: Mapping[str, int]) -> None:
-    await db.execute(
-        SQL.put_placements,
+def placement_columns(placements: Sequence[Placement], places: Sequence[int]) -> tuple[str, ...]:
+    """Placements as columns of the statement that saves a batch; `places` are those of their lines in it."""
+    return (
         texts([one.node for one in placements]),
         texts([one.uid for one in placements]),
         texts([one.namespace for one in placements]),
@@ -140,7 +156,7 @@ async def put_placements(db: Connection, placements: Sequence[Placement], revisi
         documents([_encode(one.resources) for one in placements]),
         documents([_encode(one.devices) for one in placements]),
         numbers([one.wanted for one in placements]),
-        numbers([revisions[one.uid] for one in placements]),
+        numbers(places),
         numbers([one.lease for one in placements]),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -92,16 +92,43 @@ def _columns(keys: Iterable[Key]) -> tuple[str, str, str]:
     )
 
 
-async def lock(db: Connection, keys: Iterable[Key]) -> set[Key]:
-    """Lock the objects that exist, in order; which those are."""
-    wanted = set(keys)
-    rows = await db.fetch(SQL.lock, *_columns(wanted))
-    return wanted if len(rows) == len(wanted) else {Key(*row) for row in rows}
+async def lock(db: Connection, keys: Iterable[Key]) -> dict[Key, Stored]:
+    """Lock the objects that exist, in order; those."""
+    return _by_key(await db.fetch(SQL.lock, *_columns(keys)))
+
+
+class Ground(NamedTuple):
+    """What a batch stands on while it holds it."""
+
+    version: int  # of the tree
+    objects: dict[Key, Stored] | None = None  # None where they are yet to be locked
+
+
+async def lock_under_tree(db: Connection, keys: Iterable[Key]) -> Ground:
+    """Hold the tree still, then lock the objects that exist."""
+    rows = await db.fetch(SQL.lock_under_tree, *_columns(keys))
+    return _ground(rows)
+
+
+async def lock_under_leader(db: Connection, keys: Iterable[Key]) -> tuple[int, Ground]:
+    """Hold off takeovers, hold the tree still, then lock the objects that exist; the leader's fence, and the ground."""
+    rows = await db.fetch(SQL.lock_under_leader, *_columns(keys))
+    return rows[0]["fence"], _ground(rows)
+
+
+def _ground(rows: Sequence[Any]) -> Ground:
+    """Where nothing was found there is one line, without an object."""
+    first = rows[0]
+    return Ground(first["tree_version"], _by_key(rows) if first["name"] is not None else {})
+
+
+def _by_key(rows: Iterable[Any]) -> dict[Key, Stored]:
+    found = [stored(row) for row in rows]
+    return {one.key: one for one in found}
 
 
 async def load(db: Connection, keys: Iterable[Key]) -> dict[Key, Stored]:
-    found = [stored(row) for row in await db.fetch(SQL.read, *_columns(keys))]
-    return {one.key: one for one in found}
+    return _by_key(await db.fetch(SQL.read, *_columns(keys)))
 
 
 async def load_gang_members(db: Connection, gangs: Iterable[tuple[str, str]]) -> list[Key]:

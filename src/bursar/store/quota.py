@@ -9,17 +9,24 @@ from typing import Any
 from bursar.core.quantity import UNLIMITED
 from bursar.core.quota import Counter, Pair
 from bursar.core.tree import Enforcement, Row, Tree, enforcement_of, hard_of
+from bursar.store.columns import texts
 from bursar.store.database import Connection
 from bursar.store.statements import statements
 
 SQL = statements("quota")
 
 
-def _rows(found: Iterable[Any]) -> dict[Row, Counter]:
+def counters_of(found: Iterable[Any]) -> dict[Row, Counter]:
     return {
         (row["scope"], row["dimension"]): Counter(row["hard"], row["soft"], row["accepted"], row["bound"])
         for row in found
     }
+
+
+def text_columns(rows: Iterable[Row]) -> tuple[str, str]:
+    """Which counters are meant, as columns of those who lock them."""
+    ordered = sorted(rows)
+    return texts([row[0] for row in ordered]), texts([row[1] for row in ordered])
 
 
 def _columns(rows: Iterable[Row]) -> tuple[list[str], list[str]]:
@@ -34,24 +41,24 @@ async def ensure(db: Connection, tree: Tree, rows: Iterable[Row]) -> None:
 
 async def lock(db: Connection, rows: Iterable[Row]) -> dict[Row, Counter]:
     """Lock the counters that exist, in order; what they count."""
-    return _rows(await db.fetch(SQL.lock, *_columns(rows)))
+    return counters_of(await db.fetch(SQL.lock, *text_columns(rows)))
 
 
 async def load_scopes(db: Connection, scopes: Sequence[str]) -> dict[Row, Counter]:
-    return _rows(await db.fetch(SQL.read_scopes, list(scopes)))
+    return counters_of(await db.fetch(SQL.read_scopes, list(scopes)))
 
 
 async def load_tenants(db: Connection) -> dict[Row, Counter]:
-    return _rows(await db.fetch(SQL.read_tenants))
+    return counters_of(await db.fetch(SQL.read_tenants))
 
 
 async def load_limited(db: Connection) -> dict[Row, Counter]:
     """The counters that have a hard limit."""
-    return _rows(await db.fetch(SQL.read_limited))
+    return counters_of(await db.fetch(SQL.read_limited))
 
 
 async def load_all(db: Connection) -> dict[Row, Counter]:
-    return _rows(await db.fetch(SQL.read_all))
+    return counters_of(await db.fetch(SQL.read_all))
 
 
 def delta_columns(tree: Tree, changes: Mapping[Row, Pair]) -> tuple[list[Any], ...]:

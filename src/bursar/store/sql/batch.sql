@@ -12,6 +12,9 @@
 -- The revision is the last lock, held until COMMIT, so that numbers become visible in their order: everything that is
 -- written needs its number first. The notification is only a hint beside polling, and tells the last number; it is sent
 -- when the transaction commits.
+--
+-- Where work is placed, `placing` and `placing_told` are put in at the two lines that are named so: whatever else is saved
+-- does not pay for them.
 WITH line AS MATERIALIZED (
     SELECT line.op, line.expected, line.kind, coalesce(line.namespace, '') AS namespace, line.name, line.uid,
            coalesce(line.tenant, '') AS tenant, line.type, coalesce(line.labels, was.labels) AS labels, line.fields,
@@ -78,9 +81,41 @@ WITH line AS MATERIALIZED (
            CASE WHEN type <> 'ADDED' THEN before_tenant END, doc, status, actor, verb, reason, clock_timestamp()
       FROM line, taken
 )
+-- placing
 SELECT (SELECT before FROM taken) AS before,
        (SELECT count(*) FROM counted) AS counted,
        (SELECT count(*) FROM inserted) AS inserted,
        (SELECT count(*) FROM updated) AS updated,
        (SELECT count(*) FROM deleted) AS deleted,
+       -- placing_told
        pg_notify('bursar_change', (SELECT before + (SELECT count(*) FROM line) FROM taken)::text);
+
+-- name: placing
+-- The room that nodes have left, and what is placed on them. The nodes are locked, and nothing else of them has moved. A
+-- placement has the number of its allocation's last change, which is told by its place among the lines.
+, used AS (
+    UPDATE node
+       SET allocated = room.allocated, devices = room.devices
+      FROM unnest(string_to_array($26, chr(31)), string_to_array($27, chr(31))::json[],
+                  string_to_array($28, chr(31))::json[]) AS room (name, allocated, devices)
+     WHERE node.name = room.name
+    RETURNING 1
+), put AS (
+    INSERT INTO placement (node, uid, namespace, name, tenant, epoch, exclusive, resources, devices, wanted, revision,
+                           lease)
+    SELECT node, uid, namespace, name, coalesce(tenant, ''), epoch, exclusive, resources, devices, wanted,
+           taken.before + place, nullif(lease, 0)
+      FROM taken,
+           unnest(string_to_array($29, chr(31)), string_to_array($30, chr(31)), string_to_array($31, chr(31)),
+                  string_to_array($32, chr(31)), string_to_array($33, chr(31)), string_to_array($34, ',')::bigint[],
+                  string_to_array($35, ',')::boolean[], string_to_array($36, chr(31))::json[],
+                  string_to_array($37, chr(31))::json[], string_to_array($38, ',')::boolean[],
+                  string_to_array($39, ',')::bigint[], string_to_array($40, ',')::bigint[])
+           AS part (node, uid, namespace, name, tenant, epoch, exclusive, resources, devices, wanted, place, lease)
+     ORDER BY 1, 2
+        ON CONFLICT (node, uid) DO UPDATE
+       SET wanted = excluded.wanted, revision = excluded.revision, epoch = excluded.epoch, lease = excluded.lease
+)
+
+-- name: placing_told
+(SELECT count(*) FROM used) AS used,

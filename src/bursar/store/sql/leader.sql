@@ -25,5 +25,15 @@ UPDATE leader SET holder = '', until = clock_timestamp() WHERE holder = $1 RETUR
 -- Waits for a takeover under way, and sees what it wrote: the row itself is all that is looked at.
 SELECT fence FROM leader WHERE id = 1 FOR KEY SHARE;
 
+-- name: lock_with_tree
+-- The leader's row, and the tree held shared (`lock_shared` in tree.sql): each is seen as whoever was waited for left it.
+-- The table lock of the tree comes before both. That closes no circle: whoever changes the tree does not touch this row,
+-- and whoever takes over has no other lock.
+SELECT leader.fence, tree.version
+  FROM leader, tree
+ WHERE leader.id = 1 AND tree.id = 1
+   FOR KEY SHARE OF leader
+   FOR SHARE OF tree;
+
 -- name: read
 SELECT holder, fence, until, at, until > clock_timestamp() AS leads FROM leader WHERE id = 1;

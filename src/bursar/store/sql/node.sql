@@ -9,6 +9,30 @@ SELECT name, uid, generation, schedulable, allocatable, allocated, devices, clai
  ORDER BY name
    FOR NO KEY UPDATE;
 
+-- name: lock_after_counters
+-- `lock`, with counters locked before (`lock` in quota.sql). No node is locked before all counters are: each comes out of
+-- the join with their number. First the counters, then the nodes.
+WITH counter AS MATERIALIZED (
+    SELECT quota.scope, quota.dimension, hard, soft, accepted, bound
+      FROM unnest(string_to_array($1, chr(31)), string_to_array($2, chr(31))) AS wanted (scope, dimension)
+      JOIN quota ON (quota.scope, quota.dimension) = (wanted.scope, wanted.dimension)
+     ORDER BY quota.scope, quota.dimension
+       FOR NO KEY UPDATE OF quota
+), counted AS MATERIALIZED (
+    SELECT count(*) FROM counter
+), room AS MATERIALIZED (
+    SELECT name, uid, generation, schedulable, allocatable, allocated, devices, claim
+      FROM counted, node
+     WHERE name = ANY(string_to_array($3, chr(31)))
+     ORDER BY name
+       FOR NO KEY UPDATE OF node
+)
+SELECT counter.*, NULL AS name, NULL AS uid, NULL::bigint AS generation, NULL::boolean AS schedulable,
+       NULL::json AS allocatable, NULL::json AS allocated, NULL::json AS devices, NULL::json AS claim
+  FROM counter
+ UNION ALL
+SELECT NULL, NULL, NULL, NULL, NULL, NULL, room.* FROM room;
+
 -- name: read
 SELECT name, uid, generation, schedulable, allocatable, allocated, devices, claim FROM node WHERE name = ANY($1::text[]);
 
@@ -64,21 +88,6 @@ SELECT node, uid, namespace, name, tenant, epoch, exclusive, resources, devices,
 -- name: placements_on
 SELECT node, uid, namespace, name, tenant, epoch, exclusive, resources, devices, wanted, lease
   FROM placement WHERE node = ANY($1::text[]) ORDER BY node, uid;
-
--- name: put_placements
--- Columns travel as texts (store/columns.py).
-INSERT INTO placement (node, uid, namespace, name, tenant, epoch, exclusive, resources, devices, wanted, revision, lease)
-SELECT node, uid, namespace, name, coalesce(tenant, ''), epoch, exclusive, resources, devices, wanted, revision,
-       nullif(lease, 0)
-  FROM unnest(string_to_array($1, chr(31)), string_to_array($2, chr(31)), string_to_array($3, chr(31)),
-              string_to_array($4, chr(31)), string_to_array($5, chr(31)), string_to_array($6, ',')::bigint[],
-              string_to_array($7, ',')::boolean[], string_to_array($8, chr(31))::json[],
-              string_to_array($9, chr(31))::json[], string_to_array($10, ',')::boolean[],
-              string_to_array($11, ',')::bigint[], string_to_array($12, ',')::bigint[])
-       AS line (node, uid, namespace, name, tenant, epoch, exclusive, resources, devices, wanted, revision, lease)
- ORDER BY 1, 2
-    ON CONFLICT (node, uid) DO UPDATE
-   SET wanted = excluded.wanted, revision = excluded.revision, epoch = excluded.epoch, lease = excluded.lease;
 
 -- name: remove_placements
 DELETE FROM placement

@@ -9,12 +9,12 @@ SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[]) AS line (scope, dimen
 
 -- name: lock
 -- A counter is its row, and a row that was waited for is seen as its rival left it: it can be read by the statement that
--- locks it.
-SELECT scope, dimension, hard, soft, accepted, bound
-  FROM quota
- WHERE (scope, dimension) IN (SELECT * FROM unnest($1::text[], $2::text[]))
- ORDER BY scope, dimension
-   FOR NO KEY UPDATE;
+-- locks it. Columns travel as texts (store/columns.py), and each counter comes once.
+SELECT quota.scope, quota.dimension, hard, soft, accepted, bound
+  FROM unnest(string_to_array($1, chr(31)), string_to_array($2, chr(31))) AS wanted (scope, dimension)
+  JOIN quota ON (quota.scope, quota.dimension) = (wanted.scope, wanted.dimension)
+ ORDER BY quota.scope, quota.dimension
+   FOR NO KEY UPDATE OF quota;
 
 -- name: read_scopes
 SELECT scope, dimension, hard, soft, accepted, bound FROM quota WHERE scope = ANY($1::text[]);
