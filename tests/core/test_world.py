@@ -266,6 +266,7 @@ def tallies(world: World, those: Iterable[Ask]) -> list[dict[str, int]]:
         crowds = [(each.topology_key, crowd_of(each, one)) for each in (*where.near, *where.apart)]
         for key, crowd in crowds:
             counts = world.tallies.counts(key, crowd)
+            assert world.tallies.of(key, crowd).total == counts.sum()
             found.append(
                 {name: int(counts[code]) for name, code in world.fleet.label(key).code_of.items() if counts[code]}
             )

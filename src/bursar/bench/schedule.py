@@ -31,6 +31,7 @@ from bursar.core.selector import Op, Selector, Term
 from bursar.core.world import World
 from bursar.loops.schedule import Scheduler
 from bursar.ops import object as object_ops
+from bursar.ops.collector import calm_collector
 from bursar.ops.dispatch import create_command
 from bursar.ops.feed import Feed
 from bursar.ops.leader import stand
@@ -81,7 +82,7 @@ def measure_decisions(nodes: int, allocations: int, mix: str) -> dict[str, Any]:
     for ask in asks:
         world.wait(ask)
     policy = Policy(min_runtime_seconds=60.0)
-    gc.collect()
+    calm_collector()  # as the scheduler does once its world is loaded
     started, decided = time.perf_counter(), 0
     more = True
     while more:

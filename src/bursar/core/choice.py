@@ -10,18 +10,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 
 import numpy as np
+from msgspec import Struct
 
 from bursar.core import company
 from bursar.core.ask import Ask, Shape
-from bursar.core.fleet import NOWHERE, Bools, Columns, Fleet, Ints, Need
+from bursar.core.fleet import NOWHERE, Bools, Columns, Fleet, Ints, LabelColumn, Need
 from bursar.core.hold import Holds
-from bursar.core.node import WHOLE, is_device
+from bursar.core.node import is_device
 from bursar.core.packing import choose_devices
-from bursar.core.running import NEVER, DeviceSets, Spot
+from bursar.core.running import NEVER, DeviceSets, Spot, devices_of
 from bursar.core.tally import Kin, kin_of
 from bursar.core.terrain import Floats
 from bursar.core.view import NO
@@ -30,12 +31,12 @@ from bursar.core.world import World
 # The labels by which nodes are close together, the closest first.
 LEVELS = ("rack", "topology.kubernetes.io/rack", "topology.kubernetes.io/zone")
 DOMAINS_TRIED = 3
+ROOM_MAX = 1 << 40  # of what asks for nothing that anybody counts
 SEARCH_SLOTS_MAX = 16
 SEARCH_STEPS_MAX = 3000
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(Struct, frozen=True):
     """One node's worth of an allocation."""
 
     ask: Ask
@@ -61,8 +62,9 @@ class Chooser:
             spot = self._spot(self.slot(asks[0]), (), only)
             return [(asks[0], (spot,))] if spot is not None else None
         slots = self.slots(asks)
-        for mask in self._regions(slots, only):
-            found = self._all(slots, mask)
+        plain = self._plain(slots)
+        for mask in self._regions(slots, only, plain=plain):
+            found = self._all(slots, mask, plain=plain)
             if found is not None:
                 return found
         return None
@@ -70,7 +72,7 @@ class Chooser:
     def count(self, asks: Sequence[Ask]) -> int:
         """How many slots of these have room at once, as far as the first try tells. The world is left as it was."""
         slots = self.slots(asks)
-        if not (_alike(slots) and self._alone(slots)):
+        if not self._plain(slots):
             return len(self._in_turn(slots, None, to_the_end=True))
         fleet, first = self._world.fleet, slots[0]
         counts = np.where(self.scores(first) > NO, room_for(fleet, fleet.now, first.need), 0)
@@ -82,7 +84,7 @@ class Chooser:
 
     def slots(self, asks: Sequence[Ask]) -> list[Slot]:
         """The largest first: what is hard to place is placed while there is most room."""
-        ordered = sorted(asks, key=lambda ask: (*_lightness(ask), ask.submitted_at, ask.uid))
+        ordered = sorted(asks, key=lambda ask: (*_lightness(ask.shape), ask.submitted_at, ask.uid))
         return [slot for ask in ordered for slot in [self.slot(ask)] * ask.shape.nodes]
 
     def scores(self, slot: Slot) -> Floats:
@@ -90,12 +92,13 @@ class Chooser:
         world, ask = self._world, slot.ask
         view = world.views.of(ask.shape)
         score = view.score
-        if score[score.argmax()] == NO:
+        free = company.is_free(ask, world.tallies)
+        if (free and not self._holds.starts) or score[score.argmax()] == NO:
             return score
         held = self._holds.mask(slot.need, slot.ends_at)
         if held is not None:
             score = np.where(held, score, NO)
-        if company.is_free(ask, world.tallies):
+        if free:
             return score
         for _, mask in company.masks(ask, slot.kin, view.terrain, world.fleet, world.tallies):
             score = np.where(mask, score, NO)
@@ -113,10 +116,7 @@ class Chooser:
         """Whole devices for so many, from the left, as they would be chosen one by one."""
         fleet = self._world.fleet
         whole = fleet.need(shape).whole
-        free = {
-            column: [index for index, left in enumerate(fleet.now.devices[column][row].tolist()) if left == WHOLE]
-            for column, _ in whole
-        }
+        free = {column: fleet.now.whole_devices(column, row) for column, _ in whole}
         return [
             tuple([(column, tuple(free[column][number * each : (number + 1) * each])) for column, each in whole])
             for number in range(count)
@@ -162,21 +162,51 @@ class Chooser:
         fleet = self._world.fleet
         devices = self._holds.devices(row, slot.need, slot.ends_at)
         if devices is None and not slot.need.exclusive and (slot.need.whole or slot.need.shared):
-            chosen = choose_devices(fleet, fleet.now, row, slot.ask.shape, self._world.habits)
-            devices = tuple((column, tuple(indices)) for column, indices in chosen)
+            devices = tuple(choose_devices(fleet, fleet.now, row, slot.ask.shape, self._world.habits))
         return Spot(row, devices or ())
 
     # All slots.
 
-    def _all(self, slots: Sequence[Slot], only: Bools | None) -> Choice | None:
-        taken = self._in_turn(slots, only)
+    def _all(self, slots: Sequence[Slot], only: Bools | None, *, plain: bool) -> Choice | None:
+        taken = self._in_runs(slots, only) if plain and self._may_run(slots[0]) else self._in_turn(slots, only)
         if len(taken) == len(slots):
             return _gather(taken)
-        if _alike(slots) and self._alone(slots):
+        if plain:
             return self._roomiest(slots, only) if slots[0].ask.shape.nodes > 1 else None
         if len(slots) > SEARCH_SLOTS_MAX:
             return None
         return self._search(slots, only) or (self._search_orders(slots, only) if _order_matters(slots) else None)
+
+    def _plain(self, slots: Sequence[Slot]) -> bool:
+        """Whether all of them are alike and nobody's company matters to them: which goes where makes no difference."""
+        return _alike(slots) and self._alone(slots)
+
+    def _may_run(self, slot: Slot) -> bool:
+        """Whether several like it may be taken to a node at once: no devices are shared, and nothing is held."""
+        need = slot.need
+        return slot.ask.shape.nodes == 1 and not (need.shared or need.exclusive or self._holds.starts)
+
+    def _in_runs(self, slots: Sequence[Slot], only: Bools | None) -> list[tuple[Slot, Spot]]:
+        """What `_in_turn` finds, for plain slots: the best node takes at once as many as it takes without getting
+        worse. Since their company does not matter, nobody is told that they come."""
+        now, shape, need = self._world.fleet.now, slots[0].ask.shape, slots[0].need
+        taken: list[tuple[Slot, Spot]] = []
+        runs: list[tuple[int, Need, DeviceSets, int]] = []
+        try:
+            while len(taken) < len(slots):
+                score = self._restricted(slots[0], (), only)
+                row = int(score.argmax())
+                if score[row] == NO:
+                    break
+                count = min(len(slots) - len(taken), self.run_length(shape, row))
+                spots = [Spot(row, own) for own in self.devices_for(shape, row, count)]
+                taken += zip(slots[len(taken) : len(taken) + count], spots, strict=True)
+                runs.append((row, need, devices_of(spots), count))
+                now.take_many(*runs[-1])
+            return taken
+        finally:
+            for run in reversed(runs):
+                now.give_back_many(*run)
 
     def _in_turn(
         self, slots: Sequence[Slot], only: Bools | None, *, to_the_end: bool = False
@@ -319,9 +349,9 @@ class Chooser:
 
     # Close together.
 
-    def _regions(self, slots: Sequence[Slot], only: Bools | None) -> Iterator[Bools | None]:
+    def _regions(self, slots: Sequence[Slot], only: Bools | None, *, plain: bool) -> Iterator[Bools | None]:
         """Where to try: in one rack, in one zone, anywhere. Of those with enough room, the tightest come first."""
-        if _alike(slots) and self._alone(slots):
+        if plain:
             shape, need = slots[0].ask.shape, slots[0].need
             counts = room_for(self._world.fleet, self._world.fleet.now, need)
             counts = np.where(self._world.views.terrains.of(shape.where).allowed, counts, 0)
@@ -339,8 +369,7 @@ class Chooser:
         column = self._world.fleet.label(key)
         if not column.values:
             return
-        known = column.codes != NOWHERE
-        sums = np.bincount(column.codes[known], weights=counts[known], minlength=len(column.values))
+        sums = room_by_domain(column, counts)
         enough = np.flatnonzero(sums >= wanted)
         for domain in enough[np.argsort(sums[enough], kind="stable")][:DOMAINS_TRIED]:
             inside: Bools = column.codes == domain
@@ -349,24 +378,30 @@ class Chooser:
 
 def room_for(fleet: Fleet, columns: Columns, need: Need) -> Ints:
     """How many of these fit on each node, if nothing else comes."""
-    fits = columns.fits(need, fleet.allocatable)
-    if need.exclusive:
-        return fits.astype(np.int64)
-    room = np.full(fits.shape, np.iinfo(np.int64).max)
+    if need.exclusive or need.unknown:
+        return columns.fits(need, fleet.allocatable).astype(np.int64)
+    room = np.where(columns.open & ~columns.exclusive, ROOM_MAX, 0)
     for column, amount in need.plain:
         if amount:
-            room = np.minimum(room, columns.free[column] // amount)
+            np.minimum(room, columns.free[column] // amount, out=room)
     for column, count in need.whole:
-        room = np.minimum(room, columns.whole[column] // count)
+        np.minimum(room, columns.whole[column] // count, out=room)
     for column, part in need.shared:
-        room = np.minimum(room, (np.maximum(columns.devices[column], 0) // part).sum(axis=1))
-    return np.where(fits, np.minimum(room, 1 << 40), 0)
+        np.minimum(room, (np.maximum(columns.devices[column], 0) // part).sum(axis=1), out=room)
+    return np.maximum(room, 0)  # a node that lost some of what it offered may have given more than it has
 
 
-def _lightness(ask: Ask) -> tuple[int, ...]:
+def room_by_domain(column: LabelColumn, counts: Ints) -> Ints:
+    """The counts of all nodes in each domain."""
+    sums = np.bincount(column.codes - NOWHERE, weights=counts, minlength=len(column.values) + 1)
+    return sums[1:].astype(np.int64)  # without the nodes in none
+
+
+@lru_cache(4096)
+def _lightness(shape: Shape) -> tuple[int, ...]:
     """How easy something is to place: whole nodes come first, then many devices, then much of the rest."""
-    devices = sum(amount for name, amount in ask.shape.requests if is_device(name))
-    return (0 if ask.shape.exclusive else 1, -devices, -sum(amount for _, amount in ask.shape.requests))
+    devices = sum(amount for name, amount in shape.requests if is_device(name))
+    return (0 if shape.exclusive else 1, -devices, -sum(amount for _, amount in shape.requests))
 
 
 def _alike(slots: Sequence[Slot]) -> bool:

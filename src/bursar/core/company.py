@@ -12,11 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bursar.core.ask import Ask, Spread
-from bursar.core.fleet import NOWHERE, Bools, Fleet
+from bursar.core.fleet import NOWHERE, Bools, Fleet, LabelColumn
 from bursar.core.reason import Why
-from bursar.core.tally import Crowd, Kin, Tallies, belongs, crowd_of, kin_of, own_crowd
+from bursar.core.tally import Crowd, Kin, Tallies, crowd_of, kin_of, own_crowd
 from bursar.core.terrain import Floats, Terrain
 
+FEW_DOMAINS = 64
+HANDED_OUT_MAX = 256  # answers of one topology that are kept
 SOFT_WEIGHT = 1.0  # wishes about company count as much as how well things pack
 
 
@@ -32,11 +34,10 @@ def masks(ask: Ask, kin: Kin, terrain: Terrain, fleet: Fleet, tallies: Tallies) 
     """The nodes that each hard rule allows."""
     where = ask.shape.where
     for company in where.near:
-        crowd = crowd_of(company, ask)
-        counts = tallies.counts(company.topology_key, crowd)
+        tally = tallies.of(company.topology_key, crowd_of(company, ask))
         # The first of those who want to be near each other may go anywhere that has the topology.
-        alone = not counts.any() and belongs(kin, crowd)
-        yield Why.AFFINITY, _hand_out(fleet, company.topology_key, (counts > 0) | alone, elsewhere=False)
+        alone = not tally.total and tally.includes(kin)
+        yield Why.AFFINITY, _hand_out(fleet, company.topology_key, (tally.counts > 0) | alone, elsewhere=False)
     for company in where.apart:
         counts = tallies.counts(company.topology_key, crowd_of(company, ask))
         yield Why.ANTI_AFFINITY, _hand_out(fleet, company.topology_key, counts == 0, elsewhere=True)
@@ -54,8 +55,8 @@ def masks(ask: Ask, kin: Kin, terrain: Terrain, fleet: Fleet, tallies: Tallies) 
 def absent(ask: Ask, kin: Kin, tallies: Tallies) -> str:
     """The topology in which nobody is that it must be near; empty where somebody is for each of its rules."""
     for company in ask.shape.where.near:
-        crowd = crowd_of(company, ask)
-        if not tallies.counts(company.topology_key, crowd).any() and not belongs(kin, crowd):
+        tally = tallies.of(company.topology_key, crowd_of(company, ask))
+        if not tally.total and not tally.includes(kin):
             return company.topology_key
     return ""
 
@@ -69,10 +70,10 @@ def wishes(ask: Ask, terrain: Terrain, fleet: Fleet, tallies: Tallies) -> Floats
     bonus: Floats | None = None
     for sign, wished in ((1.0, where.rather_near), (-1.0, where.rather_apart)):
         for weight, company in wished:
-            counts = tallies.counts(company.topology_key, crowd_of(company, ask))
-            if not counts.any():  # nobody is anywhere: no node is better for it than another
+            tally = tallies.of(company.topology_key, crowd_of(company, ask))
+            if not tally.total:  # nobody is anywhere: no node is better for it than another
                 continue
-            there = _hand_out(fleet, company.topology_key, counts > 0, elsewhere=False)
+            there = _hand_out(fleet, company.topology_key, tally.counts > 0, elsewhere=False)
             bonus = _more(bonus, (sign * SOFT_WEIGHT * weight / 100 * there).astype(np.float64, copy=False))
     for spread in soft:
         crowd = _crowd(ask, spread)
@@ -96,10 +97,10 @@ def _crowd(ask: Ask, spread: Spread) -> Crowd | None:
 
 def _even(spread: Spread, crowd: Crowd, kin: Kin, terrain: Terrain, fleet: Fleet, tallies: Tallies) -> Bools:
     """The nodes in domains that one more would not make too full, against the emptiest domain it could go to."""
-    counts = tallies.counts(spread.topology_key, crowd)
-    more = 1 if belongs(kin, crowd) else 0
-    least = _least(counts, spread.topology_key, terrain, fleet)
-    return _hand_out(fleet, spread.topology_key, counts + more - least <= spread.skew_max, elsewhere=False)
+    tally = tallies.of(spread.topology_key, crowd)
+    more = 1 if tally.includes(kin) else 0
+    most = _least(tally.counts, spread.topology_key, terrain, fleet) + spread.skew_max - more
+    return _hand_out(fleet, spread.topology_key, tally.counts <= most, elsewhere=False)
 
 
 def _least(counts: NDArray[np.int64], key: str, terrain: Terrain, fleet: Fleet) -> int:
@@ -111,6 +112,20 @@ def _least(counts: NDArray[np.int64], key: str, terrain: Terrain, fleet: Fleet) 
 def _hand_out(fleet: Fleet, key: str, by_domain: Bools, *, elsewhere: bool) -> Bools:
     """An answer for each domain, as an answer for each node; `elsewhere` is that for nodes in no domain."""
     column = fleet.label(key)
+    if len(column.values) > FEW_DOMAINS:
+        return _look_up(column, by_domain, elsewhere=elsewhere)
+    # Between few domains the same answers come again and again.
+    answer = (by_domain.tobytes(), elsewhere)
+    known = column.handed_out.get(answer)
+    if known is None:
+        if len(column.handed_out) >= HANDED_OUT_MAX:
+            column.handed_out.clear()
+        known = column.handed_out[answer] = _look_up(column, by_domain, elsewhere=elsewhere)
+        known.flags.writeable = False
+    return known
+
+
+def _look_up(column: LabelColumn, by_domain: Bools, *, elsewhere: bool) -> Bools:
     table = np.full(len(column.values) + 1, elsewhere, np.bool_)
     table[: len(column.values)] = by_domain[: len(column.values)]
     return table[column.codes]

@@ -13,31 +13,17 @@ the world while it is made; `World.unassume` takes out what could not be committ
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
+from itertools import groupby
 
 import numpy as np
 
 from bursar.core import company
 from bursar.core.allocation import GangKey
 from bursar.core.ask import Ask, Shape
-from bursar.core.choice import LEVELS, Choice, Chooser, room_for
-from bursar.core.fleet import NOWHERE
+from bursar.core.choice import Choice, Chooser
 from bursar.core.group import Band, Group, GroupKey
 from bursar.core.node import WHOLE
-from bursar.core.order import (
-    DEFAULT_PROFILE,
-    PROFILES,
-    UNKNOWN,
-    Factors,
-    Line,
-    Profile,
-    backlog_factor,
-    checkpoint_factor,
-    conformance_factor,
-    priority_factor,
-    score,
-    topology_factor,
-    waiting_factor,
-)
+from bursar.core.order import Line
 from bursar.core.plan import Binding, Plan, Policy, Preempting, Unit, UnitKey
 from bursar.core.preemption import Preemption
 from bursar.core.probing import Probing
@@ -45,6 +31,7 @@ from bursar.core.promise import Promise, Promises, open_promises
 from bursar.core.quota import Exceeded
 from bursar.core.reason import Reason, Why
 from bursar.core.running import Spot
+from bursar.core.scoring import Scoring
 from bursar.core.share import Shares
 from bursar.core.timeline import earliest
 from bursar.core.why import explain, gang_reason, quota_reason
@@ -81,12 +68,8 @@ class Cycle:
         self.placements = 0
         self._blocked_count = 0
         self._reasons: dict[Shape, Reason] = {}
-        self._alike = world.alike_nodes()
-        self._depths: dict[str, int] = {}
         self.probing = Probing(world.probes)
-        # By the identity of groups, which live as long as anything of theirs is in the line.
-        self._together: dict[Shape, int | None] = {}
-        self._terms: dict[int, tuple[float, float]] = {}  # all but the wait, and what the wait counts
+        self.scoring = Scoring(world, self.shares, now)
 
     def run(self) -> Plan:
         if self.world.reserved_for not in self.world.groups and self.world.reserved_for not in self.world.bands:
@@ -200,18 +183,13 @@ class Cycle:
 
     # 2. The line.
 
-    def count_depths(self) -> None:
-        """How many wait in each queue."""
-        for group in self.world.groups.values():
-            depth = self._depths.get(group.key.queue, 0)
-            self._depths[group.key.queue] = depth + len(group.members)
-
     def _line_up(self) -> None:
-        self.count_depths()
-        for band in list(self.world.bands.values()):
+        self.scoring.count_depths()
+        for band in [band for band in self.world.bands.values() if band.waiting]:
             self._line_up_band(band)
         for group in list(self.world.groups.values()):
-            if not self._is_blocked(group.key) and (group.key.gang is None or self.world.has_begun(group.key.gang)):
+            gang = group.key.gang
+            if (gang is None or self.world.has_begun(gang)) and not self._is_blocked(group.key):
                 self._push(group)
 
     def _push(self, group: Group) -> None:
@@ -219,13 +197,12 @@ class Cycle:
         first = group.first(self.world.nominated)
         if first is not None:
             unit = Unit(group.key, (first,), group)
-            self.line.push(group.key.tenant, self._score_next(group, unit), first.uid, unit)
+            self.line.push(group.key.tenant, self.scoring.of_member(group, first.submitted_at), first.uid, unit)
 
     def _line_up_band(self, band: Band) -> None:
-        if not band.waiting or self.world.has_begun(band.key):
-            return
-        if band.placed:  # it is being stopped, and begins again when all of it has
-            self._wait_together(band)
+        if band.placed:
+            if not self.world.has_begun(band.key):  # it is being stopped, and begins again when all of it has
+                self._wait_together(band)
             return
         if not band.complete:
             self._wait_for_members(band)
@@ -235,7 +212,7 @@ class Cycle:
         members = band.front
         if not self.world.nominated or not any(ask.uid in self.world.nominated for ask in members):
             unit = Unit(band.key, members)
-            self.line.push(unit.tenant, self._score(unit), members[0].uid, unit)
+            self.line.push(unit.tenant, self.scoring.of_gang(unit), members[0].uid, unit)
 
     def _wait_for_members(self, band: Band) -> None:
         reason = gang_reason(band)
@@ -263,56 +240,6 @@ class Cycle:
             return False  # nobody has a reservation: it may be the first that is blocked
         return known.freed == self.world.freed
 
-    def _score_next(self, group: Group, unit: Unit) -> float:
-        """The members of a group differ in how long they have waited, and in nothing else."""
-        known = self._terms.get(id(group))
-        if known is None:
-            profile, penalty = self.profile(unit), self.penalty(unit)
-            rest = score(profile, self.factors(unit)._replace(waiting=0.0), penalty)
-            known = self._terms[id(group)] = (rest, profile.weights.waiting * penalty)
-        return known[0] + known[1] * waiting_factor(self.now - unit.asks[0].submitted_at)
-
-    def _score(self, unit: Unit) -> float:
-        return score(self.profile(unit), self.factors(unit), self.penalty(unit))
-
-    def profile(self, unit: Unit) -> Profile:
-        return PROFILES.get(self.world.profiles.get(unit.asks[0].queue, ""), PROFILES[DEFAULT_PROFILE])
-
-    def penalty(self, unit: Unit) -> float:
-        share = self.world.tenants.get(unit.tenant)
-        return share.penalty if share is not None else 1.0
-
-    def factors(self, unit: Unit) -> Factors[float]:
-        ask, nodes = unit.asks[0], unit.nodes
-        return Factors(
-            priority=priority_factor(self.world.priority(ask, self.now)),
-            waiting=waiting_factor(self.now - ask.submitted_at),
-            deficit=self.shares.deficit(ask.tenant),
-            topology=self._topology(ask.shape, nodes),
-            data=UNKNOWN,
-            backlog=backlog_factor(self._depths.get(ask.queue, 0)),
-            energy=UNKNOWN,
-            checkpoint=checkpoint_factor(ask.checkpoint_seconds, ask.ttl_seconds),
-            conformance=conformance_factor(nodes, self._alike),
-        )
-
-    def _topology(self, shape: Shape, nodes: int) -> float:
-        """How much of a unit the best rack could take; one node is always together with itself."""
-        if nodes == 1:
-            return 1.0
-        if shape not in self._together:
-            self._together[shape] = self._room_together(shape)
-        return topology_factor(nodes, self._together[shape])
-
-    def _room_together(self, shape: Shape) -> int | None:
-        """How many slots of this shape the best rack had room for when the cycle began; unknown without racks."""
-        column = self.world.fleet.label(LEVELS[0])
-        known = column.codes != NOWHERE
-        if not known.any():
-            return None
-        counts = room_for(self.world.fleet, self.world.fleet.now, self.world.fleet.need(shape))
-        return int(np.bincount(column.codes[known], weights=counts[known]).max())
-
     # 3. Placing.
 
     def _try(self, unit: Unit) -> None:
@@ -326,7 +253,8 @@ class Cycle:
         if exceeded := self.exceeded(choice):
             self._block(unit, quota_reason(exceeded))
             return
-        self.world.blocked.pop(unit.key, None)
+        if self.world.blocked:
+            self.world.blocked.pop(unit.key, None)
         if unit.group is None:
             self._place(choice)
             if not isinstance(unit.key, GroupKey):
@@ -364,19 +292,17 @@ class Cycle:
 
     def _keeps_up(self, group: Group, members: list[Ask], row: int, rival: float | None) -> bool:
         """Whether the last of these comes no later than who is next in the line, and all are within their limits."""
-        if rival is not None and self._score_next(group, Unit(group.key, (members[-1],))) < rival - MOMENT:
+        if rival is not None and self.scoring.of_member(group, members[-1].submitted_at) < rival - MOMENT:
             return False
         return not self.world.limits.cells or not self.exceeded([(one, (Spot(row),)) for one in members])
 
     def _place_many(self, members: Sequence[Ask], row: int) -> None:
         first = members[0]
         devices = self.chooser.devices_for(first.shape, row, len(members))
-        spots = [(Spot(row, own),) for own in devices]
-        self.plan.bindings.extend([Binding((pair,)) for pair in zip(members, spots, strict=True)])
+        placed: Choice = [(ask, (Spot(row, own),)) for ask, own in zip(members, devices, strict=True)]
+        self.plan.bindings.extend([Binding((one,)) for one in placed])
         self.placements += len(members)
-        self.world.assume_many(members, spots, self.now)
-        amounts = [(name, amount * len(members)) for name, amount in first.shape.requests]
-        self.shares.add(first.tenant, amounts)
+        self._assume_many(placed)
 
     def _push_late(self, band: Band) -> None:
         """A gang has begun: its members beyond those that it needs are placed one by one."""
@@ -386,13 +312,38 @@ class Cycle:
     def _place(self, choice: Choice) -> None:
         self.plan.bindings.append(Binding(tuple(choice)))
         self.placements += len(choice)
-        for ask, spots in choice:
-            self.world.assume(ask, spots, self.now)
-            self.shares.add(ask.tenant, self.world.amounts(ask, [spot.row for spot in spots]))
-            if self.holds.starts:
+        if len(choice) == 1:
+            self._assume(choice)
+        else:
+            for _, some in groupby(choice, key=self._place_of):
+                self._assume(list(some))
+        if self.holds.starts:
+            for ask, spots in choice:
                 slot = self.chooser.slot(ask)
                 for spot in spots:
                     self.holds.take(spot, slot.need, slot.ends_at)
+
+    def _place_of(self, one: tuple[Ask, tuple[Spot, ...]]) -> tuple[int, int]:
+        """Those of one group that go to one node may be entered together."""
+        return id(self.world.waiting[one[0].uid]), one[1][0].row
+
+    def _assume(self, placed: Choice) -> None:
+        first = placed[0][0]
+        need = self.world.fleet.need(first.shape)
+        alone = len(placed) == 1 and first.gang is not None  # who may be all of a gang, which then begins anew
+        if not (alone or first.shape.nodes > 1 or need.shared or need.exclusive):
+            self._assume_many(placed)
+            return
+        for ask, spots in placed:
+            self.world.assume(ask, spots, self.now)
+            self.shares.add(ask.tenant, self.world.amounts(ask, [spot.row for spot in spots]))
+
+    def _assume_many(self, placed: Choice) -> None:
+        """Members of one group on one node, none of which shares a device."""
+        first = placed[0][0]
+        self.world.assume_many([ask for ask, _ in placed], [spots for _, spots in placed], self.now)
+        amounts = [(name, amount * len(placed)) for name, amount in first.shape.requests]
+        self.shares.add(first.tenant, amounts)
 
     def exceeded(self, members: Sequence[tuple[Ask, tuple[Spot, ...]]]) -> list[Exceeded]:
         """The limits without room for these together; before it is known where they go, nodes count as little as

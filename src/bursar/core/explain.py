@@ -108,7 +108,7 @@ def unit_of(world: World, uid: str) -> Unit:
 def surveyed(world: World, policy: Policy, now: float, uid: str) -> Cycle:
     """A cycle that has not begun, with the room held that is kept from this one."""
     cycle = Cycle(world, policy, now)
-    cycle.count_depths()
+    cycle.scoring.count_depths()
     for unit in cycle.nominated():
         if all(ask.uid != uid for ask in unit.asks):
             slots = [(ask, row) for ask in unit.asks for row in cycle.nominated_rows(ask)]
@@ -263,7 +263,7 @@ def _written(requirement: Requirement) -> str:
 
 
 def _score(cycle: Cycle, unit: Unit) -> Score:
-    profile, factors, penalty = cycle.profile(unit), cycle.factors(unit), cycle.penalty(unit)
+    profile, factors, penalty = cycle.scoring.profile(unit), cycle.scoring.factors(unit), cycle.scoring.penalty(unit)
     terms = tuple(
         Term(name, value, weight) for name, value, weight in zip(factors._fields, factors, profile.weights, strict=True)
     )

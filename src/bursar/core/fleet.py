@@ -111,17 +111,28 @@ class Columns:
 
     def take_many(self, row: int, need: Need, devices: Sequence[tuple[int, Sequence[int]]], count: int) -> None:
         """Give away room for so many at once, none of which shares a device; `devices` are those of all of them."""
-        self.placed[row] += count
-        for column, amount in need.plain:
-            self.free[column, row] -= amount * count
-        for column, indices in devices:
-            self.devices[column][row, list(indices)] = 0
-            self.derive(column, row)
-        self.touched.append(row)
+        self._move_many(row, need, devices, count, 0)
 
     def give_back(self, row: int, need: Need, devices: Sequence[tuple[int, Sequence[int]]]) -> None:
         """The exact reverse of `take`."""
         self._move(row, need, devices, 1)
+
+    def give_back_many(self, row: int, need: Need, devices: Sequence[tuple[int, Sequence[int]]], count: int) -> None:
+        """The exact reverse of `take_many`."""
+        self._move_many(row, need, devices, -count, WHOLE)
+
+    def _move_many(
+        self, row: int, need: Need, devices: Sequence[tuple[int, Sequence[int]]], count: int, left: int
+    ) -> None:
+        self.placed[row] += count
+        for column, amount in need.plain:
+            self.free[column, row] -= amount * count
+        for column, indices in devices:
+            line = self.devices[column][row]
+            for index in indices:
+                line[index] = left
+            self.derive(column, row)
+        self.touched.append(row)
 
     def _move(self, row: int, need: Need, devices: Sequence[tuple[int, Sequence[int]]], sign: int) -> None:
         self.placed[row] -= sign
@@ -147,6 +158,10 @@ class Columns:
             wider[:, : old.shape[1]] = old
             self.devices[column] = wider
 
+    def whole_devices(self, column: int, row: int) -> list[int]:
+        """Those of a node of which nothing is taken, from the left."""
+        return [index for index, left in enumerate(self.devices[column][row].tolist()) if left == WHOLE]
+
     def derive(self, column: int, row: int) -> None:
         line = self.devices[column][row].tolist()
         self.widest[column, row] = max(0, *line) if line else 0
@@ -160,11 +175,13 @@ class LabelColumn:
     A topology's domains are the values of its label.
     """
 
-    codes: NDArray[np.int32]
+    codes: Rows  # as wide as what NumPy looks things up by, for they are looked up with every decision
     values: list[str] = field(default_factory=list)
     code_of: dict[str, int] = field(default_factory=dict)
     changed: int = 0  # rises when a node's value changed
     seen: int = 0  # how much of the fleet's log is in it
+    # What was handed out to the nodes, by what was said of the domains; good for as long as no node's value changes.
+    handed_out: dict[tuple[bytes, bool], Bools] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -279,7 +296,8 @@ class Fleet:
         if column is None:
             column = self._new_label_column(key, rows)
         if column.codes.shape[0] < rows:
-            column.codes = np.concatenate([column.codes, np.full(rows - column.codes.shape[0], NOWHERE, np.int32)])
+            column.codes = np.concatenate([column.codes, np.full(rows - column.codes.shape[0], NOWHERE, np.intp)])
+            column.handed_out.clear()
         if column.seen < len(self.relabelled):
             self._read_labels(key, column, self.relabelled[column.seen :])
             column.seen = len(self.relabelled)
@@ -290,7 +308,7 @@ class Fleet:
         if len(self._label_columns) >= LABEL_COLUMNS_MAX:
             self._label_columns.clear()
         self._columns_made += 1
-        column = LabelColumn(np.full(rows, NOWHERE, np.int32), changed=self._columns_made << 40)
+        column = LabelColumn(np.full(rows, NOWHERE, np.intp), changed=self._columns_made << 40)
         self._label_columns[key] = column
         self._read_labels(key, column, range(len(self.labels)))
         column.seen = len(self.relabelled)
@@ -305,6 +323,7 @@ class Fleet:
             if column.codes[row] != code:
                 column.codes[row] = code
                 column.changed += 1
+                column.handed_out.clear()
 
     def _log(self, row: int) -> None:
         """A row was described anew. The log is forgotten once it is long, when all columns have read it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Hashable
+from collections.abc import Container, Hashable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
@@ -65,8 +65,9 @@ class Group:
     def wait_again(self, ask: Ask) -> None:
         heappush(self.order, (ask.submitted_at, ask.uid))
 
-    def remove(self, uid: str) -> None:
-        del self.members[uid]
+    def remove(self, *uids: str) -> None:
+        for uid in uids:
+            del self.members[uid]
         if len(self.order) > 2 * len(self.members) + 16:
             self.order = [entry for entry in self.order if entry[1] in self.members]
             heapify(self.order)
@@ -90,6 +91,13 @@ class Band:
     def leave(self, uid: str) -> None:
         self.waiting.pop(uid, None)
         self._front = None
+
+    def begin(self, uids: Sequence[str]) -> None:
+        """These, all of whom waited, have room now."""
+        for uid in uids:
+            self.leave(uid)
+        self.placed.update(uids)
+        self.started = True
 
     @property
     def front(self) -> tuple[Ask, ...]:

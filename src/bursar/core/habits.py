@@ -96,11 +96,13 @@ def devices_asked(shape: Shape) -> float:
 def _plain(shape: Shape) -> Shape:
     """What of a shape decides where it could run: preferences and company come and go."""
     where = shape.where
-    return replace(
+    plain = replace(
         shape,
         nodes=1,
         where=Where(node_labels=where.node_labels, required=where.required, tolerations=where.tolerations),
     )
+    # Most are plain. They stay what they are and not only equal to it: whoever looks one up need not compare it then.
+    return shape if plain == shape else plain
 
 
 def _moved(before: tuple[Typical, ...], after: tuple[Typical, ...]) -> float:

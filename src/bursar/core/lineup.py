@@ -143,7 +143,7 @@ class _Walk:
         self._factors: dict[int, Factors[float]] = {}
 
     def run(self) -> Lineup:
-        self.cycle.count_depths()
+        self.cycle.scoring.count_depths()
         for promised in self.cycle.nominated():
             self._take(promised)
         for band in self.world.bands.values():
@@ -197,7 +197,7 @@ class _Walk:
         unit = Unit(group.key, (ask,), group)
         factors = self._factors.get(id(group))
         if factors is None:
-            factors = self._factors[id(group)] = self.cycle.factors(unit)
+            factors = self._factors[id(group)] = self.cycle.scoring.factors(unit)
         factors = factors._replace(
             waiting=waiting_factor(self.cycle.now - ask.submitted_at), deficit=self.cycle.shares.deficit(ask.tenant)
         )
@@ -217,10 +217,10 @@ class _Walk:
             return
         members = sorted(band.waiting.values(), key=lambda ask: (ask.submitted_at, ask.uid))
         unit = Unit(band.key, tuple(members))
-        self._line_push(unit, self.cycle.factors(Unit(band.key, tuple(members[: band.min_members]))))
+        self._line_push(unit, self.cycle.scoring.factors(Unit(band.key, tuple(members[: band.min_members]))))
 
     def _line_push(self, unit: Unit, factors: Factors[float]) -> None:
-        points = score(self.cycle.profile(unit), factors, self.cycle.penalty(unit))
+        points = score(self.cycle.scoring.profile(unit), factors, self.cycle.scoring.penalty(unit))
         self.cycle.line.push(unit.tenant, points, unit.asks[0].uid, unit)
 
     def _leave_the_rest(self) -> None:

@@ -19,7 +19,6 @@ from bursar.core.ask import Shape, Where
 from bursar.core.fleet import ABSENT, PODS, Bools, Columns, Fleet, Ints, Need, Rows
 from bursar.core.habits import History, Typical
 from bursar.core.node import WHOLE
-from bursar.core.node import choose_devices as choose
 from bursar.core.terrain import survey
 
 REPEATED = 0.2  # how much it counts what a shape could use if only it came; the rest: what it could use if it came next
@@ -68,9 +67,9 @@ def choose_devices(fleet: Fleet, columns: Columns, row: int, shape: Shape, habit
     need = fleet.need(shape)
     chosen: Taken = []
     for column, count in need.whole:
-        found = choose([WHOLE - left for left in columns.devices[column][row].tolist()], count * WHOLE, None)
-        assert found is not None, "devices are chosen where there are enough"
-        chosen.append((column, found))
+        found = columns.whole_devices(column, row)
+        assert len(found) >= count, "devices are chosen where there are enough"
+        chosen.append((column, tuple(found[:count])))
     for column, part in need.shared:
         chosen.append((column, (habits.outlook(fleet).share_device(columns, need, row, column, part),)))
     return chosen

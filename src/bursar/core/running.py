@@ -27,6 +27,17 @@ class Spot(Struct, frozen=True):
     devices: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
+def devices_of(spots: Sequence[Spot]) -> DeviceSets:
+    """The devices of several on one node as those of one."""
+    if len(spots) == 1:
+        return spots[0].devices
+    taken: dict[int, tuple[int, ...]] = {}
+    for spot in spots:
+        for column, indices in spot.devices:
+            taken[column] = taken.get(column, ()) + indices
+    return tuple(taken.items())
+
+
 class Placed(Struct):
     """An allocation that has room. `ends_at` is when it ends at the latest, as far as anybody knows."""
 
@@ -124,6 +135,13 @@ class Running:
                 self.on_row[spot.row] = {placed.ask.uid}
             else:
                 there.add(placed.ask.uid)
+
+    def add_many(self, many: Sequence[Placed], row: int, columns: Columns) -> None:
+        """The same for several that came to one node."""
+        self._columns = columns
+        uids = [one.ask.uid for one in many]
+        self._new.update(zip(uids, many, strict=True))
+        self.on_row.setdefault(row, set()).update(uids)
 
     def remove(self, placed: Placed) -> None:
         if self._new.pop(placed.ask.uid, None) is None:

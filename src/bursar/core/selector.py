@@ -7,7 +7,7 @@ term `a in (b)`, so that there are four operators to evaluate, to store and to t
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
@@ -62,6 +62,14 @@ class Selector:
     """Conditions that must all hold; without any, everything matches."""
 
     terms: tuple[Term, ...] = ()
+    # Who is counted together is looked up by it with every decision: what it hashes to is worked out once.
+    _hash: int = field(init=False, repr=False, compare=False, default=0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash(self.terms))
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 EVERYTHING: Final = Selector()

@@ -62,6 +62,23 @@ class Tally:
     crowd: Crowd
     counts: NDArray[np.int64]
     changed: int
+    total: int = 0  # in all domains together
+    _kins: dict[Kin, bool] = field(default_factory=dict)
+
+    def includes(self, kin: Kin) -> bool:
+        """Whether those of a kin are counted."""
+        known = self._kins.get(kin)
+        if known is None:
+            if len(self._kins) >= TALLIES_MAX:
+                self._kins.clear()
+            known = self._kins[kin] = belongs(kin, self.crowd)
+        return known
+
+    def add(self, column: LabelColumn, row: int, count: int) -> None:
+        domain = column.codes[row]
+        if domain != NOWHERE:
+            self.counts[domain] += count
+            self.total += count
 
 
 @dataclass(slots=True)
@@ -81,13 +98,16 @@ class Tallies:
             {kin: dict(rows) for kin, rows in self.rows.items()},
             {key: dict(rows) for key, rows in self.shunning.items()},
             {
-                key: Tally(one.topology_key, one.crowd, one.counts.copy(), one.changed)
+                key: Tally(one.topology_key, one.crowd, one.counts.copy(), one.changed, one.total)
                 for key, one in self._tallies.items()
             },
         )
 
     def counts(self, key: str, crowd: Crowd) -> NDArray[np.int64]:
         """How many of the crowd lie in each domain of the topology."""
+        return self.of(key, crowd).counts
+
+    def of(self, key: str, crowd: Crowd) -> Tally:
         column = self.fleet.label(key)
         tally = self._tallies.get((key, crowd))
         if tally is None or tally.changed != column.changed:
@@ -97,9 +117,10 @@ class Tallies:
             self._tallies[key, crowd] = tally
             self._tallies_of.clear()
             for kin, rows in self.rows.items():
-                if belongs(kin, crowd):
-                    _count(tally, column, rows)
-        return tally.counts
+                if tally.includes(kin):
+                    for row, count in rows.items():
+                        tally.add(column, row, count)
+        return tally
 
     def come(self, ask: Ask, kin: Kin, row: int, sign: int = 1) -> None:
         """An allocation came to a node, or left it."""
@@ -112,9 +133,8 @@ class Tallies:
             return
         for tally in self._tallies_matching(kin):
             column = self.fleet.label(tally.topology_key)
-            domain = column.codes[row]
-            if tally.changed == column.changed and domain != NOWHERE:
-                tally.counts[domain] += sign
+            if tally.changed == column.changed:
+                tally.add(column, row, sign)
 
     def shunned(self, kin: Kin) -> list[tuple[str, Mapping[int, int]]]:
         """The (topology, rows) from whose domains somebody who is there keeps this kin away."""
@@ -141,16 +161,9 @@ class Tallies:
         if known is None:
             if len(self._tallies_of) >= TALLIES_MAX:
                 self._tallies_of.clear()
-            known = [one for one in self._tallies.values() if belongs(kin, one.crowd)]
+            known = [one for one in self._tallies.values() if one.includes(kin)]
             self._tallies_of[kin] = known
         return known
-
-
-def _count(tally: Tally, column: LabelColumn, rows: Mapping[int, int]) -> None:
-    for row, count in rows.items():
-        domain = column.codes[row]
-        if domain != NOWHERE:
-            tally.counts[domain] += count
 
 
 def _add(rows: dict[int, int], row: int, sign: int) -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bursar.core.affinity import holds, tolerates, untolerated
 from bursar.core.ask import Effect, Requirement, Requirements, Where
-from bursar.core.fleet import NOWHERE, Bools, Fleet
+from bursar.core.fleet import NOWHERE, Bools, Fleet, Rows
 
 TERRAINS_MAX = 4096
 
@@ -31,9 +31,9 @@ class Terrain:
     preference: Floats | None
     described: int
     # By topology: the domains in which there are nodes with the labels. Filled when first asked for.
-    domains: dict[str, NDArray[np.int32]] = field(default_factory=dict, compare=False)
+    domains: dict[str, Rows] = field(default_factory=dict, compare=False)
 
-    def domains_of(self, fleet: Fleet, key: str) -> NDArray[np.int32]:
+    def domains_of(self, fleet: Fleet, key: str) -> Rows:
         known = self.domains.get(key)
         if known is None:
             codes = fleet.label(key).codes[self.selected]

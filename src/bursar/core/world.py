@@ -6,12 +6,11 @@ sees the last one; what could not be committed is taken out again.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappush
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from bursar.core.allocation import GangKey
 from bursar.core.ask import Ask, Taint, claiming
@@ -23,7 +22,7 @@ from bursar.core.limits import Limits
 from bursar.core.packing import Habits
 from bursar.core.probing import Probes
 from bursar.core.reason import Reason
-from bursar.core.running import NEVER, Placed, Running, Spot
+from bursar.core.running import NEVER, Placed, Running, Spot, devices_of
 from bursar.core.share import ShareOf
 from bursar.core.tally import Tallies, kin_of
 from bursar.core.terrain import Terrains
@@ -231,23 +230,28 @@ class World:
         """What a plan places is placed, as far as all later decisions are concerned."""
         self.place(ask, spots, since=now, ends_at=now + ask.ttl_seconds if ask.ttl_seconds else NEVER)
 
-    def assume_many(self, asks: Sequence[Ask], spots: Sequence[tuple[Spot]], now: float) -> None:
+    def assume_many(self, asks: Sequence[Ask], spots: Sequence[tuple[Spot, ...]], now: float) -> None:
         """The same for members of one group on one node, none of which shares a device."""
         self.moved += 1
         first, row = asks[0], spots[0][0].row
         need, group, count = self.fleet.need(first.shape), self.waiting[first.uid], len(asks)
         ends_at = now + first.ttl_seconds if first.ttl_seconds else NEVER
-        taken: dict[int, list[int]] = {}
-        for ask, at in zip(asks, spots, strict=True):
-            del self.waiting[ask.uid], group.members[ask.uid]
-            one = self.placed[ask.uid] = Placed(ask, need, at, now, ends_at)
-            self.running.add(one, self.fleet.now)
-            self._count_bound(one, 1)
-            for column, indices in at[0].devices:
-                taken.setdefault(column, []).extend(indices)
+        uids = [ask.uid for ask in asks]
+        many = [Placed(ask, need, at, now, ends_at) for ask, at in zip(asks, spots, strict=True)]
+        self.placed.update(zip(uids, many, strict=True))
+        group.remove(*uids)
         if not group.members:
             self._drop_group(group)
-        self.fleet.now.take_many(row, need, list(taken.items()), count)
+        for uid in uids:
+            del self.waiting[uid]
+            self.nominated.pop(uid, None)
+        if first.gang is not None:
+            self._band(first).begin(uids)
+        if self.limits.cells:
+            for one in many:
+                self._count_bound(one, 1)
+        self.running.add_many(many, row, self.fleet.now)
+        self.fleet.now.take_many(row, need, devices_of([at[0] for at in spots]), count)
         self.tallies.come(first, group.key.kin, row, count)
         used = self.used.setdefault(first.tenant, {})
         for name, amount in first.shape.requests:
@@ -292,14 +296,14 @@ class World:
     def alike_nodes(self) -> int:
         """The number of nodes that are alike in what they offer, of the kind of which there are most."""
         if self.uniform[0] != self.fleet.described:
-            rows = list(self.fleet.row_of.values())
-            counts = np.unique(self.fleet.allocatable[:, rows], axis=1, return_counts=True)[1] if rows else [0]
-            self.uniform = (self.fleet.described, int(max(counts)))
+            offers = self.fleet.allocatable[:, list(self.fleet.row_of.values())].T.tolist()
+            self.uniform = (self.fleet.described, max(Counter(map(tuple, offers)).values(), default=0))
         return self.uniform[1]
 
     def has_begun(self, gang: GangKey) -> bool:
         """Whether a gang has its room: who comes later is placed alone. A gang that is being stopped has none."""
-        return any(not self.placed[uid].ending for uid in self.bands[gang].placed)
+        placed = self.bands[gang].placed
+        return bool(placed) and any(not self.placed[uid].ending for uid in placed)
 
     def ask(self, uid: str) -> Ask | None:
         """What an allocation asks for, whether it waits or has room."""
