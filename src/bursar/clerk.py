@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import socket
 import sys
 
@@ -29,8 +28,6 @@ async def _work(its: socket.socket) -> None:
 
 def main() -> None:
     set_up_logs()
-    # Who stops everything from a terminal stops the leader, and that ends this.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             runner.run(_work(socket.socket(fileno=int(sys.argv[1]))))

@@ -308,8 +308,8 @@ class Child:
             loop = asyncio.get_running_loop()
             started = loop.time()
             self.process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "bursar.main", *self.arguments, env=self.environment, pass_fds=self.descriptors,
-                stdout=asyncio.subprocess.PIPE,
+                sys.executable, "-P", "-m", "bursar.main", *self.arguments, env=self.environment,
+                pass_fds=self.descriptors, stdout=asyncio.subprocess.PIPE,
             )  # fmt: skip
             if self._told_to_stop():
                 # While it was being started: whoever told us had nobody to tell.

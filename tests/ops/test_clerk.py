@@ -3,9 +3,14 @@
 import asyncio
 import os
 import signal
+import sys
+import time
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 
 import pytest
+import uvloop
+from structlog.testing import capture_logs
 
 from bursar.core.placing import Target
 from bursar.core.refusal import Refusal
@@ -13,10 +18,11 @@ from bursar.core.value import replace
 from bursar.ops import clerk as clerk_module
 from bursar.ops.bind import Bind, Bound, Member, bind
 from bursar.ops.clerk import Clerk
+from bursar.ops.command import DEPOSED
 from bursar.ops.office import Office
 from bursar.store.database import Connection, Unavailable
 from evictions import assert_books_balance
-from offices import TEST, allocation, code, get, member, node
+from offices import TEST, allocation, code, get, member, node, opened
 from schedulers import term
 
 
@@ -93,8 +99,7 @@ async def test_the_clerk_of_who_was_deposed_places_nothing(office: Office, rival
     old = await term(office, "old")
     await term(rival, "new", depose=True)
     (told,) = await clerk.bind([await unit(office, ["job-000"], "n1", old)])
-    assert isinstance(told, Refusal)
-    assert told.message == "another controller leads now"
+    assert told == DEPOSED
     assert await placed(office) == []
 
 
@@ -174,3 +179,131 @@ async def test_a_clerk_that_was_dismissed_is_gone_and_what_it_did_not_commit_is_
     # Whatever came first, its end or the lock: all of it is placed, or nothing.
     assert len(await placed(office)) in (0, 70)
     await assert_books_balance(office)
+
+
+# Clerks that do not come, or do not stay.
+
+
+async def started(one: Clerk) -> int:
+    """The pid of a clerk that was called, and that is not there yet."""
+    async with asyncio.timeout(60):
+        while one.pid is None:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    return one.pid
+
+
+def children() -> set[str]:
+    found = Path("/proc/self/task").glob("*/children")
+    return {pid for one in found for pid in one.read_text().split()}
+
+
+async def test_a_clerk_that_never_gets_ready_is_replaced(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Clerk(office)
+    monkeypatch.setattr(clerk_module, "START_SECONDS_MAX", 0.1)
+    one.call()
+    stuck = await started(one)
+    os.kill(stuck, signal.SIGSTOP)
+    async with asyncio.timeout(60):
+        while one.pid == stuck:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    monkeypatch.undo()
+    await at_work(one)
+    await one.dismiss()
+
+
+async def test_what_keeps_a_clerk_from_coming_keeps_no_later_one(
+    office: Office, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    one = Clerk(office)
+    with capture_logs() as logs:
+        monkeypatch.setattr(sys, "executable", str(tmp_path / "gone"))
+        one.call()
+        async with asyncio.timeout(60):
+            while not logs:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    monkeypatch.undo()
+    assert "FileNotFoundError" in logs[0]["error"]
+    await at_work(one)
+    await one.dismiss()
+
+
+async def test_a_clerk_imports_nothing_from_where_the_leader_was_started(
+    office: Office, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "structlog.py").write_text("raise SystemExit('somebody else wrote this')")
+    monkeypatch.chdir(tmp_path)
+    one = Clerk(office)
+    with capture_logs() as logs:
+        one.call()
+        await at_work(one)
+    assert not logs
+    await one.dismiss()
+
+
+async def test_those_who_die_without_an_answer_are_called_less_and_less_often(office: Office, clerk: Clerk) -> None:
+    """Else one that dies of each order would be told all orders for ever, and none would be carried out."""
+    await node(office, "n1", gpu=4)
+    with capture_logs() as logs:
+        for answers in (False, False, True):
+            if answers:
+                await clerk.bind(await backlog(office, 1))
+            died = clerk.pid
+            assert died is not None
+            os.kill(died, signal.SIGKILL)
+            await at_work(clerk, other_than=died)
+    assert [one["pause_seconds"] for one in logs if one["log_level"] == "warning"] == [0.2, 0.5, 0.1]
+
+
+async def test_a_clerk_dismissed_while_it_is_being_started_leaves_nothing_behind(office: Office) -> None:
+    ours, open_files = children(), len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    for turns in range(8):
+        one = Clerk(office)
+        one.call()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await one.dismiss()
+    async with asyncio.timeout(60):
+        while children() != ours or len(os.listdir("/proc/self/fd")) > open_files:  # noqa: ASYNC110, PTH208
+            await asyncio.sleep(0.01)
+
+
+def test_whatever_is_told_to_a_clerk_that_has_just_died_is_not_known(database_url: str) -> None:
+    """On the loop that controllers run on, which will not have anything written to who is gone."""
+
+    async def tell() -> list[list[Bound] | BaseException]:
+        async with opened(database_url) as office:
+            await node(office, "n1", gpu=4)
+            commands = await backlog(office, 1)
+            clerk = Clerk(office)
+            clerk.call()
+            await at_work(clerk)
+            told: list[asyncio.Task[list[Bound]]] = []
+
+            def tell_it() -> None:
+                told.append(asyncio.create_task(clerk.bind(commands)))
+
+            async def kill() -> None:
+                assert clerk.pid is not None
+                _kill_and_watch(clerk.pid)
+                # One more, begun between the end of the connection and the moment when whoever reads it hears of that.
+                asyncio.get_running_loop().call_soon(tell_it)
+
+            killing = asyncio.create_task(kill())
+            tell_it()
+            await killing
+            while len(told) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            answers = await asyncio.gather(*told, return_exceptions=True)
+            await clerk.dismiss()
+            return answers
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        answers = runner.run(tell())
+    assert [type(one) for one in answers] == [Unavailable, Unavailable]
+
+
+def _kill_and_watch(pid: int) -> None:
+    """Without a turn of the loop, which would hear of it."""
+    os.kill(pid, signal.SIGKILL)
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+        time.sleep(0.001)

@@ -202,17 +202,21 @@ def _parent_and_command(entry: Path) -> tuple[int, str] | None:
         words = (entry / "cmdline").read_bytes().split(b"\0")
     except OSError:
         return None
-    return parent, words[2].decode() if len(words) > 2 else ""
+    return parent, words[words.index(b"-m") + 1].decode() if b"-m" in words else ""
 
 
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 async def test_a_leader_of_many_nodes_has_a_clerk_which_does_not_outlive_it(
     database_url: str, tmp_path: Path, end: signal.Signals
 ) -> None:
+    """However the leader ends: by a signal of its own, or by the Ctrl-C of a terminal, which is sent to its group."""
     async with opened(database_url) as office:
         await asyncio.gather(*(node(office, f"n{number}", cpu=8) for number in range(CLERK_NODES)))
         command = [str(BURSAR), "controller", "--database-url", database_url]
-        with (tmp_path / "log").open("wb") as errors, subprocess.Popen(command, stderr=errors) as leading:
+        with (
+            (tmp_path / "log").open("wb") as errors,
+            subprocess.Popen(command, stderr=errors, start_new_session=True) as leading,
+        ):
             try:
 
                 async def has_clerk() -> bool:
@@ -220,7 +224,10 @@ async def test_a_leader_of_many_nodes_has_a_clerk_which_does_not_outlive_it(
 
                 await eventually(has_clerk, "the leader has a clerk")
                 clerk = clerk_of(leading.pid)
-                leading.send_signal(end)
+                if end == signal.SIGINT:
+                    os.killpg(leading.pid, end)
+                else:
+                    leading.send_signal(end)
                 leading.wait(30)
 
                 async def is_gone() -> bool:
@@ -229,6 +236,7 @@ async def test_a_leader_of_many_nodes_has_a_clerk_which_does_not_outlive_it(
                 await eventually(is_gone, "the clerk is gone")
             finally:
                 leading.kill()
+    assert "Traceback" not in (tmp_path / "log").read_text()
 
 
 def _is_over(pid: int) -> bool:

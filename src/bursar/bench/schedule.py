@@ -220,10 +220,13 @@ async def _bind_backlog(office: Office, allocations: int, mix: str) -> dict[str,
 
 
 async def _bind_singles(office: Office, count: int) -> dict[str, Any]:
-    """One at a time: submitted by one process, decided and bound here, and seen by who follows the feed."""
+    """One at a time: submitted, decided and bound here, and seen by who follows the feed. The cluster is idle, and
+    nothing is being started any more."""
     scheduler = await _elected(office)
     running = asyncio.create_task(scheduler.run())
     await scheduler.loaded.wait()
+    scheduler.clerk.call()
+    await scheduler.clerk.arrived()
     feed = Feed(office.database)
     office.on_commit.append(feed.nudge)
     follower = await feed.follow("Allocation")

@@ -30,9 +30,10 @@ from bursar.store.database import Unavailable
 log = structlog.get_logger()
 
 MODULE: Final = "bursar.clerk"
+START_SECONDS_MAX = 60.0  # until a clerk says that it is there
 SILENCE_SECONDS_MAX = 30.0  # of a clerk that was told something: then it is stuck, and another is called
-PAUSE_SECONDS_MAX = 30.0  # before another is called
-_LENGTH = 4
+PAUSES_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)  # before another is called
+_LENGTH = 4  # bytes before each frame, which say how long it is
 
 
 class Order(Struct, frozen=True, array_like=True):
@@ -65,6 +66,7 @@ class Clerk:
         self._keeping: asyncio.Task[None] | None = None
         self._process: Process | None = None
         self._writer: asyncio.StreamWriter | None = None  # while it is at work
+        self._arrived = asyncio.Event()
         self._orders = 0
         self._waiting: dict[int, asyncio.Future[Outcome]] = {}
 
@@ -81,6 +83,10 @@ class Clerk:
         if self._keeping is None:
             self._keeping = asyncio.create_task(self._keep(), name="clerk")
 
+    async def arrived(self) -> None:
+        """Wait until one that was called is at work."""
+        await self._arrived.wait()
+
     async def dismiss(self) -> None:
         if self._keeping is not None:
             keeping, self._keeping = self._keeping, None
@@ -88,7 +94,7 @@ class Clerk:
             await asyncio.gather(keeping, return_exceptions=True)
 
     async def bind(self, commands: Sequence[Bind]) -> list[Bound]:
-        """As `bind` does it. All of them are of one leader."""
+        """As the verb of that name does it, in the clerk's process if it is at work. All commands are one leader's."""
         if self._writer is None:
             return await bind(self._office, commands)
         self._orders += 1
@@ -114,23 +120,31 @@ class Clerk:
     # Its life.
 
     async def _keep(self) -> None:
+        """One clerk after another. After those who never answered the pauses grow, and in them the leader commits by
+        itself: else an order that every clerk dies of would be given to clerks for ever."""
         failures = 0
         while True:
-            served = await self._attend()
-            failures = 0 if served else failures + 1
-            pause = min(PAUSE_SECONDS_MAX, 0.1 * 2**failures)
-            log.warning("the clerk is gone; another is called", pause_seconds=pause)
+            answered, error = False, None
+            try:
+                answered = await self._attend()
+            except Exception as failed:
+                # No process could be started, or it was not ready in time: another time it may be.
+                error = repr(failed)
+            failures = 0 if answered else failures + 1
+            pause = PAUSES_SECONDS[min(failures, len(PAUSES_SECONDS) - 1)]
+            log.warning("the clerk is gone; another is called", pause_seconds=pause, error=error)
             await asyncio.sleep(pause)
 
     async def _attend(self) -> bool:
-        """Have a process started, and hear it until it ends; whether it ever was at work."""
+        """Have a process started, and hear it until it ends; whether it ever answered."""
         ours, its = socket.socketpair()
         with ours:
             with its:
                 self._process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-m", MODULE, str(its.fileno()),
+                    sys.executable, "-P", "-m", MODULE, str(its.fileno()),  # -P: no modules of where we were started
                     env=os.environ | {"BURSAR_DATABASE_URL": self._office.database.url},
                     pass_fds=(its.fileno(),), stdin=DEVNULL, stdout=DEVNULL,
+                    start_new_session=True,  # a Ctrl-C in the terminal is for the leader, whose end is the clerk's too
                 )  # fmt: skip
             try:
                 return await self._hear(*await asyncio.open_connection(sock=ours))
@@ -139,20 +153,26 @@ class Clerk:
                 await self._process.wait()
 
     async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        answered = False
         try:
+            async with asyncio.timeout(START_SECONDS_MAX):
+                if await _next(reader) is None:
+                    return False
+            self._writer = writer
+            self._arrived.set()
             while (frame := await _next(reader)) is not None:
                 outcome = _decode_outcome(frame)
-                if self._writer is None:
-                    self._writer = writer
-                elif (answer := self._waiting.get(outcome.number)) is not None and not answer.done():
+                answered = True
+                if (answer := self._waiting.get(outcome.number)) is not None and not answer.done():
                     answer.set_result(outcome)
-            return self._writer is not None
+            return answered
         finally:
             self._writer = None
+            self._arrived.clear()
             for answer in self._waiting.values():
                 if not answer.done():
                     answer.set_exception(Unavailable("the clerk died"))
-            writer.close()
+            writer.transport.abort()  # nobody reads what is not sent yet
 
     def _kill(self) -> None:
         """What it has not committed is undone by the database when its connections end."""
@@ -176,8 +196,8 @@ async def serve(office: Office, its: socket.socket) -> None:
 
 
 async def _carry_out(office: Office, order: Order, writer: asyncio.StreamWriter) -> None:
-    commands = [Bind.unit(members, order.origin, order.fence) for members in order.units]
     try:
+        commands = [Bind.unit(members, order.origin, order.fence) for members in order.units]
         outcome = Outcome(order.number, await bind(office, commands))
     except Exception as error:
         if not isinstance(error, Unavailable):
@@ -187,7 +207,9 @@ async def _carry_out(office: Office, order: Order, writer: asyncio.StreamWriter)
 
 
 def _put(writer: asyncio.StreamWriter, frame: bytes) -> None:
-    writer.write(len(frame).to_bytes(_LENGTH, "big") + frame)
+    """Whoever is gone is told nothing: the one who reads finds out, and fails what waits for an answer."""
+    if not writer.is_closing():
+        writer.write(len(frame).to_bytes(_LENGTH, "big") + frame)
 
 
 async def _next(reader: asyncio.StreamReader) -> bytes | None:
@@ -195,5 +217,5 @@ async def _next(reader: asyncio.StreamReader) -> bytes | None:
     try:
         length = int.from_bytes(await reader.readexactly(_LENGTH), "big")
         return await reader.readexactly(length)
-    except (asyncio.IncompleteReadError, ConnectionError):
+    except (asyncio.IncompleteReadError, OSError):
         return None
