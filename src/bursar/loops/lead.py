@@ -18,7 +18,7 @@ from time import monotonic
 
 import structlog
 
-from bursar.ops.leader import Fence, resign, stand
+from bursar.ops.leader import Fence, clear_the_way, resign, stand
 from bursar.store.database import AWAY, RACES, Database
 
 log = structlog.get_logger()
@@ -50,6 +50,8 @@ async def run_lead(database: Database, holder: str, on_elected: Work, terms: Ter
         while True:
             asked_at = monotonic()
             fence = await _ask(own, name, terms.term_seconds)
+            if isinstance(fence, _Unknown):
+                await clear_the_way(own)
             if isinstance(fence, Fence):
                 await _lead(own, name, fence, asked_at + terms.term_seconds, on_elected, terms)
             await asyncio.sleep(terms.ask_seconds)

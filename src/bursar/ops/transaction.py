@@ -21,6 +21,7 @@ from bursar.store import ledger, request
 from bursar.store.change import ensure_partitions
 from bursar.store.database import (
     AWAY,
+    BLOCKED,
     LOSSES,
     RACES,
     Connection,
@@ -30,6 +31,7 @@ from bursar.store.database import (
     Unavailable,
     is_missing_partition,
 )
+from bursar.store.session import end_stuck
 
 C = TypeVar("C")
 A = TypeVar("A")
@@ -75,6 +77,8 @@ class Transactor(Generic[C, A]):
                 await self._make_room()
                 await self._note("partition", error, tries, loop.time() < deadline)
             except RACES as error:
+                if isinstance(error, BLOCKED):
+                    await end_stuck(self._database)
                 await self._note("race", error, tries, loop.time() < deadline)
             except AWAY as error:
                 self._drop()

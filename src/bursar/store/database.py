@@ -35,7 +35,14 @@ SESSION_SETTINGS = {
 # Of those who keep a connection: every statement of theirs finds its rows by key. A plan that is made while the tables
 # are still empty would read them whole, and be kept until somebody analyses them. So would one that is made for a batch
 # of some hundreds: it would join them with a hash of the whole table, and larger batches would be slower, not faster.
-KEPT_SETTINGS = {**SESSION_SETTINGS, "enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
+KEPT_NAME = "bursar-lane"
+KEPT_SETTINGS = {
+    **SESSION_SETTINGS,
+    "application_name": KEPT_NAME,
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+}
 
 # Of work behind everybody's back, which grows with what there is to do and for which nobody waits.
 PATIENT_SETTINGS = {**SESSION_SETTINGS, "statement_timeout": "600000"}
@@ -73,6 +80,9 @@ RACES: tuple[type[Exception], ...] = (
     asyncpg.LockNotAvailableError,
     Stale,
 )
+
+# A lock was waited for in vain: somebody holds it for longer than anything of ours takes.
+BLOCKED: tuple[type[Exception], ...] = (asyncpg.LockNotAvailableError,)
 
 # The connection or the server went away; whether a COMMIT under way took effect is not known.
 LOSSES: tuple[type[Exception], ...] = (

@@ -1,0 +1,86 @@
+"""A process that is paused reads nothing. What it had locked is taken from it by whoever waits for that in vain."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+import pytest
+
+from bursar.loops.lead import Terms, run_lead
+from bursar.ops.leader import load_leader
+from bursar.ops.office import Office
+from bursar.store import database as database_module
+from bursar.store import session as session_module
+from bursar.store.database import KEPT_SETTINGS, SESSION_SETTINGS, Connection, connect
+from offices import allocation, bind, code, node
+
+WAITS_FOR = "SELECT wait_event FROM pg_stat_activity WHERE pid = $1"
+LARGE = "repeat('x', 50000000)"  # more than fits between server and client
+
+
+@asynccontextmanager
+async def stuck(url: str, locking: str, settings: Mapping[str, str] = KEPT_SETTINGS) -> AsyncIterator[int]:
+    """A session in a transaction, whose client does not read the answer to this statement: its pid."""
+    db = await connect(url, settings)
+    looking = await connect(url)
+    pid = await db.fetchval("SELECT pg_backend_pid()")
+    await db.execute("BEGIN")
+    statement = await db.prepare(locking)
+    db._transport.pause_reading()
+    asking = asyncio.create_task(statement.fetch())
+    try:
+        async with asyncio.timeout(60):
+            while await looking.fetchval(WAITS_FOR, pid) != "ClientWrite":  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        yield pid
+    finally:
+        db._transport.resume_reading()
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        db.terminate()
+        await looking.close()
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "STUCK_SECONDS", 0.1)
+    monkeypatch.setitem(database_module.KEPT_SETTINGS, "lock_timeout", "200")
+
+
+async def test_a_candidate_takes_over_from_who_was_paused_with_the_leaders_row_in_its_hands(
+    office: Office, database_url: str
+) -> None:
+    async with stuck(database_url, f"SELECT fence, {LARGE} FROM leader FOR KEY SHARE"):
+        leading = asyncio.Event()
+
+        async def work(_: int) -> None:
+            leading.set()
+            await asyncio.Event().wait()
+
+        candidate = asyncio.create_task(run_lead(office.database, "second", work, Terms(term_seconds=0.5)))
+        try:
+            async with asyncio.timeout(60):
+                await leading.wait()
+            assert (await load_leader(office.database)).holder.startswith("second/")
+        finally:
+            candidate.cancel()
+            await asyncio.gather(candidate, return_exceptions=True)
+
+
+async def test_whoever_needs_what_a_paused_process_has_locked_gets_it(office: Office, database_url: str) -> None:
+    await node(office, "n1", gpu=1)
+    await allocation(office, "default", "a", gpu=1)
+    async with stuck(database_url, f"SELECT name, {LARGE} FROM node FOR UPDATE"):
+        async with asyncio.timeout(60):
+            assert code(await bind(office, "default", "a", "n1")) == "ok"
+
+
+async def test_who_reads_slowly_is_left_alone_for_readers_lock_nothing(
+    office: Office, database_url: str, db: Connection
+) -> None:
+    async with stuck(database_url, f"SELECT {LARGE}", SESSION_SETTINGS) as reader:
+        async with stuck(database_url, f"SELECT {LARGE}") as writer:
+            async with asyncio.timeout(60):
+                while await db.fetchval(WAITS_FOR, writer) is not None:
+                    await session_module.end_stuck(office.database)
+        assert await db.fetchval(WAITS_FOR, reader) == "ClientWrite"
