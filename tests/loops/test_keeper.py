@@ -31,7 +31,7 @@ from offices import TEST, bind, bind_unit, change, code, create, delete, end, me
 from schedulers import GPU, Interrupted, assert_as_if_loaded, edit, gang, label, loaded, portrait, submit, uid_of
 
 SOAK = bool(os.environ.get("BURSAR_SOAK"))
-SEEDS = range(200) if SOAK else range(6)
+SEEDS = range(200) if SOAK else range(4)
 STEPS = 120 if SOAK else 50
 SPACES = {"a": "t1", "b": "t2"}
 

@@ -39,7 +39,7 @@ from schedulers import (
 )
 
 SOAK = bool(os.environ.get("BURSAR_SOAK"))
-ROUNDS = 40 if SOAK else 3
+ROUNDS = 40 if SOAK else 2
 
 
 async def backlog(office: Office, count: int, stem: str = "job") -> list[str]:

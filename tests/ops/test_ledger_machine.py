@@ -380,5 +380,5 @@ class Ledger(OfficeMachine):
 
 
 def test_the_ledger_follows_the_model_whatever_is_done(embedded_postgres: Embedded, database_template: str) -> None:
-    examples, steps = (400, 60) if SOAK else (25, 40)
+    examples, steps = (400, 60) if SOAK else (15, 40)
     follow(Ledger, embedded_postgres, database_template, examples=examples, steps=steps)

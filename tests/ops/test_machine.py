@@ -411,5 +411,5 @@ class Quotas(OfficeMachine):
 
 
 def test_quotas_follow_the_model_whatever_is_done(embedded_postgres: Embedded, database_template: str) -> None:
-    examples, steps = (400, 50) if SOAK else (20, 25)
+    examples, steps = (400, 50) if SOAK else (14, 25)
     follow(Quotas, embedded_postgres, database_template, examples=examples, steps=steps)
