@@ -100,18 +100,31 @@ async def assert_all_bound_once(office: Office, stem: str, names: list[str]) -> 
 # What processes there are.
 
 
-def part(server: Server, word: str) -> int:
-    """The pid of the server's child whose command line has this word; 0 while there is none."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except OSError:
-                continue
-            if parent == server.process.pid and word in command:
-                return int(entry.name)
+def child(parent: int, word: str) -> int:
+    """The pid of the process's child whose command line has this word; 0 while there is none."""
+    for pid in [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]:
+        if word in command_of(pid) and parent_of(pid) == parent:
+            return pid
     return 0
+
+
+def command_of(pid: int) -> str:
+    """Empty when it has ended, also where nobody has asked yet how."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def parent_of(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def part(server: Server, word: str) -> int:
+    return child(server.process.pid, word)
 
 
 async def kill(server: Server, word: str) -> None:
@@ -188,23 +201,6 @@ def controller(url: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
             assert process.wait(30) == 0
 
 
-def clerk_of(parent: int) -> int:
-    """The pid of a controller's clerk; 0 while it has none."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and _parent_and_command(entry) == (parent, "bursar.clerk"):
-            return int(entry.name)
-    return 0
-
-
-def _parent_and_command(entry: Path) -> tuple[int, str] | None:
-    try:
-        parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-        words = (entry / "cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return None
-    return parent, words[words.index(b"-m") + 1].decode() if b"-m" in words else ""
-
-
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 async def test_a_leader_of_many_nodes_has_a_clerk_which_does_not_outlive_it(
     database_url: str, tmp_path: Path, end: signal.Signals
@@ -220,10 +216,10 @@ async def test_a_leader_of_many_nodes_has_a_clerk_which_does_not_outlive_it(
             try:
 
                 async def has_clerk() -> bool:
-                    return clerk_of(leading.pid) > 0
+                    return child(leading.pid, "bursar.clerk") > 0
 
                 await eventually(has_clerk, "the leader has a clerk")
-                clerk = clerk_of(leading.pid)
+                clerk = child(leading.pid, "bursar.clerk")
                 if end == signal.SIGINT:
                     os.killpg(leading.pid, end)
                 else:
@@ -231,17 +227,12 @@ async def test_a_leader_of_many_nodes_has_a_clerk_which_does_not_outlive_it(
                 leading.wait(30)
 
                 async def is_gone() -> bool:
-                    return _parent_and_command(Path("/proc") / str(clerk)) is None or _is_over(clerk)
+                    return not command_of(clerk)
 
                 await eventually(is_gone, "the clerk is gone")
             finally:
                 leading.kill()
     assert "Traceback" not in (tmp_path / "log").read_text()
-
-
-def _is_over(pid: int) -> bool:
-    """Whether it has ended, though nobody has asked for how yet."""
-    return (Path("/proc") / str(pid) / "cmdline").read_bytes() == b""
 
 
 async def test_a_leader_that_was_paused_past_its_term_commits_nothing_more(database_url: str, tmp_path: Path) -> None:

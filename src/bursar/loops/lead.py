@@ -18,8 +18,9 @@ from time import monotonic
 
 import structlog
 
-from bursar.ops.leader import Fence, clear_the_way, resign, stand
+from bursar.ops.leader import Fence, resign, stand
 from bursar.store.database import AWAY, RACES, Database
+from bursar.store.session import end_stuck
 
 log = structlog.get_logger()
 
@@ -51,7 +52,8 @@ async def run_lead(database: Database, holder: str, on_elected: Work, terms: Ter
             asked_at = monotonic()
             fence = await _ask(own, name, terms.term_seconds)
             if isinstance(fence, _Unknown):
-                await clear_the_way(own)
+                # A leader that was paused in the middle of a commit may hold the row.
+                await end_stuck(own)
             if isinstance(fence, Fence):
                 await _lead(own, name, fence, asked_at + terms.term_seconds, on_elected, terms)
             await asyncio.sleep(terms.ask_seconds)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from bursar.store import leader as leader_store
 from bursar.store.database import Database
 from bursar.store.leader import Leader
-from bursar.store.session import end_stuck
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +30,6 @@ async def stand(database: Database, holder: str, seconds: float) -> Fence | None
             return Fence(renewed, renewed=True)
         taken = await leader_store.take(db, holder, seconds)
         return Fence(taken, renewed=False) if taken is not None else None
-
-
-async def clear_the_way(database: Database) -> None:
-    """For a candidate that was not answered: a leader that was paused in the middle of a commit may hold the row."""
-    await end_stuck(database)
 
 
 async def resign(database: Database, holder: str) -> bool:

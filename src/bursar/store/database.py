@@ -32,10 +32,11 @@ SESSION_SETTINGS = {
     "jit": "off",
 }
 
+KEPT_NAME = "bursar-lane"  # by which the database tells those who lock from those who only read
+
 # Of those who keep a connection: every statement of theirs finds its rows by key. A plan that is made while the tables
 # are still empty would read them whole, and be kept until somebody analyses them. So would one that is made for a batch
 # of some hundreds: it would join them with a hash of the whole table, and larger batches would be slower, not faster.
-KEPT_NAME = "bursar-lane"
 KEPT_SETTINGS = {
     **SESSION_SETTINGS,
     "application_name": KEPT_NAME,
