@@ -73,12 +73,13 @@ class Daemon:
     # Life.
 
     async def open(self) -> None:
-        """Find what an earlier life left."""
+        """Find what an earlier life left, and what is in use: the first beat tells both."""
         cgroups = self._shell.cgroups
         log.info("how limits are kept", cgroups=cgroups.version, why=cgroups.message)
         self._do(await self._shell.open(self._machine))
         if left := self._machine.inventory():
             log.info("found what was here before", placements=len(left))
+        self._load = await asyncio.to_thread(self._probe.load)
 
     async def run(self, poke: Callable[[], None]) -> None:
         """Until it is cancelled. `poke` is called when there is news."""
