@@ -11,6 +11,7 @@ import structlog.testing
 
 from bursar.core.allocation import Phase
 from bursar.core.object import Key, Stored
+from bursar.loops import schedule
 from bursar.loops.schedule import Scheduler
 from bursar.ops import job as job_ops
 from bursar.ops import object as object_ops
@@ -101,6 +102,32 @@ async def test_after_all_that_the_world_is_what_would_be_loaded(office: Office) 
     for part in ("nodes", "limits", "used", "bands", "nominated", "waiting", "kin", "noted"):
         assert followed[part] == fresh[part], part
     await assert_books_balance(office)
+
+
+async def test_what_others_submit_is_bound_when_the_database_tells_of_it(
+    office: Office, rival: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedule, "IDLE_SECONDS", 3600.0)
+    await node(office, "n1", gpu=4)
+    async with scheduling(office) as scheduler:
+        await settled(scheduler)
+        for number in range(3):
+            await submit(rival, f"job-{number}")
+            await until(office, f"job-{number}", is_in("Scheduled"))
+
+
+async def test_what_nobody_told_of_is_found_all_the_same(
+    office: Office, rival: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Notifications are hints, and may be lost on the way."""
+    monkeypatch.setattr(schedule, "IDLE_SECONDS", 0.1)
+    monkeypatch.setattr(Scheduler, "_told", lambda *told: None)
+    await node(office, "n1", gpu=4)
+    async with scheduling(office) as scheduler:
+        await settled(scheduler)
+        for number in range(3):
+            await submit(rival, f"job-{number}")
+            await until(office, f"job-{number}", is_in("Scheduled"))
 
 
 # Why things wait.

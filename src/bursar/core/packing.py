@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from bursar.core.ask import Shape, Where
 from bursar.core.fleet import ABSENT, PODS, Bools, Columns, Fleet, Ints, Need, Rows
 from bursar.core.habits import History, Typical
+from bursar.core.marks import GOLDEN, marks_of
 from bursar.core.node import WHOLE
 from bursar.core.terrain import survey
 
@@ -41,18 +42,24 @@ class Habits(History):
 
     def outlook(self, fleet: Fleet) -> Outlook:
         known = self._outlook
-        if known is None or self._outlook_version != self.version or not known.is_of(fleet):
-            known = self._outlook = Outlook(fleet, self.typical)
+        layout = known.layout if known is not None and known.layout.is_of(fleet) else None
+        if known is None or layout is None or self._outlook_version != self.version:
+            known = self._outlook = Outlook(fleet, self.typical, layout)
             self._outlook_version = self.version
         return known
 
 
-def rate(fleet: Fleet, columns: Columns, shape: Shape, rows: Rows, habits: Habits) -> Floats:
-    """How good nodes are for one more of a shape that fits there: from 0 to 1, the higher the better."""
+def rate(
+    fleet: Fleet, columns: Columns, shape: Shape, rows: Rows, habits: Habits, *, marks: Ints | None = None
+) -> Floats:
+    """How good nodes are for one more of a shape that fits there: from 0 to 1, the higher the better. `marks`, where
+    they are known, are those of the rows."""
     outlook = habits.outlook(fleet)
     if rows.size < ALIKE_MIN:
         return _rate(outlook, columns, fleet.need(shape), rows)
-    _, first, alike = np.unique(outlook.fingerprints(columns, rows), return_index=True, return_inverse=True)
+    if marks is None:
+        marks = marks_of(columns, rows)
+    _, first, alike = np.unique(outlook.fingerprints(marks, rows), return_index=True, return_inverse=True)
     return _rate(outlook, columns, fleet.need(shape), rows[first])[alike]
 
 
@@ -107,31 +114,55 @@ class Rooms:
     kind: NDArray[np.intp]
 
 
+class Layout:
+    """What a fleet is, as it is described now: the same whatever is typical."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._names, self._described = fleet.names, fleet.described
+        self.scale = _scale(fleet)
+        self._kinds: dict[tuple[Where, ...], tuple[NDArray[np.intp], Bools]] = {}
+
+    def is_of(self, fleet: Fleet) -> bool:
+        return self._described == fleet.described and self._names is fleet.names
+
+    def kinds(self, fleet: Fleet, wheres: Sequence[Where]) -> tuple[NDArray[np.intp], Bools]:
+        """The kind of each node, and which of these may run on each kind: nodes of one kind are right for the same."""
+        distinct = tuple(dict.fromkeys(wheres))
+        known = self._kinds.get(distinct)
+        if known is None:
+            known = _kinds(fleet, distinct)
+            self._kinds = {distinct: known}  # The next outlook is most likely on the same.
+        kinds, allowed = known
+        return kinds, allowed[:, [distinct.index(where) for where in wheres]]
+
+
 class Outlook:
     """The typical shapes, set against a fleet as it is described now."""
 
     def __init__(
-        self, fleet: Fleet, typical: Sequence[Typical], *, repeated: float = REPEATED, pressing: bool = True
+        self,
+        fleet: Fleet,
+        typical: Sequence[Typical],
+        layout: Layout | None = None,
+        *,
+        repeated: float = REPEATED,
+        pressing: bool = True,
     ) -> None:
-        """`pressing`: whether what may use few devices only counts for more on these."""
-        self._names, self._described = fleet.names, fleet.described
+        """`layout`: the fleet's, where it is known. `pressing`: whether what may use few devices only counts for more
+        on these."""
+        self.layout = layout or Layout(fleet)
         self._repeated = repeated
         known = [(one, need) for one in typical if not (need := fleet.need(one.shape)).unknown]
-        self._kinds, allowed = _kinds(fleet, [one.shape.where for one, _ in known])
-        self._kind_list: list[int] = self._kinds.tolist()
+        self._kinds, allowed = self.layout.kinds(fleet, [one.shape.where for one, _ in known])
         self._tables: list[Table] = []
         for resource, device in fleet.device_column_of.items():
             offered = np.bincount(self._kinds, fleet.allocatable[fleet.column_of[resource]]).astype(np.float64)
             weight = _pressure(allowed, offered) if pressing else allowed.astype(np.float64)
             if table := _table(fleet, device, known, weight):
                 self._tables.append(table)
-        self._scale = _scale(fleet)
         self._choices: dict[Hashable, int] = {}
         self._worths: dict[Hashable, float] = {}
         self._columns_asked: dict[Need, Floats] = {}
-
-    def is_of(self, fleet: Fleet) -> bool:
-        return self._described == fleet.described and self._names is fleet.names
 
     def loss(self, columns: Columns, need: Need, rows: Rows) -> Floats:
         """How much worth nodes lose to one more of this, in devices."""
@@ -147,7 +178,7 @@ class Outlook:
         free = columns.free[:, rows].astype(np.float64)
         if not need.exclusive:
             free -= self._asked(free, need)
-        left: Floats = self._scale @ free
+        left: Floats = self.layout.scale @ free
         return left
 
     def share_device(self, columns: Columns, need: Need, row: int, device: int, part: int) -> int:
@@ -166,15 +197,12 @@ class Outlook:
 
     def state_key(self, columns: Columns, row: int) -> Hashable:
         parts = [tuple(sorted(lines[row].tolist())) for lines in columns.devices]
-        return (self._kind_list[row], columns.free[:, row].tobytes(), *parts)
+        return (int(self._kinds[row]), columns.free[:, row].tobytes(), *parts)
 
-    def fingerprints(self, columns: Columns, rows: Rows) -> Ints:
+    def fingerprints(self, marks: Ints, rows: Rows) -> Ints:
         """A number for each node's state: those with the same number are in the same state."""
-        lines = [columns.free[:, rows].T, self._kinds[rows][:, None]]
-        lines += [np.sort(devices[rows], axis=1) for devices in columns.devices]
-        state = np.concatenate(lines, axis=1).astype(np.int64)
-        mixed: Ints = (state ^ (state >> 29)) @ _odd_numbers(state.shape[1])
-        return mixed
+        prints: Ints = (marks ^ (marks >> 29)) * GOLDEN + self._kinds[rows]
+        return prints
 
     # Worth.
 
@@ -305,27 +333,19 @@ def _pressure(allowed: Bools, offered: Floats) -> Floats:
 
 
 def _kinds(fleet: Fleet, wheres: Sequence[Where]) -> tuple[NDArray[np.intp], Bools]:
-    """The kind of each node, and which of these may run on each kind: nodes of one kind are right for the same."""
     kinds = np.zeros(fleet.now.placed.shape[0], np.intp)
-    masks = {where: survey(fleet, where).allowed for where in dict.fromkeys(wheres)}
-    for mask in masks.values():
+    masks = [survey(fleet, where).allowed for where in wheres]
+    for mask in masks:
         kinds = np.unique(2 * kinds + mask, return_inverse=True)[1]
     _, first = np.unique(kinds, return_index=True)
-    allowed = np.array([masks[where][first] for where in wheres], np.bool_).reshape(len(wheres), first.size).T
+    allowed = np.array([mask[first] for mask in masks], np.bool_).reshape(len(wheres), first.size).T
     return kinds, allowed
 
 
 def _scale(fleet: Fleet) -> Floats:
     """One by the largest amount that a node has of each resource, together one for a node that has the most of all."""
-    largest = fleet.allocatable[:, list(fleet.row_of.values())].max(axis=1, initial=0)
+    largest = fleet.allocatable.max(axis=1, initial=0)  # A node that is gone offers nothing.
     if PODS in fleet.column_of:
         largest[fleet.column_of[PODS]] = 0
     scale: Floats = np.where(largest > 0, 1.0 / np.maximum(largest, 1), 0.0) / max(1, np.count_nonzero(largest))
     return scale
-
-
-def _odd_numbers(count: int) -> Ints:
-    """Factors that scatter states over all of 64 bits."""
-    golden = 0x9E3779B97F4A7C15
-    factors = [pow(golden, power, 1 << 64) for power in range(1, count + 1)]
-    return np.array(factors, np.uint64).astype(np.int64)

@@ -13,6 +13,7 @@ import numpy as np
 
 from bursar.core.ask import Shape
 from bursar.core.fleet import Fleet, Need, Rows
+from bursar.core.marks import Marks
 from bursar.core.packing import Habits, choose_devices, rate, state_key
 from bursar.core.terrain import Floats, Terrain, Terrains
 
@@ -48,6 +49,7 @@ class Views:
         self._habits = habits
         self.terrains = terrains
         self._views: dict[Shape, View] = {}
+        self._marks = Marks(fleet)
         # The state of the rows that were looked at, for as long as nothing touches them.
         self._states: dict[int, int] = {}
         self._numbers: dict[Hashable, int] = {}
@@ -109,6 +111,7 @@ class Views:
                 view.seen = 0 if view.seen == len(log) else -1
             self._forget_states()
             self._states_seen = 0
+            self._marks.forget_log()
             log.clear()
 
     def _survey(self, view: View) -> None:
@@ -145,7 +148,8 @@ class Views:
 
     def _rate(self, view: View, rows: Rows) -> None:
         if rows.size:
-            view.score[rows] = rate(self._fleet, self._fleet.now, view.shape, rows, self._habits)
+            fleet, marks = self._fleet, self._marks.of(rows)
+            view.score[rows] = rate(fleet, fleet.now, view.shape, rows, self._habits, marks=marks)
             if view.terrain.preference is not None:
                 view.score[rows] += PREFERENCE_WEIGHT * view.terrain.preference[rows]
 

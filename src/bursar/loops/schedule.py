@@ -45,7 +45,7 @@ from bursar.ops.evict import Nominee, Preempt, Victim, preempt
 from bursar.ops.hours import load_budgets
 from bursar.ops.office import Office
 from bursar.store.change import CHANNEL
-from bursar.store.database import AWAY
+from bursar.store.database import AWAY, Connection
 from bursar.store.ledger import CHANNEL as CREDIT_CHANNEL
 
 log = structlog.get_logger()
@@ -82,6 +82,8 @@ class Scheduler:
     idle: asyncio.Event = field(default_factory=asyncio.Event)  # nothing waits, and nothing is being committed
     _given: Policy = field(init=False)  # the policy before the settings of the system are laid over it
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _nudged: bool = False  # there may be changes, whether the database told of them yet or not
+    _told_revision: int = 0
     _commits: set[asyncio.Task[None]] = field(default_factory=set)
     _deposed: bool = False
     _noting: asyncio.Task[None] | None = None
@@ -101,6 +103,7 @@ class Scheduler:
 
     def nudge(self) -> None:
         """Something was committed: look now rather than when the database tells."""
+        self._nudged = True
         self._wake.set()
 
     async def run(self) -> None:
@@ -138,11 +141,13 @@ class Scheduler:
         try:
             await db.add_listener(CHANNEL, lambda *told: self._told(int(told[3])))
             await db.add_listener(CREDIT_CHANNEL, lambda *told: self._told_of_credit(told[3]))
+            self._nudged, self._told_revision = True, 0
             while not self._deposed:
-                self._wake.clear()
-                if self.keeper.distrusts_limits:
-                    await self._finish_commits(0)
-                await self.keeper.catch_up(db)
+                if self._has_news:
+                    await self._catch_up(db)
+                if not self._has_news:
+                    # What the database told meanwhile was among what was read. What else woke us is seen to below.
+                    self._wake.clear()
                 await self.unpaid.review(db, self.world)
                 self.policy = replace(self._given, **self.keeper.settings)
                 await self._tick()
@@ -152,8 +157,19 @@ class Scheduler:
             with suppress(*AWAY):
                 await db.close()
 
+    @property
+    def _has_news(self) -> bool:
+        return self._nudged or self._told_revision > self.keeper.revision or self.keeper.is_in_doubt
+
+    async def _catch_up(self, db: Connection) -> None:
+        self._nudged = False
+        if self.keeper.distrusts_limits:
+            await self._finish_commits(0)
+        await self.keeper.catch_up(db)
+
     def _told(self, revision: int) -> None:
         """The database tells of a change. Of our own we know already."""
+        self._told_revision = max(self._told_revision, revision)
         if revision > self.keeper.revision:
             self._wake.set()
 
@@ -165,9 +181,11 @@ class Scheduler:
         if not self.world.waiting and not self._commits:
             self.idle.set()
         seconds = TICK_SECONDS if self.world.waiting else IDLE_SECONDS
-        with suppress(TimeoutError):
+        try:
             async with asyncio.timeout(seconds):
                 await self._wake.wait()
+        except TimeoutError:
+            self._nudged = True  # should nobody have told us
 
     async def _cycle(self) -> bool:
         """Decide and start to commit; whether there is more to decide at once."""

@@ -175,6 +175,11 @@ class Keeper:
         """Whether the counters must be read anew, which needs a moment in which nothing is being committed."""
         return self._stale_limits
 
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether something is known to be otherwise than it is here, and is read by the next `catch_up`."""
+        return self._stale_limits or bool(self._stale_nodes)
+
     async def catch_up(self, db: Connection) -> int:
         """Apply what was committed since; how many changes there were."""
         count = await self._follow(db)
