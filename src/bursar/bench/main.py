@@ -39,7 +39,9 @@ def api(seconds: float, watchers: int, as_json: bool) -> None:
     type=click.Choice(["basic", "affinity", "spread", "gang", "preempt"]),
     help="What they ask for.",
 )
-@click.option("--singles", default=300, show_default=True, help="Submissions measured one at a time.")
+@click.option(
+    "--singles", default=300, show_default=True, type=click.IntRange(1), help="Submissions measured one at a time."
+)
 @click.option("--growth", is_flag=True, help="Decide on 1,000, 5,000 and 20,000 nodes as well.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, last.")
 def schedule(as_json: bool, **options: Any) -> None:

@@ -2,23 +2,26 @@
 
 Deciding is measured on a world in memory, against a plain loop over all nodes as baseline. Binding is measured on a
 real PostgreSQL: a submitted backlog until all of it is bound. Latency is that of one submission at a time on an idle
-cluster, from the call until its placement can be read by another connection.
+cluster, from the call until its placement can be read by another connection; and once more as a user has it, from the
+request over HTTP to the processes of `bursar serve` until a watch tells of the placement.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import statistics
+import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+import httpx2
 import msgspec
 
-from bursar.bench.server import running_office
+from bursar.bench.crowd import percentile_ms
+from bursar.bench.server import Server, running_office, running_server
 from bursar.core.allocation import Gang
 from bursar.core.ask import Ask, Company, Operator, Requirement, Shape, Spread, Where
 from bursar.core.charge import Charge
@@ -34,7 +37,7 @@ from bursar.ops import object as object_ops
 from bursar.ops.collector import calm_collector
 from bursar.ops.dispatch import create_command
 from bursar.ops.feed import Feed
-from bursar.ops.leader import stand
+from bursar.ops.leader import resign, stand
 from bursar.ops.office import Office
 from bursar.sim.local import register
 from bursar.wire.kinds import BY_NAME
@@ -44,6 +47,9 @@ GANG_SIZE = 8
 TENANTS = 8
 NODE = {"cpu": 96_000, "memory": 768 * GIB, "nvidia.com/gpu": 8000, "pods": 110_000}
 NOW = 1_700_000_000.0
+LEADER = "bench"
+DATABASE_URL = "BURSAR_DATABASE_URL"
+WARM_UP = 20  # submissions to a server that has just started
 SAMPLE = 20  # decisions of the baseline, which is slow
 BENCH = Origin("system:bench", "create")
 
@@ -64,12 +70,18 @@ async def run(*, nodes: int, allocations: int, mix: str, singles: int, growth: b
             figures["growth"].append({"nodes": size, "decide_per_s": grown["decide_per_s"]})
             log(f"decide   {grown['decide_per_s']:9.0f}/s  {mix}, {size} nodes")
     if mix != "preempt":
-        async with _scheduled(nodes) as office:
+        async with _cluster(nodes) as (office, _):
             figures |= await _bind_backlog(office, allocations, mix)
             log(f"bound    {figures['bound_per_s']:9.0f}/s  {allocations} submitted before, until durably bound")
-        async with _scheduled(nodes) as office:
-            figures |= await _bind_singles(office, singles)
+        async with _cluster(nodes) as (office, url):
+            waits = sorted(await _bind_singles(office, singles))
+            figures |= {"singles": singles, "p50_ms": percentile_ms(waits, 0.5), "p99_ms": percentile_ms(waits, 0.99)}
             log(f"single   {figures['p50_ms']:9.1f} ms p50, {figures['p99_ms']:.1f} ms p99, submitted until bound")
+            await resign(office.database, LEADER)
+            async with running_server(environment={DATABASE_URL: url}) as server:
+                waits = sorted(await _serve_singles(server, singles))
+            figures |= {"served_p50_ms": percentile_ms(waits, 0.5), "served_p99_ms": percentile_ms(waits, 0.99)}
+            log(f"served   {figures['served_p50_ms']:9.1f} ms p50, {figures['served_p99_ms']:.1f} ms p99, over HTTP")
     return figures
 
 
@@ -183,15 +195,15 @@ def _loop_over_nodes(nodes: int, asks: list[Ask]) -> float:
 
 
 @asynccontextmanager
-async def _scheduled(nodes: int) -> AsyncIterator[Office]:
-    """An office on a database of its own, with nodes and namespaces."""
-    async with running_office() as (office, _):
+async def _cluster(nodes: int) -> AsyncIterator[tuple[Office, str]]:
+    """An office on a database of its own, with nodes and namespaces, and that database's URL."""
+    async with running_office() as (office, url):
         await register(office, nodes)
         for index in range(TENANTS):
             await _create(office, "Tenant", {"metadata": {"name": f"team-{index}"}, "spec": {}})
             labels = {"bursar.io/tenant": f"team-{index}"}
             await _create(office, "Namespace", {"metadata": {"name": f"team-{index}", "labels": labels}})
-        yield office
+        yield office, url
 
 
 async def _create(office: Office, kind: str, document: dict[str, Any]) -> None:
@@ -219,7 +231,7 @@ async def _bind_backlog(office: Office, allocations: int, mix: str) -> dict[str,
     return {"bound": bound, "bound_per_s": round(bound / seconds), "load_s": round(loaded - started, 2)}
 
 
-async def _bind_singles(office: Office, count: int) -> dict[str, Any]:
+async def _bind_singles(office: Office, count: int) -> list[float]:
     """One at a time: submitted, decided and bound here, and seen by who follows the feed. The cluster is idle, and
     nothing is being started any more."""
     scheduler = await _elected(office)
@@ -237,19 +249,34 @@ async def _bind_singles(office: Office, count: int) -> dict[str, Any]:
         bound = False
         while not bound:
             bound = any(fed.fields["status.phase"] == "Scheduled" for fed in await follower.wait(5.0))
-        waits.append(1000 * (time.perf_counter() - started))
+        waits.append(time.perf_counter() - started)
     await feed.close()
     await _stop(running)
-    ordered = sorted(waits)
-    return {
-        "singles": count,
-        "p50_ms": round(statistics.median(ordered), 2),
-        "p99_ms": round(ordered[min(count - 1, int(count * 0.99))], 2),
-    }
+    return waits
+
+
+async def _serve_singles(server: Server, count: int) -> list[float]:
+    """One at a time: submitted by one connection, seen by another that watches."""
+    headers = {"Authorization": f"Bearer {server.token}"}
+    path, waits = "/api/v1/namespaces/team-0/allocations", []
+    async with httpx2.AsyncClient(base_url=server.url, headers=headers, timeout=60.0, trust_env=False) as client:
+        revision = (await client.get(path)).json()["metadata"]["resourceVersion"]
+        following = {"watch": "true", "resourceVersion": revision}
+        async with client.stream("GET", path, params=following) as watch:
+            told = watch.aiter_lines()
+            for number in range(WARM_UP + count):
+                started = time.perf_counter()
+                answer = await client.post(path, json=_document((count + number) * TENANTS, "basic"))
+                answer.raise_for_status()
+                # Of this one: the one before is of the past, and whoever is next is not there yet.
+                while json.loads(await anext(told))["object"]["status"]["phase"] != "Scheduled":
+                    pass
+                waits.append(time.perf_counter() - started)
+    return waits[WARM_UP:]
 
 
 async def _elected(office: Office) -> Scheduler:
-    fence = await stand(office.database, "bench", 3600.0)
+    fence = await stand(office.database, LEADER, 3600.0)
     assert fence is not None
     return Scheduler(office, fence.number)
 
