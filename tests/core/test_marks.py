@@ -93,6 +93,16 @@ def test_the_order_in_which_devices_lie_makes_no_difference() -> None:
     assert first == second
 
 
+def test_a_device_that_is_used_up_is_not_one_that_is_not_there() -> None:
+    fleet = Fleet()
+    put(fleet, 0, 2)
+    put(fleet, 1, 1)
+    fleet.now.take(0, fleet.need(SHAPES[0]), [(0, (0,))])
+    fleet.now.free[:, 1] = fleet.now.free[:, 0]
+    first, second = Marks(fleet).of(np.arange(2)).tolist()
+    assert first != second
+
+
 @given(st.data())
 def test_a_view_of_all_nodes_is_what_each_would_be_rated_by_itself(data: st.DataObject) -> None:
     fleet, habits = Fleet(), Habits()

@@ -14,7 +14,7 @@ from bursar.core.allocation import ENDED, Phase
 from bursar.core.object import Key, Stored
 from bursar.core.running import Spot
 from bursar.loops import world as keeper_module
-from bursar.loops.schedule import SCHEDULER
+from bursar.loops.commands import SCHEDULER
 from bursar.loops.world import Keeper, Lost
 from bursar.ops import job as job_ops
 from bursar.ops import object as object_ops

@@ -13,7 +13,8 @@ from bursar.core.allocation import Phase
 from bursar.core.cycle import decide
 from bursar.core.plan import Policy
 from bursar.core.refusal import Refusal
-from bursar.loops.schedule import Scheduler, bind_commands
+from bursar.loops.commands import bind_commands
+from bursar.loops.schedule import Scheduler
 from bursar.ops.bind import Bind, bind
 from bursar.ops.office import Office
 from bursar.store.database import Connection

@@ -9,10 +9,13 @@ from __future__ import annotations
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
-from bursar.core.fleet import Columns, Fleet, Ints, Rows
+from bursar.core.fleet import Columns, Fleet, Rows
 
-GOLDEN = np.int64(0x9E3779B97F4A7C15 - (1 << 64))
+Numbers = NDArray[np.uint64]
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 MANY = 0.25  # the part of all rows from which on they are all marked anew
 
 
@@ -22,10 +25,10 @@ class Marks:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._shape: tuple[object, ...] = ()
-        self._marks: Ints = np.empty(0, np.int64)
+        self._marks: Numbers = np.empty(0, np.uint64)
         self._seen = 0
 
-    def of(self, rows: Rows) -> Ints:
+    def of(self, rows: Rows) -> Numbers:
         self.catch_up()
         return self._marks[rows]
 
@@ -48,17 +51,22 @@ class Marks:
         self._seen = 0
 
 
-def marks_of(columns: Columns, rows: Rows) -> Ints:
+def marks_of(columns: Columns, rows: Rows) -> Numbers:
     """The order in which devices lie on a node does not matter."""
     lines = [columns.free[:, rows].T]
     lines += [np.sort(devices[rows], axis=1) for devices in columns.devices]
-    state = np.concatenate(lines, axis=1).astype(np.int64)
-    mixed: Ints = (state ^ (state >> 29)) @ _factors(state.shape[1])
-    return mixed
+    state = np.concatenate(lines, axis=1).astype(np.int64).view(np.uint64)
+    marks: Numbers = scattered(state) @ _factors(state.shape[1])
+    return marks
+
+
+def scattered(numbers: Numbers) -> Numbers:
+    """Other numbers for these, each for one alone; those that are close together no longer are."""
+    spread: Numbers = (numbers ^ (numbers >> np.uint64(29))) * GOLDEN
+    return spread
 
 
 @lru_cache(64)
-def _factors(count: int) -> Ints:
-    """Odd numbers that scatter states over all of 64 bits."""
-    golden = int(GOLDEN)
-    return np.array([pow(golden, power, 1 << 64) for power in range(1, count + 1)], np.uint64).astype(np.int64)
+def _factors(count: int) -> Numbers:
+    """Odd numbers that are spread over all of 64 bits."""
+    return np.array([pow(int(GOLDEN), power, 1 << 64) for power in range(1, count + 1)], np.uint64)

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bursar.core.ask import Shape, Where
-from bursar.core.fleet import ABSENT, PODS, Bools, Columns, Fleet, Ints, Need, Rows
+from bursar.core.fleet import ABSENT, PODS, Bools, Columns, Fleet, Need, Rows
 from bursar.core.habits import History, Typical
-from bursar.core.marks import GOLDEN, marks_of
+from bursar.core.marks import Numbers, marks_of, scattered
 from bursar.core.node import WHOLE
 from bursar.core.terrain import survey
 
@@ -50,7 +50,7 @@ class Habits(History):
 
 
 def rate(
-    fleet: Fleet, columns: Columns, shape: Shape, rows: Rows, habits: Habits, *, marks: Ints | None = None
+    fleet: Fleet, columns: Columns, shape: Shape, rows: Rows, habits: Habits, *, marks: Numbers | None = None
 ) -> Floats:
     """How good nodes are for one more of a shape that fits there: from 0 to 1, the higher the better. `marks`, where
     they are known, are those of the rows."""
@@ -199,9 +199,9 @@ class Outlook:
         parts = [tuple(sorted(lines[row].tolist())) for lines in columns.devices]
         return (int(self._kinds[row]), columns.free[:, row].tobytes(), *parts)
 
-    def fingerprints(self, marks: Ints, rows: Rows) -> Ints:
+    def fingerprints(self, marks: Numbers, rows: Rows) -> Numbers:
         """A number for each node's state: those with the same number are in the same state."""
-        prints: Ints = (marks ^ (marks >> 29)) * GOLDEN + self._kinds[rows]
+        prints: Numbers = scattered(marks) + self._kinds[rows].astype(np.uint64)
         return prints
 
     # Worth.

@@ -8,40 +8,32 @@ the world and decided anew.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from functools import lru_cache
 from itertools import islice
 from time import time
 
 import structlog
 
-from bursar.core.allocation import Phase, Request
-from bursar.core.ask import Ask, Shape
+from bursar.core.ask import Ask
 from bursar.core.cycle import decide
-from bursar.core.eviction import Notice, Rule
-from bursar.core.eviction import Reason as Stopped
-from bursar.core.object import Key, Origin
-from bursar.core.placing import Target
 from bursar.core.plan import Binding, Plan, Policy, Preempting
 from bursar.core.reason import UNPAID, Reason, Why
 from bursar.core.refusal import Code, Refusal
-from bursar.core.running import Spot
-from bursar.core.telling import sentence
 from bursar.core.waits import Waits
 from bursar.core.world import Blocked, World
 from bursar.loops.answers import run_answers
 from bursar.loops.budget import run_budgets
+from bursar.loops.commands import bind_commands, fail_command, note_command, preempt_command
 from bursar.loops.unpaid import Unpaid
-from bursar.loops.world import BINDER, Keeper, Lost
-from bursar.ops.allocation import Report, report
-from bursar.ops.bind import Bind, Bound, Member, Note, bind, note
+from bursar.loops.world import Keeper, Lost
+from bursar.ops.allocation import report
+from bursar.ops.bind import Bind, Bound, bind, note
 from bursar.ops.clerk import Clerk
 from bursar.ops.collector import calm_collector
 from bursar.ops.command import DEPOSED
-from bursar.ops.evict import Nominee, Preempt, Victim, preempt
+from bursar.ops.evict import Preempt, preempt
 from bursar.ops.hours import load_budgets
 from bursar.ops.office import Office
 from bursar.store.change import CHANNEL
@@ -50,10 +42,6 @@ from bursar.store.ledger import CHANNEL as CREDIT_CHANNEL
 
 log = structlog.get_logger()
 
-SCHEDULER = Origin(BINDER, "bind")
-PREEMPTING = Origin(BINDER, "preempt")
-FAILING = Origin(BINDER, "fail")
-NOTING = Origin(BINDER, "note")
 TICK_SECONDS = 1.0
 IDLE_SECONDS = 5.0
 PACE_SECONDS = 0.02  # between looks that place nothing: in a full cluster a flood of submissions is followed in gulps
@@ -332,13 +320,7 @@ class Scheduler:
                     self.waits.preempted(self.clock())
 
     async def _fail(self, failed: Sequence[tuple[Ask, Reason]]) -> None:
-        commands = [
-            Report(
-                key=allocation_key(ask), origin=FAILING, phase=Phase.FAILED, uid=ask.uid, fence=self.fence,
-                gang=gang_name(ask), unless_complete=True, reason="GangTimeout", message=sentence(reason),
-            )
-            for ask, reason in failed
-        ]  # fmt: skip
+        commands = [fail_command(ask, reason, self.fence) for ask, reason in failed]
         for reply in await asyncio.gather(*(report(self.office, command) for command in commands)):
             if isinstance(reply, Refusal):
                 self._deposed |= reply == DEPOSED
@@ -378,13 +360,7 @@ class Scheduler:
 
     async def _note(self, keeper: Keeper, news: Sequence[tuple[Ask, Reason]]) -> None:
         """Store why things wait, where that is not what is stored."""
-        commands = [
-            Note(
-                key=allocation_key(ask), origin=NOTING, fence=self.fence, uid=ask.uid, reason=reason.code,
-                message=sentence(reason),
-            )
-            for ask, reason in news
-        ]  # fmt: skip
+        commands = [note_command(ask, reason, self.fence) for ask, reason in news]
         try:
             replies = await note(self.office, commands)
         except AWAY as error:
@@ -418,74 +394,6 @@ class Scheduler:
             blocked = world.blocked.get(world.unit_of(group))
             if blocked is not None and (not blocked.firm or blocked.reason.why in UNPAID):
                 yield from ((ask, blocked.reason) for uid, ask in group.members.items() if uid not in world.nominated)
-
-
-# Plans as commands.
-
-
-def allocation_key(ask: Ask) -> Key:
-    return Key("Allocation", ask.namespace, ask.name)
-
-
-def bind_commands(world: World, bindings: Iterable[Binding], fence: int) -> list[Bind]:
-    names = {column: name for name, column in world.fleet.device_column_of.items()}
-    return [
-        Bind.unit([_member(world, names, ask, spots) for ask, spots in binding.members], SCHEDULER, fence)
-        for binding in bindings
-    ]
-
-
-def _member(world: World, names: Mapping[int, str], ask: Ask, spots: Iterable[Spot]) -> Member:
-    fleet = world.fleet
-    targets = tuple(
-        [
-            Target(
-                fleet.names[spot.row],
-                fleet.generation[spot.row],
-                {names[column]: indices for column, indices in spot.devices} or None,
-            )
-            for spot in spots
-        ]
-    )
-    return Member(allocation_key(ask), targets, request_of(ask.shape), gang_name(ask), ask.uid)
-
-
-def gang_name(ask: Ask) -> str:
-    return ask.gang.group_id if ask.gang is not None else ""
-
-
-@lru_cache(1024)
-def request_of(shape: Shape) -> Request:
-    return Request(dict(shape.requests), shape.nodes, shape.exclusive, shape.where.sensitive)
-
-
-def preempt_command(world: World, one: Preempting, fence: int, policy: Policy) -> Preempt:
-    nominees = [
-        Nominee(allocation_key(ask), ask.uid, nomination.nodes, datetime.fromtimestamp(nomination.until, UTC))
-        for ask, nomination in zip(one.asks, one.nominations, strict=True)
-    ]
-    first, *others = nominees
-    by = f"{first.key.namespace}/{first.key.name}"
-    victims = tuple(
-        Victim(
-            allocation_key(world.placed[victim.uid].ask),
-            victim.uid,
-            Notice(Stopped.PREEMPTED, victim.rule, by, _told(victim.rule, by, one.priority), int(policy.grace_seconds)),
-            gang_name(world.placed[victim.uid].ask),
-        )
-        for victim in one.victims
-        if victim.uid in world.placed
-    )
-    return Preempt(
-        key=first.key, uid=first.uid, nominated=first.nodes, until=first.until, with_it=tuple(others),
-        victims=victims, origin=PREEMPTING, fence=fence,
-    )  # fmt: skip
-
-
-def _told(rule: Rule, by: str, priority: int) -> str:
-    if rule is Rule.BURST:
-        return f"Preempted by {by}, which is within its tenant's fair share; this ran beyond its own tenant's"
-    return f"Preempted by {by}, which has the higher priority {priority}"
 
 
 async def run_schedule(office: Office, fence: int, *, policy: Policy | None = None) -> None:
