@@ -181,6 +181,13 @@ async def label(office: Office, kind: str, namespace: str, name: str, **labels: 
     return await edit(office, kind, namespace, name, by)
 
 
+async def annotate(office: Office, kind: str, namespace: str, name: str, notes: Mapping[str, str]) -> Reply:
+    def by(document: dict[str, Any]) -> None:
+        document["metadata"].setdefault("annotations", {}).update(notes)
+
+    return await edit(office, kind, namespace, name, by)
+
+
 async def submit(
     office: Office,
     name: str,

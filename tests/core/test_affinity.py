@@ -7,10 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bursar.core.affinity import contradiction, holds, integer, is_wanted, matches_any, tolerates, untolerated
+from bursar.core.affinity import contradiction, holds, integer, matches_any, tolerates, untolerated
 from bursar.core.ask import Effect, Operator, Requirement, Requirements, Taint, Toleration, Where
 
 GPU = {"gpu-type": "a100", "gpu-memory": "80", "zone": "a"}
+
+
+def is_wanted(where: Where, labels: Mapping[str, str]) -> bool:
+    """Whether a node with these labels has what the nodeSelector names, and what one of the terms requires."""
+    return all(labels.get(key) == value for key, value in where.node_labels) and matches_any(where.required, labels)
 
 
 def asked(key: str, operator: str, *values: str) -> Requirement:

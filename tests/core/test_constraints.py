@@ -11,8 +11,7 @@ from bursar.core.ask import Operator as Is
 from bursar.core.node import WHOLE
 from bursar.core.reason import Why
 from bursar.core.world import World
-from bursar.wire.allocation import AllocationSpec
-from bursar.wire.ask import shape_of
+from bursar.wire.ask import ask_of
 from core.worlds import (
     FPGA,
     GPU,
@@ -205,7 +204,8 @@ def test_a_node_that_is_rather_not_used_is_used_last() -> None:
 
 def test_asking_for_an_extended_resource_tolerates_the_taint_of_that_name() -> None:
     spec = {"resources": {"requests": {GPU: "1"}}}
-    form = shape_of(msgspec.convert(spec, AllocationSpec))
+    doc = msgspec.json.encode({"metadata": {"name": "x", "namespace": "n"}, "spec": spec})
+    form = ask_of(doc, uid="x", tenant="t", labels={}, priorities={}).shape
     reserved = machine("a", gpus=1, cpu=1, taints=(Taint(GPU, "present"),))
     assert fits(replace(ask("x"), shape=form), reserved)
     assert not fits(ask("y", cpu=1), reserved)

@@ -1,5 +1,7 @@
 """Why it waits, with scores and shares: asked of small worlds."""
 
+from dataclasses import replace
+
 import pytest
 
 from bursar.core.allocation import Gang
@@ -215,6 +217,20 @@ def test_the_score_is_told_with_its_nine_terms() -> None:
     ]  # fmt: skip
     assert found.total == pytest.approx(found.penalty * sum(one.value * one.weight for one in found.terms))
     assert (found.profile, found.terms[0].value) == ("default", 0.75)
+
+
+def test_what_is_known_of_data_and_energy_is_in_the_score() -> None:
+    world = waiting(world_of(8), ask("a", queue="q", data_ready=0.25), ask("b", queue="q"))
+    world.profiles["q"] = "service"
+
+    def terms(uid: str, energy_price: float | None) -> dict[str, tuple[float, float]]:
+        found = explain(world, uid, replace(POLICY, energy_price=energy_price), NOW)
+        assert found is not None
+        assert found.score is not None
+        return {one.factor: (one.value, one.weight) for one in found.score.terms}
+
+    assert (terms("a", 0.2)["data"], terms("a", 0.2)["energy"]) == ((0.25, 0.1), (0.8, 0.1))
+    assert (terms("b", None)["data"], terms("b", None)["energy"]) == ((0.5, 0.1), (0.5, 0.1))
 
 
 def test_the_share_of_the_tenant_is_told() -> None:

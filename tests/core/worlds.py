@@ -114,13 +114,14 @@ def ask(
     labels: Mapping[str, str] | None = None,
     charge: Charge | None = None,
     checkpoint: int = 0,
+    data_ready: float | None = None,
     **what: Any,
 ) -> Ask:
     """An allocation that was submitted a minute ago; `what` is what its shape takes."""
     form = shape(**what)
     return Ask(
         name, namespace, name, tenant, form, at, priority, preempts, queue, ttl, gang, job, labels or {},
-        charge if charge is not None else charge_of(form), checkpoint,
+        charge if charge is not None else charge_of(form), checkpoint, data_ready,
     )  # fmt: skip
 
 

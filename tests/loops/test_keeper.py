@@ -26,9 +26,22 @@ from bursar.ops.evict import Preempt, evict, preempt
 from bursar.ops.office import Office, now
 from bursar.store.database import Connection
 from bursar.store.listing import Query, load_page
+from bursar.wire.allocation import CHECKPOINT_INTERVAL, DATA_READY
 from evictions import PREEMPTED
 from offices import TEST, bind, bind_unit, change, code, create, delete, end, member, namespace, node, quota, tenant
-from schedulers import GPU, Interrupted, assert_as_if_loaded, edit, gang, label, loaded, portrait, submit, uid_of
+from schedulers import (
+    GPU,
+    Interrupted,
+    annotate,
+    assert_as_if_loaded,
+    edit,
+    gang,
+    label,
+    loaded,
+    portrait,
+    submit,
+    uid_of,
+)
 
 SOAK = bool(os.environ.get("BURSAR_SOAK"))
 SEEDS = range(200) if SOAK else range(4)
@@ -73,6 +86,7 @@ class Anybody:
             "evict": (now_and_then, self.evict),
             "delete": (now_and_then, self.delete),
             "relabel": (now_and_then, self.relabel),
+            "annotate": (now_and_then, self.annotate),
             "note": (now_and_then, self.note),
             "nominate": (now_and_then, self.nominate),
             "register a node": (often, self.register),
@@ -149,6 +163,13 @@ class Anybody:
     async def relabel(self) -> Reply | None:
         one = await self.some()
         return await label(self.office, *one.key, **self.labels()) if one is not None else None
+
+    async def annotate(self) -> Reply | None:
+        one, any_ = await self.some(), self.random.choice
+        if one is None:
+            return None
+        notes = any_([{DATA_READY: any_(["0", "0.5"])}, {CHECKPOINT_INTERVAL: any_(["5m", "1h"])}])
+        return await annotate(self.office, *one.key, notes)
 
     async def submit_job(self) -> Reply:
         template = {"spec": {"resources": {"requests": {GPU: "1"}}}}
@@ -449,8 +470,10 @@ async def test_a_gap_in_the_feed_is_noticed(waiting: Office, db: Connection) -> 
 
 async def test_a_change_of_what_is_not_known_is_noticed(waiting: Office, db: Connection) -> None:
     keeper = await loaded(waiting)
-    keeper.world.forget(await uid_of(waiting, "one"))
-    await label(waiting, "Allocation", "default", "one", app="db")
+    uid = await uid_of(waiting, "one")
+    keeper.world.forget(uid)
+    why = Note(key=Key("Allocation", "default", "one"), origin=TEST, uid=uid, reason="no_nodes_active", message="why")
+    assert code((await note(waiting, [why]))[0]) == "ok"
     with pytest.raises(Lost, match="one is not known"):
         await keeper.catch_up(db)
 

@@ -18,12 +18,14 @@ from bursar.ops import object as object_ops
 from bursar.ops.drain import Drain, continue_drain, drain
 from bursar.ops.office import Office
 from bursar.store.database import Connection, connect
+from bursar.wire.allocation import DATA_READY
 from evictions import assert_books_balance
 from offices import TEST, change, code, create, delete, end, namespace, node, tenant
 from schedulers import (
     GPU,
     HASTY,
     acting,
+    annotate,
     changes,
     edit,
     gang,
@@ -128,6 +130,19 @@ async def test_what_nobody_told_of_is_found_all_the_same(
         for number in range(3):
             await submit(rival, f"job-{number}")
             await until(office, f"job-{number}", is_in("Scheduled"))
+
+
+async def test_whose_data_has_come_meanwhile_goes_first(office: Office) -> None:
+    """Annotations are read when they change, not only when the world is loaded."""
+    async with scheduling(office):
+        for name in ("early", "late"):
+            await submit(office, name)
+            await until(office, name, waits_for("no_nodes_active"))
+        await annotate(office, "Allocation", "default", "early", {DATA_READY: "0"})
+        await annotate(office, "Allocation", "default", "late", {DATA_READY: "1"})
+        await node(office, "n1", gpu=1)
+        await until(office, "late", is_in("Scheduled"))
+        assert (await status(office, "early"))["phase"] == "Pending"
 
 
 # Why things wait.

@@ -4,10 +4,12 @@ import asyncio
 from typing import Any
 
 import msgspec
+import pytest
 
 from bursar.ops import object as object_ops
 from bursar.ops.dispatch import change_command
 from bursar.ops.office import Office
+from bursar.wire.allocation import GANG_SIZE, MAX_WAIT
 from bursar.wire.kinds import BY_NAME
 from offices import (
     GPU,
@@ -17,6 +19,7 @@ from offices import (
     bind,
     bind_unit,
     code,
+    create,
     delete,
     end,
     get,
@@ -24,8 +27,10 @@ from offices import (
     namespace,
     node,
     opened,
+    refusal,
     tenant,
 )
+from schedulers import annotate
 
 
 def gang(members: int, group: str = "g") -> dict[str, Any]:
@@ -156,3 +161,15 @@ async def test_editing_a_member_read_before_its_gang_was_charged_keeps_the_charg
     assert after.labels == {"team": "red"}
     assert not after.charge.due
     await assert_counters_equal_charges(office)
+
+
+@pytest.mark.parametrize("said", [{GANG_SIZE: "3"}, {MAX_WAIT: "9s"}])
+async def test_annotations_that_size_a_gang_stay_as_they_were(office: Office, said: dict[str, str]) -> None:
+    notes = {GANG_SIZE: "2", MAX_WAIT: "60s"}
+    spec = {"gangScheduling": {"groupId": "ring"}}
+    metadata = {"name": "a", "namespace": "default", "annotations": notes}
+    assert code(await create(office, "Allocation", {"metadata": metadata, "spec": spec})) == "ok"
+    reply = await annotate(office, "Allocation", "default", "a", said)
+    assert code(reply) == "immutable"
+    assert "gang" in refusal(reply).message
+    assert code(await annotate(office, "Allocation", "default", "a", {"note": "anything else"})) == "ok"

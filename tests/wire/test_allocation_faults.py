@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from bursar.wire.allocation import ALLOCATION, GANG_SIZE, Allocation
+from bursar.wire.allocation import ALLOCATION, CHECKPOINT_INTERVAL, DATA_READY, GANG_SIZE, Allocation
 from bursar.wire.job import JOB, Job
 
 TERM = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
@@ -81,6 +81,24 @@ def test_a_gang_of_the_annotations_needs_a_name_as_well() -> None:
     (fault,) = faults({}, {GANG_SIZE: "5"})
     assert fault[0] == "spec.gangScheduling.groupId"
     assert GANG_SIZE in fault[1]
+
+
+@pytest.mark.parametrize("said", ["0", "1", "0.25", "1.000", "0.123456789"])
+def test_the_part_of_the_data_that_is_in_place(said: str) -> None:
+    assert faults({}, {DATA_READY: said}) == []
+
+
+@pytest.mark.parametrize("said", ["", "1.1", "2", "-0", "+1", ".5", "1e-3", "nan", "50%", "0.5 ", "٠", "0." + "1" * 10])
+def test_of_the_data_only_a_part_can_be_in_place(said: str) -> None:
+    assert faults({}, {DATA_READY: said}) == [
+        ("metadata.annotations[bursar.io/data-ready]", "must be a part from 0 to 1, such as 0.25")
+    ]
+
+
+def test_how_often_work_is_saved_is_a_duration() -> None:
+    assert faults({}, {CHECKPOINT_INTERVAL: "10m"}) == []
+    ((field, _),) = faults({}, {CHECKPOINT_INTERVAL: "often"})
+    assert field == "metadata.annotations[bursar.io/checkpoint-interval]"
 
 
 @pytest.mark.parametrize("part", ["requests", "limits"])

@@ -8,6 +8,7 @@ import pytest
 from bursar.core.billing import CreditPolicy
 from bursar.core.liveness import Patience
 from bursar.core.plan import Policy
+from bursar.core.refusal import field_fault
 from bursar.wire.settings import (
     SETTINGS,
     CreditSettings,
@@ -32,11 +33,13 @@ def test_only_what_is_said_replaces_the_policy() -> None:
 
 def test_all_that_can_be_said_is_part_of_a_policy() -> None:
     everything = settings(
-        minRuntimeSeconds=1, gracePeriodSeconds=2, quotaBackoffSeconds=3, preemption=False, backfill=False
-    )
+        minRuntimeSeconds=1, gracePeriodSeconds=2, quotaBackoffSeconds=3, preemption=False, backfill=False,
+        energyPrice=0.75,
+    )  # fmt: skip
     assert Policy(**policy_of(msgspec.json.encode(everything))) == Policy(
-        min_runtime_seconds=1, grace_seconds=2, quota_backoff_seconds=3, preemption=False, backfill=False
-    )
+        min_runtime_seconds=1, grace_seconds=2, quota_backoff_seconds=3, preemption=False, backfill=False,
+        energy_price=0.75,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("spec", [{}, {"limits": {"nodes": 3}}, None])
@@ -50,6 +53,15 @@ def test_settings_that_say_nothing_of_it_change_nothing(spec: dict[str, Any] | N
 def test_times_are_bounded(name: str, value: int) -> None:
     (fault,) = SETTINGS.check(settings(**{name: value}))
     assert fault.field == f"spec.scheduling.{name}"
+
+
+@pytest.mark.parametrize("price", [-0.1, 1.1, 7, -1])
+def test_the_price_of_energy_runs_from_the_cheapest_to_the_dearest(price: float) -> None:
+    (fault,) = SETTINGS.check(settings(energyPrice=price))
+    assert fault == field_fault(
+        "spec.scheduling.energyPrice", f"must be between 0 (the cheapest) and 1 (the dearest), got {price:g}"
+    )
+    assert SETTINGS.check(settings(energyPrice=0)) == SETTINGS.check(settings(energyPrice=1)) == []
 
 
 @pytest.mark.parametrize("days", [-1, 0, 367])

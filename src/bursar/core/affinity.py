@@ -45,11 +45,6 @@ def matches_any(terms: Iterable[Requirements], labels: Mapping[str, str]) -> boo
     return nothing_asked
 
 
-def is_wanted(where: Where, labels: Mapping[str, str]) -> bool:
-    """Whether a node with these labels has what the nodeSelector names, and what one of the terms requires."""
-    return all(labels.get(key) == value for key, value in where.node_labels) and matches_any(where.required, labels)
-
-
 def integer(text: str) -> int | None:
     """The integer that a label or a value writes; None for every other text."""
     digits = text.removeprefix("-")

@@ -144,4 +144,5 @@ class Ask:
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)
     charge: Charge = field(default=NOTHING, hash=False)
     checkpoint_seconds: int = 0  # how often it saves its work; 0: never
+    data_ready: float | None = None  # the part of its data that is where it is needed
     payer: str = ""  # who submitted it, where it is paid for beforehand

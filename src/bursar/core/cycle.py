@@ -69,7 +69,7 @@ class Cycle:
         self._blocked_count = 0
         self._reasons: dict[Shape, Reason] = {}
         self.probing = Probing(world.probes)
-        self.scoring = Scoring(world, self.shares, now)
+        self.scoring = Scoring(world, self.shares, now, policy.energy_price)
 
     def run(self) -> Plan:
         if self.world.reserved_for not in self.world.groups and self.world.reserved_for not in self.world.bands:

@@ -24,6 +24,7 @@ class GroupKey:
     preempts: bool
     ttl_seconds: int
     checkpoint_seconds: int
+    data_ready: float | None
     shape: Shape
     job: str
     gang: GangKey | None = None

@@ -29,6 +29,7 @@ class Policy:
     blocked_max: int = 500
     backfill: bool = True
     preemption: bool = True
+    energy_price: float | None = None  # now, from 0 (the cheapest) to 1 (the dearest)
 
 
 class Binding(Struct, frozen=True):

@@ -15,12 +15,13 @@ from bursar.core.group import Group
 from bursar.core.order import (
     DEFAULT_PROFILE,
     PROFILES,
-    UNKNOWN,
     Factors,
     Profile,
     backlog_factor,
     checkpoint_factor,
     conformance_factor,
+    data_factor,
+    energy_factor,
     priority_factor,
     score,
     topology_factor,
@@ -32,10 +33,11 @@ from bursar.core.world import World
 
 
 class Scoring:
-    def __init__(self, world: World, shares: Shares, now: float) -> None:
+    def __init__(self, world: World, shares: Shares, now: float, energy_price: float | None = None) -> None:
         self._world = world
         self._shares = shares
         self._now = now
+        self._energy = energy_factor(energy_price)
         self._alike = world.alike_nodes()
         self._depths: dict[str, int] = {}
         self._together: dict[Shape, int | None] = {}
@@ -63,7 +65,8 @@ class Scoring:
         """The score of a gang while the line is made: until somebody is placed, no tenant's deficit moves."""
         ask = unit.asks[0]
         priority = self._world.priority(ask, self._now)
-        kind = (ask.tenant, ask.queue, priority, ask.ttl_seconds, ask.checkpoint_seconds, ask.shape, unit.nodes)
+        times = (ask.ttl_seconds, ask.checkpoint_seconds)
+        kind = (ask.tenant, ask.queue, priority, times, ask.data_ready, ask.shape, unit.nodes)
         known = self._of_gangs.get(kind)
         if known is None:
             known = self._of_gangs[kind] = (self.profile(unit), self.factors(unit), self.penalty(unit))
@@ -84,9 +87,9 @@ class Scoring:
             waiting=waiting_factor(self._now - ask.submitted_at),
             deficit=self._shares.deficit(ask.tenant),
             topology=self._topology(ask.shape, nodes),
-            data=UNKNOWN,
+            data=data_factor(ask.data_ready),
             backlog=backlog_factor(self._depths.get(ask.queue, 0)),
-            energy=UNKNOWN,
+            energy=self._energy,
             checkpoint=checkpoint_factor(ask.checkpoint_seconds, ask.ttl_seconds),
             conformance=conformance_factor(nodes, self._alike),
         )

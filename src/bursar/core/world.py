@@ -411,8 +411,8 @@ class World:
     def _start_waiting(self, ask: Ask) -> None:
         key = GroupKey(
             ask.tenant, kin_of(ask), ask.queue, ask.priority, ask.preempts, ask.ttl_seconds, ask.checkpoint_seconds,
-            ask.shape, ask.job, (ask.namespace, ask.gang.group_id) if ask.gang else None, _charged(ask.charge),
-            ask.payer,
+            ask.data_ready, ask.shape, ask.job, (ask.namespace, ask.gang.group_id) if ask.gang else None,
+            _charged(ask.charge), ask.payer,
         )  # fmt: skip
         if ask.gang is not None:
             self._band(ask).come(ask)

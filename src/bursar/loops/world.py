@@ -295,8 +295,8 @@ class Keeper:
         return True
 
     def _relabel(self, change: Seen) -> None:
-        """Of what another did just before our own commit, the labels are all that still matters."""
-        one, ask = self.world.placed.get(change.uid), self._ask(change)
+        """Of what another did just before our own commit, labels and annotations are all that still matters."""
+        one, ask = self.world.placed.get(change.uid), self._ask(change, _decode_status(change.status).user)
         if one is not None and one.ask != ask:
             self.world.place(ask, one.spots, since=one.since, ends_at=one.ends_at, ending=one.ending)
 
@@ -415,9 +415,7 @@ class Keeper:
             self.returned.discard(change.uid)
             return
         status = _decode_status(change.status)
-        ask = self.world.as_user(self._ask(change), status.user)
-        if ask.payer != status.user and change.tenant in self._office.trees.latest.prepaid:
-            ask = replace(ask, payer=status.user)
+        ask = self._ask(change, status.user)
         if phase == Phase.PENDING:
             self.noted[change.uid] = status.reason
             self._users[change.uid] = status.user
@@ -430,17 +428,25 @@ class Keeper:
             self.returned.discard(change.uid)
             self._place(ask, status, ending=phase == Phase.TERMINATING)
 
-    def _ask(self, change: Seen) -> Ask:
-        """What it asks for: from its document when it is new, else as it is known, with the labels it has now."""
+    def _ask(self, change: Seen, user: str) -> Ask:
+        """What its user asks for, with the labels it has now: from its document if that is told, else as is known."""
         labels = _decode_map(change.labels)
         if change.doc is not None:
-            return ask_of(change.doc, uid=change.uid, tenant=change.tenant, labels=labels, priorities=self._classes)
+            ask = ask_of(change.doc, uid=change.uid, tenant=change.tenant, labels=labels, priorities=self._classes)
+        else:
+            ask = self._known_ask(change)
+            if ask.labels != labels or ask.tenant != change.tenant:
+                ask = replace(ask, labels=labels, tenant=change.tenant)
+        ask = self.world.as_user(ask, user)
+        if ask.payer != user and change.tenant in self._office.trees.latest.prepaid:
+            ask = replace(ask, payer=user)
+        return ask
+
+    def _known_ask(self, change: Seen) -> Ask:
         known = self.world.ask(change.uid)
         if known is None:
             log.warning("a change of an allocation that is not known", allocation=change.key.name, uid=change.uid)
             raise Lost(f"{change.key.name} is not known")
-        if known.labels != labels or known.tenant != change.tenant:
-            known = replace(known, labels=labels, tenant=change.tenant)
         return known
 
     def _place(self, ask: Ask, status: _Status, *, ending: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from msgspec import UNSET
 
 from bursar.core.charge import NOTHING
@@ -17,7 +18,7 @@ from bursar.ops.namespace import Terminate
 from bursar.ops.node import ChangeNode, DeleteNode, RegisterNode
 from bursar.ops.object import Change, Create, Delete, Preconditions, changed_draft, new_draft, submitter
 from bursar.store.request import Claim
-from bursar.wire.allocation import Allocation, gang_of
+from bursar.wire.allocation import GANG_SIZE, MAX_WAIT, Allocation, gang_of
 from bursar.wire.kind import Kind, Object
 from bursar.wire.namespace import TENANT_LABEL, tenant_of
 from bursar.wire.node import Node, NodeSpec, allocatable_of
@@ -101,6 +102,12 @@ def change_command(
             f"the spec of {kind.singular} {before.key.name!r} cannot be changed after creation",
             f"Delete the {kind.singular} and create it anew; labels and annotations may be changed.",
         )
+    if isinstance(one, Allocation) and not status and not _stays_in_its_gang(before, one):
+        return Refusal(
+            Code.IMMUTABLE,
+            f"the gang of {kind.singular} {before.key.name!r} cannot be changed after creation",
+            f"Leave the annotations {GANG_SIZE} and {MAX_WAIT} as they were, or delete it and create it anew.",
+        )
     if kind.name == "Node":
         assert isinstance(one, Node)
         allocatable, schedulable = allocatable_of(one), is_schedulable(one)
@@ -120,6 +127,14 @@ def change_command(
         key=before.key, origin=origin, claim=claim, draft=draft, expected=before.revision, subject=kind.singular,
         keep_charge=keep,
     )  # fmt: skip
+
+
+def _stays_in_its_gang(before: Stored, one: Allocation) -> bool:
+    """Annotations may change, but where a gang's size or wait is said by them."""
+    if not before.gang:
+        return True
+    was = msgspec.json.decode(before.doc, type=Allocation)
+    return gang_of(was.metadata, was.spec) == gang_of(one.metadata, one.spec)
 
 
 def delete_command(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from itertools import chain, islice
 from typing import Any
@@ -33,10 +34,14 @@ from bursar.wire.scheduling import (
 
 GANG_SIZE = "scheduler.example.com/gang-size"
 MAX_WAIT = "scheduler.example.com/max-wait"
+CHECKPOINT_INTERVAL = "bursar.io/checkpoint-interval"
+DATA_READY = "bursar.io/data-ready"
 
 FAULTS_MAX = 50
 COUNTED = frozenset({"allocations", "nodes", "pods"})  # dimensions of quotas that nobody asks a node for
 PREEMPTION_POLICIES = ("PreemptLowerPriority", "Never")
+
+_PART = re.compile(r"0(\.[0-9]{1,9})?|1(\.0{1,9})?")
 
 
 class Resources(Wire):
@@ -270,8 +275,20 @@ def _annotation_faults(allocation: Allocation) -> Iterator[Cause]:
         size = notes[GANG_SIZE]
         if not (size.isascii() and size.isdigit() and 1 <= int(size[:9]) <= NODES_MAX and len(size) < 9):
             yield field_fault(f"metadata.annotations[{GANG_SIZE}]", f"must be a number from 1 to {NODES_MAX}")
-    if MAX_WAIT in notes:
-        yield from duration_faults(f"metadata.annotations[{MAX_WAIT}]", notes[MAX_WAIT])
+    for name in (MAX_WAIT, CHECKPOINT_INTERVAL):
+        if name in notes:
+            yield from duration_faults(f"metadata.annotations[{name}]", notes[name])
+    if DATA_READY in notes and data_ready(notes) is None:
+        yield field_fault(
+            f"metadata.annotations[{DATA_READY}]",
+            "must be a part from 0 to 1, such as 0.25",
+        )
+
+
+def data_ready(notes: Mapping[str, str]) -> float | None:
+    """The part of its data that is where it is needed; None where nobody says."""
+    said = notes.get(DATA_READY, "")
+    return float(said) if _PART.fullmatch(said) else None
 
 
 def _group_faults(allocation: Allocation) -> Iterator[Cause]:

@@ -22,11 +22,13 @@ from bursar.core.duration import DurationError, parse_seconds
 from bursar.core.node import is_device
 from bursar.wire.affinity import where_of
 from bursar.wire.allocation import (
+    CHECKPOINT_INTERVAL,
     SPEC_KEPT_BYTES_MAX,
     SPECS_KEPT,
     Allocation,
     AllocationSpec,
     charge_of,
+    data_ready,
     gang_of,
     gang_spec,
     requests_of,
@@ -35,7 +37,6 @@ from bursar.wire.job import JOB_LABEL
 from bursar.wire.meta import ObjectMeta, OwnerReference, given
 from bursar.wire.scheduling import GangScheduling
 
-CHECKPOINT_INTERVAL = "bursar.io/checkpoint-interval"
 QUEUE_DEFAULT = "default"
 PROFILE_DEFAULT = "default"
 UID_SECONDS_OFF_MAX = 60.0  # a uid whose time is further from that of the creation was not made for it
@@ -113,7 +114,6 @@ class _Document(msgspec.Struct):
 
 _decode_document = msgspec.json.Decoder(_Document).decode
 _decode_spec = msgspec.json.Decoder(AllocationSpec).decode
-_encode_spec = msgspec.json.Encoder().encode
 
 
 def ask_of(
@@ -127,44 +127,7 @@ def ask_of(
 ) -> Ask:
     """What a stored allocation asks for. Its charge is the one given, else what it is charged when it is accepted."""
     document = _decode_document(doc)
-    return _ask(document.metadata, bytes(document.spec), uid, tenant, labels, priorities, charge)
-
-
-def ask_of_allocation(
-    allocation: Allocation,
-    *,
-    uid: str,
-    tenant: str,
-    labels: Mapping[str, str],
-    priorities: Mapping[str, PriorityClassView],
-    charge: Charge | None = None,
-) -> Ask:
-    """The same of an allocation that was decoded already, stored or not."""
-    metadata = allocation.metadata
-    slim = _Metadata(
-        metadata.name or "",
-        metadata.namespace or "",
-        metadata.creation_timestamp or "",
-        metadata.annotations or {},
-        metadata.owner_references or [],
-    )
-    return _ask(slim, _encode_spec(allocation.spec), uid, tenant, labels, priorities, charge)
-
-
-def shape_of(spec: AllocationSpec) -> Shape:
-    return _meaning(_encode_spec(spec)).shape
-
-
-def _ask(
-    metadata: _Metadata,
-    raw: bytes,
-    uid: str,
-    tenant: str,
-    labels: Mapping[str, str],
-    priorities: Mapping[str, PriorityClassView],
-    charge: Charge | None,
-) -> Ask:
-    meaning = _meaning(raw)
+    metadata, meaning = document.metadata, _meaning(bytes(document.spec))
     by_class = priorities.get(meaning.priority_class) if meaning.priority_class else None
     if by_class is None:
         by_class = global_default(priorities)
@@ -185,6 +148,7 @@ def _ask(
         labels,
         meaning.charge if charge is None else charge,
         _seconds(notes[CHECKPOINT_INTERVAL]) if CHECKPOINT_INTERVAL in notes else 0,
+        data_ready(notes) if notes else None,
     )
 
 

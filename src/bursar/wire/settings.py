@@ -39,6 +39,7 @@ class SchedulingSettings(Wire):
     budget_period_days: int | UnsetType = UNSET  # the window that tenants' budgets of hours are for, up to now
     preemption: bool | UnsetType = UNSET
     backfill: bool | UnsetType = UNSET
+    energy_price: float | UnsetType = UNSET  # now, from 0 (the cheapest) to 1 (the dearest)
 
 
 class NodeSettings(Wire):
@@ -100,6 +101,7 @@ _POLICY: Final = {
     "quota_backoff_seconds": "quota_backoff_seconds",
     "preemption": "preemption",
     "backfill": "backfill",
+    "energy_price": "energy_price",
 }
 _MAY_BE_ZERO: Final = frozenset(
     {"kill_grace_seconds", "clock_skew_seconds", "throttle_seconds_max", "reconcile_seconds"}
@@ -212,6 +214,9 @@ def _scheduling_faults(path: str, said: SchedulingSettings) -> Iterator[Cause]:
     ):
         if isinstance(value, int) and not 0 <= value <= SECONDS_MAX:
             yield field_fault(f"{path}.{name}", f"must be between 0 and {SECONDS_MAX}, got {value}")
+    price = said.energy_price
+    if isinstance(price, float | int) and not 0 <= price <= 1:
+        yield field_fault(f"{path}.energyPrice", f"must be between 0 (the cheapest) and 1 (the dearest), got {price:g}")
     days = said.budget_period_days
     if isinstance(days, int) and not 1 <= days <= BUDGET_PERIOD_DAYS_MAX:
         yield field_fault(f"{path}.budgetPeriodDays", f"must be between 1 and {BUDGET_PERIOD_DAYS_MAX}, got {days}")

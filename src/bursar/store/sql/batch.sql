@@ -20,7 +20,7 @@ WITH line AS MATERIALIZED (
            coalesce(line.tenant, '') AS tenant, line.type, coalesce(line.labels, was.labels) AS labels, line.fields,
            coalesce(line.before_labels, was.labels) AS before_labels,
            coalesce(line.before_fields, was.fields) AS before_fields, line.gang, line.charge,
-           coalesce(line.doc, was.doc) AS doc, line.status, coalesce(line.actor, '') AS actor,
+           coalesce(line.doc, was.doc) AS doc, line.doc IS NOT NULL AS edited, line.status, coalesce(line.actor, '') AS actor,
            coalesce(line.verb, '') AS verb, coalesce(line.reason, '') AS reason,
            coalesce(line.before_tenant, '') AS before_tenant, line.place
       FROM unnest(
@@ -75,10 +75,11 @@ WITH line AS MATERIALIZED (
     RETURNING 1
 ), fed AS (
     INSERT INTO change (revision, kind, namespace, name, uid, tenant, type, labels, fields, before_labels,
-                        before_fields, before_tenant, doc, status, actor, verb, reason, at)
+                        before_fields, before_tenant, doc, edited, status, actor, verb, reason, at)
     SELECT before + place, kind, namespace, name, uid, tenant, type, labels, fields,
            CASE WHEN type <> 'ADDED' THEN before_labels END, CASE WHEN type <> 'ADDED' THEN before_fields END,
-           CASE WHEN type <> 'ADDED' THEN before_tenant END, doc, status, actor, verb, reason, clock_timestamp()
+           CASE WHEN type <> 'ADDED' THEN before_tenant END, doc, edited, status, actor, verb, reason,
+           clock_timestamp()
       FROM line, taken
 )
 -- placing

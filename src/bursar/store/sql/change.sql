@@ -52,12 +52,12 @@ SELECT name, max(revision) AS revision
  GROUP BY name;
 
 -- name: for_scheduler
--- An allocation's spec never changes: whoever has seen it needs its document only once. What the scheduler bound itself
--- it knows already: of that, the bare line is enough.
+-- Of an allocation mostly the status changes: its document is told when it is new, or was edited. What the scheduler bound
+-- itself it knows already: of that, the bare line is enough.
 SELECT revision, kind, namespace, name, uid, tenant, type,
        CASE WHEN own THEN '' ELSE labels::text END AS labels,
        CASE WHEN own THEN '' ELSE fields::text END AS fields,
-       CASE WHEN kind = 'Allocation' AND type <> 'ADDED' THEN NULL ELSE doc END AS doc,
+       CASE WHEN kind = 'Allocation' AND type <> 'ADDED' AND NOT edited THEN NULL ELSE doc END AS doc,
        CASE WHEN own THEN NULL ELSE status END AS status,
        own
   FROM change, LATERAL (SELECT kind = 'Allocation' AND verb = 'bind' AND actor = $3) AS binding (own)
