@@ -137,6 +137,7 @@ async def test_only_administrators_of_the_system_fence(site: Site) -> None:
 
 async def test_the_figures_tell_how_nodes_stand(site: Site) -> None:
     _, where = await loaded(site)
+    await node(site.house.office, site.name("n"), gpu=1)
     await lose(site, where)
     text = (await site.get("/metrics")).body
     figures = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("bursar_nodes"))

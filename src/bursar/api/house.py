@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 
+from bursar.api.depth import Depths
 from bursar.api.identity import Authenticator
 from bursar.api.ratelimit import LIMIT_PER_MINUTE_DEFAULT, RateLimit
 from bursar.core.access import Identity, Reach, reach
@@ -49,11 +50,13 @@ class House:
     _fault_read_at: float = field(default=-1e9)
     _fault_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     inquiries: Inquiries = field(init=False)
+    depths: Depths = field(init=False)
     cluster: ClusterCache = field(init=False)
     priorities: Priorities = field(init=False)
 
     def __post_init__(self) -> None:
         self.inquiries = Inquiries(self.database)
+        self.depths = Depths(self.inquiries)
         self.cluster = ClusterCache(self.database)
         self.priorities = Priorities(self.database)
 

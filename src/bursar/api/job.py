@@ -6,7 +6,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from bursar.api.action import faulty, grace_faults, read_action, words_faults
-from bursar.api.object import find, key_of, origin_of, recall, with_glimpse
+from bursar.api.line import with_glimpse
+from bursar.api.object import find, key_of, origin_of, recall
 from bursar.api.route import Answer, Call, Outcome
 from bursar.core.duration import parse_seconds
 from bursar.core.job import all_turns, turn_name

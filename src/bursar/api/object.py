@@ -5,13 +5,12 @@ from __future__ import annotations
 import base64
 import json
 import time
-from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
 from bursar.api.body import Body, claim_of, dry_run, read_object
+from bursar.api.line import QUEUED, queue_of, with_glimpse, with_place
 from bursar.api.route import JSON, Answer, Call, Outcome
 from bursar.api.show import rows, show, show_written
 from bursar.api.table import table, wants_table
@@ -25,9 +24,7 @@ from bursar.ops import object as ops
 from bursar.ops.ceiling import unsatisfiable
 from bursar.ops.command import Reply, Written
 from bursar.ops.dispatch import create_command, owner_of
-from bursar.ops.inquiry import Look
 from bursar.ops.object import not_found
-from bursar.ops.office import timestamp
 from bursar.store.listing import Item, Query
 from bursar.store.request import Claim
 from bursar.wire.allocation import gang_of
@@ -76,26 +73,6 @@ async def get(call: Call) -> Outcome:
     if isinstance(found, Refusal):
         return found
     return await one_answer(call, 200, item(await with_glimpse(call, found)))
-
-
-async def with_glimpse(call: Call, one: Stored) -> Stored:
-    """What waits is shown with its place in line and the estimate of its start, if the scheduler is quick to tell."""
-    look = _LOOKS.get((one.key.kind, one.fields.get("status.phase", "")))
-    seen = await call.house.inquiries.glimpse(look(one)) if look is not None else None
-    if seen is None:
-        return one
-    status = msgspec.json.decode(one.status)
-    if seen.position is not None:
-        status["queuePosition"] = seen.position
-    if seen.starts_at is not None:
-        status["estimatedStartTime"] = timestamp(datetime.fromtimestamp(seen.starts_at, UTC))
-    return replace(one, status=encode(status))
-
-
-_LOOKS: dict[tuple[str, str], Callable[[Stored], Look]] = {
-    ("Allocation", "Pending"): lambda one: Look(one.uid),
-    ("Job", "Queued"): lambda one: Look(namespace=one.key.namespace, job=one.key.name),
-}
 
 
 def item(one: Stored) -> Item:
@@ -220,8 +197,12 @@ async def create_object(call: Call, kind: Kind, body: Body) -> Outcome:
     if never := await never_runs(call, kind, one):
         # What was let in before is answered as before, whatever has become of the nodes.
         return await written_answer(call, kind, await recall(call, claim, never), 201, body.warnings)
+    if kind.name in QUEUED:
+        call.house.depths.look()
     command = create_command(kind, one, origin_of(call), claim, seen_tenant=seen)
     reply = await ops.submit(call.house.office, command, tenant=seen or call.identity.tenant, dry_run=dry)
+    if kind.name in QUEUED and isinstance(reply, Written):
+        reply = await with_place(call, reply, queue_of(one))
     return await written_answer(call, kind, reply, 201, body.warnings)
 
 

@@ -48,7 +48,7 @@ FIELD_WORDS: Final = {
     "AllocationSpec.workingDir": "The command's directory on the node, as an absolute path.",
     "AllocationSpec.onNodeLost": "requeue or fail.",
     "AllocationStatus.reason": "Why it stands there, from a closed list.",
-    "AllocationStatus.queuePosition": "How many go before it, and itself.",
+    "AllocationStatus.queuePosition": "How many of its queue go before it, and itself.",
     "AllocationStatus.allocatedResources": "What it holds.",
     "GangScheduling.groupId": "The name that its members share.",
     "GangScheduling.minMembers": "How many must be placed for any to start.",

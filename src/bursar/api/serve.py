@@ -48,6 +48,7 @@ async def opened_house(
     try:
         yield house
     finally:
+        await house.depths.close()
         await house.inquiries.close()
         await feed.close()
         await authenticator.close()

@@ -135,6 +135,7 @@ class Figures:
     per_second: float = 0.0
     latency: Wait = NO_WAIT
     preemptions: int = 0
+    revision: int = 0  # of the last change that is counted here
 
 
 @dataclass(frozen=True, slots=True)

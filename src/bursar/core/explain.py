@@ -434,7 +434,7 @@ def _waits(twin: World, ask: Ask, plans: Sequence[Plan], policy: Policy, now: fl
 # The scheduler in numbers.
 
 
-def figures(world: World, waits: Waits, now: float) -> Figures:
+def figures(world: World, waits: Waits, now: float, revision: int = 0) -> Figures:
     return Figures(
         queues=queues(world, waits, now),
         waiting=len(world.waiting),
@@ -442,6 +442,7 @@ def figures(world: World, waits: Waits, now: float) -> Figures:
         per_second=waits.per_second(now),
         latency=waits.overall(now),
         preemptions=waits.preemptions(now),
+        revision=revision,
     )
 
 

@@ -50,7 +50,9 @@ BATCH_MAX = 64
 WORK_SECONDS = 0.005  # of answering without a pause, beside the last answer
 REST_PER_WORK = 4.0  # so long is rested for each second of answering
 REST_SECONDS_MAX = 2.0
+EARLY_SECONDS = 0.002  # until a question is looked at again that is about what is not known yet
 FORGET_SECONDS = 60.0
+REVISION_MAX = (1 << 63) - 1
 GLIMPSE_SECONDS = 2.0  # how long an estimate is good for all that are alike
 GLIMPSES_MAX = 4096
 
@@ -63,13 +65,18 @@ class Answering:
     policy_of: Callable[[], Policy]
     clock: Callable[[], float] = time
     waits: Waits = field(default_factory=Waits)
+    revision_of: Callable[[], int] = lambda: REVISION_MAX  # how far the world has followed what was committed
     _lineups: Lineups = field(default_factory=Lineups)
     _glimpses: dict[GroupKey, tuple[float, float | None]] = field(default_factory=dict)  # (found at, starts at)
 
-    def answer(self, raw: bytes, world: World) -> bytes:
-        """One answer, whatever was asked: what fails is told to whoever asked it."""
+    def answer(self, raw: bytes, world: World) -> bytes | None:
+        """One answer, whatever was asked: what fails is told to whoever asked it. None while it is too early: what it
+        is about is committed, and not in the world yet."""
         try:
-            return encode(Answer(msgspec.Raw(encode(self._result(decode_question(raw), world)))))
+            question = decode_question(raw)
+            if isinstance(question, Look) and question.revision > self.revision_of():
+                return None
+            return encode(Answer(msgspec.Raw(encode(self._result(question, world)))))
         except Exception as error:
             log.exception("a question could not be answered", question=raw[:200])
             return encode(Answer(error=f"{type(error).__name__}: {error}"[:300]))
@@ -81,7 +88,7 @@ class Answering:
                 return explain(world, uid, policy, now, self._lineups.of(world, policy, now, uid))
             case InUse(uid):
                 return holding(world, uid, policy, now)
-            case Look(uid, namespace, job):
+            case Look(uid, namespace, job, _):
                 return self._look(world, uid or _first_of(world, (namespace, job)), policy, now)
             case Boosted(namespace, job, priority):
                 return _boosted(world, policy, now, (namespace, job), priority)
@@ -89,7 +96,7 @@ class Answering:
                 asks = [world.as_user(_ask(one, priorities), one.user) for one in drafts]
                 return simulate(world, asks, policy, now)
             case Count():
-                return figures(world, self.waits, now)
+                return figures(world, self.waits, now, self.revision_of())
 
     def _look(self, world: World, uid: str, policy: Policy, now: float) -> Glimpse | None:
         """Its own position, and the estimate of those like it: that is the dear part."""
@@ -144,9 +151,10 @@ async def run_answers(
     policy_of: Callable[[], Policy],
     clock: Callable[[], float] = time,
     waits: Waits | None = None,
+    revision_of: Callable[[], int] = lambda: REVISION_MAX,
 ) -> None:
     """For as long as we lead: answer what is asked. A database that is away is waited for."""
-    answering = Answering(world_of, policy_of, clock, waits if waits is not None else Waits())
+    answering = Answering(world_of, policy_of, clock, waits if waits is not None else Waits(), revision_of)
     while True:
         try:
             await _follow(office, answering)
@@ -178,13 +186,17 @@ async def _answer_some(db: Connection, answering: Answering) -> bool:
     if answering.world_of() is None:
         return False
     asked = await store.load_unanswered(db, BATCH_MAX, ANSWER_SECONDS_MAX)
-    waiting = deque(asked)
+    waiting, early = deque(asked), False
     while waiting and (world := answering.world_of()) is not None:
         began, done = perf_counter(), list[tuple[int, bytes]]()
         while waiting and perf_counter() - began < WORK_SECONDS:
             one = waiting.popleft()
-            done.append((one.id, answering.answer(one.question, world)))
+            answer = answering.answer(one.question, world)
+            if answer is None:
+                early = True
+            else:
+                done.append((one.id, answer))
         rest = REST_PER_WORK * (perf_counter() - began)
         await store.answer(db, done)
-        await asyncio.sleep(min(REST_SECONDS_MAX, rest))
-    return len(asked) == BATCH_MAX
+        await asyncio.sleep(min(REST_SECONDS_MAX, max(rest, EARLY_SECONDS if early else 0.0)))
+    return early or len(asked) == BATCH_MAX

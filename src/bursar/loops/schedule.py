@@ -400,8 +400,9 @@ async def run_schedule(office: Office, fence: int, *, policy: Policy | None = No
     """Schedule, answer what is asked about it, and watch over budgets, for as long as we lead."""
     one = Scheduler(office, fence, policy or Policy())
     answers = run_answers(
-        office, lambda: one.world if one.loaded.is_set() else None, lambda: one.policy, one.clock, one.waits
-    )
+        office, lambda: one.world if one.loaded.is_set() else None, lambda: one.policy, one.clock, one.waits,
+        lambda: one.keeper.revision,
+    )  # fmt: skip
     beside = [
         asyncio.create_task(answers, name="answers"),
         asyncio.create_task(run_budgets(office, fence), name="budgets"),

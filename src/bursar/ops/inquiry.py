@@ -51,11 +51,13 @@ class InUse(msgspec.Struct, tag="in-use", frozen=True):
 
 
 class Look(msgspec.Struct, tag="look", frozen=True):
-    """Where an allocation stands, and when it may start; of a job the one that waits longest."""
+    """Where an allocation stands, and when it may start; of a job the one that waits longest. Who has just committed it
+    says with which `revision`: the leader may not have heard of it yet."""
 
     uid: str = ""
     namespace: str = ""
     job: str = ""
+    revision: int = 0
 
 
 class Boosted(msgspec.Struct, tag="boosted", frozen=True):

@@ -1,0 +1,65 @@
+"""Where in line something stands that waits: shown with it when it is submitted, and when it is read by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from bursar.api.route import Call
+from bursar.core.answer import Glimpse
+from bursar.core.object import Stored
+from bursar.core.value import replace
+from bursar.ops.command import Written
+from bursar.ops.inquiry import Look
+from bursar.ops.office import timestamp
+from bursar.wire.allocation import Allocation
+from bursar.wire.document import encode
+from bursar.wire.job import Job, allocation_spec
+
+QUEUED = frozenset({"Allocation", "Job"})
+WAITING = ("Pending", "Queued")
+
+
+async def with_glimpse(call: Call, one: Stored) -> Stored:
+    """What waits is shown with its place in line and the estimate of its start, if the scheduler is quick to tell."""
+    look = _LOOKS.get((one.key.kind, one.fields.get("status.phase", "")))
+    seen = await call.house.inquiries.glimpse(look(one)) if look is not None else None
+    return one if seen is None else replace(one, status=_shown(msgspec.json.decode(one.status), seen))
+
+
+async def with_place(call: Call, one: Written, queue: str) -> Written:
+    """The same of what was just submitted. Of an allocation the scheduler is not asked, for it may be one of thousands:
+    it is last in its queue, but for what its priority and its tenant's share change about that."""
+    status = msgspec.json.decode(one.status)
+    if one.revision <= 0 or status.get("phase") not in WAITING:
+        return one
+    seen = None
+    if one.key.kind == "Job":
+        look = Look(namespace=one.key.namespace, job=one.key.name, revision=one.revision)
+        seen = await call.house.inquiries.glimpse(look)
+    if seen is None:
+        seen = Glimpse(await call.house.depths.last_place(queue, one.revision))
+    return msgspec.structs.replace(one, status=_shown(status, seen))
+
+
+def queue_of(one: Allocation | Job) -> str:
+    """The queue that it waits in, or its allocations do."""
+    spec = one.spec if isinstance(one, Allocation) else allocation_spec(one.metadata.name or "", one.spec)
+    return spec.queue or "default"
+
+
+def _shown(status: dict[str, Any], seen: Glimpse) -> bytes:
+    if seen.position is not None:
+        status["queuePosition"] = seen.position
+    if seen.starts_at is not None:
+        status["estimatedStartTime"] = timestamp(datetime.fromtimestamp(seen.starts_at, UTC))
+    return encode(status)
+
+
+_LOOKS: dict[tuple[str, str], Callable[[Stored], Look]] = {
+    ("Allocation", "Pending"): lambda one: Look(one.uid),
+    ("Job", "Queued"): lambda one: Look(namespace=one.key.namespace, job=one.key.name),
+}
