@@ -1,6 +1,8 @@
 """The whole agent in one process, with real commands, against a peer that speaks the protocol."""
 
 import asyncio
+import errno
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import pytest
 
 from bursar.agent import daemon as daemons
 from bursar.agent import logs
-from bursar.agent.probe import Probe
+from bursar.agent.probe import Load, Probe
 from bursar.agent.work import Run, State, Stop
 from control import Control, living, serving
 
@@ -91,6 +93,29 @@ async def test_what_runs_is_measured_and_that_is_told(tmp_path: Path, monkeypatc
         await control.say(Stop("a", 1, 0))
         await control.until(is_said("a", State.STOPPED))
     assert all(one.current_usage.memory_bytes for one in control.beats)
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_a_node_that_cannot_be_measured_is_an_agents_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: bool
+) -> None:
+    over = threading.Event()
+
+    def load(_: Probe) -> Load:
+        if hangs:
+            over.wait(30)
+        raise OSError(errno.ESTALE, "the disk is away")
+
+    monkeypatch.setattr(Probe, "load", load)
+    monkeypatch.setattr(daemons, "FIRST_LOOK_SECONDS_MAX", 0.1)
+    control = Control(wanted=[command("a", "exec sleep 600")], beat_seconds=1)
+    try:
+        async with serving(control), living(tmp_path, control):
+            await control.until(is_said("a", State.RUNNING))
+            await control.say(Stop("a", 1, 0))
+            await control.until(is_said("a", State.STOPPED))
+    finally:
+        over.set()
 
 
 async def test_what_a_node_has_is_told_first_and_when_it_changes(

@@ -32,6 +32,7 @@ MEASURE_SECONDS = 5.0
 CLOCK_SECONDS = 2.0
 LOOK_SECONDS = 60.0
 USAGE_SECONDS = 60.0  # how often it is told what everything has used so far
+FIRST_LOOK_SECONDS_MAX = 2.0  # at what is in use: the first beat waits for no longer
 DRAIN_GRACE_SECONDS = 30
 DRAIN_SECONDS_MAX = 60.0
 STOPPING = "NodeStopping"
@@ -79,7 +80,9 @@ class Daemon:
         self._do(await self._shell.open(self._machine))
         if left := self._machine.inventory():
             log.info("found what was here before", placements=len(left))
-        self._load = await asyncio.to_thread(self._probe.load)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_LOOK_SECONDS_MAX):
+                await self._weigh()
 
     async def run(self, poke: Callable[[], None]) -> None:
         """Until it is cancelled. `poke` is called when there is news."""
@@ -119,13 +122,20 @@ class Daemon:
 
     async def _measure(self) -> None:
         while True:
+            await self._weigh()
             try:
                 self._machine.measured(await self._shell.usages())
-                self._load = await asyncio.to_thread(self._probe.load)
                 await self._look()
             except OSError:
-                log.exception("the node could not be measured")
+                log.exception("what runs here could not be measured")
             await asyncio.sleep(MEASURE_SECONDS)
+
+    async def _weigh(self) -> None:
+        """What is in use. What cannot be told is as it was told last, and keeps nothing from running."""
+        try:
+            self._load = await asyncio.to_thread(self._probe.load)
+        except OSError:
+            log.exception("the node could not be measured")
 
     async def _look(self) -> None:
         """Now and then: what a node has may change while it runs, as when a GPU is lost."""

@@ -131,7 +131,8 @@ def _looking(root: str) -> Iterator[Route]:
         "get", "statements",
         params=(ACCOUNT, Param("tenant", "The sums of all accounts of this tenant instead."), *statement.PERIOD,
                 Param("format", "json or csv; or ask for text/csv by Accept."), *statement.PAGING),
-        answer=statements.StatementView, answer_media=(JSON, statement.CSV), refusals=(404, 410),
+        answer=(statements.StatementView, statements.TenantStatementView), answer_media=(JSON, statement.CSV),
+        refusals=(404, 410),
     )  # fmt: skip
     yield Route(
         "GET", f"{root}/ledger", ledger.show, "How far the ledger is sealed, and the system's own accounts.", "get",

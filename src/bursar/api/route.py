@@ -90,7 +90,8 @@ class Route:
     params: tuple[Param, ...] = ()
     body: type | None = None  # msgspec type of the body
     body_media: tuple[str, ...] = (JSON,)
-    answer: type | None = None  # msgspec type of the answer; None: any JSON object
+    # msgspec type of the answer; of several, one of them; None: any JSON object.
+    answer: type | tuple[type, ...] | None = None
     answer_media: tuple[str, ...] = (JSON,)
     is_list: bool = False  # the answer is a list of `answer`
     status: int = 200

@@ -17,6 +17,7 @@ from bursar.core.fleet import NOWHERE, Fleet, LabelColumn
 from bursar.core.selector import Op, Selector, Term, matches
 
 TALLIES_MAX = 4096
+ASKERS_MAX = 64  # kins that a tally remembers to count, or not: mostly its own alone asks
 
 Kin = tuple[str, tuple[tuple[str, str], ...], str]  # (namespace, labels, tenant)
 # The allocations that a selector picks in some namespaces of one tenant: with whom others keep company is not known to
@@ -63,15 +64,15 @@ class Tally:
     counts: NDArray[np.int64]
     changed: int
     total: int = 0  # in all domains together
-    _kins: dict[Kin, bool] = field(default_factory=dict)
+    _askers: dict[Kin, bool] = field(default_factory=dict)
 
     def includes(self, kin: Kin) -> bool:
-        """Whether those of a kin are counted."""
-        known = self._kins.get(kin)
+        """Whether those of a kin are counted; for who asks again and again."""
+        known = self._askers.get(kin)
         if known is None:
-            if len(self._kins) >= TALLIES_MAX:
-                self._kins.clear()
-            known = self._kins[kin] = belongs(kin, self.crowd)
+            if len(self._askers) >= ASKERS_MAX:
+                self._askers.clear()
+            known = self._askers[kin] = belongs(kin, self.crowd)
         return known
 
     def add(self, column: LabelColumn, row: int, count: int) -> None:
@@ -82,18 +83,53 @@ class Tally:
 
 
 @dataclass(slots=True)
+class Index:
+    """Tallies by a label that all whom they count must have: few are looked at for each who comes or goes, however many
+    there are. Where a selector asks for no certain label, its tally is always looked at."""
+
+    _by_label: dict[tuple[str, str, str], dict[int, Tally]] = field(default_factory=dict)  # (tenant, label, value)
+    _others: dict[int, Tally] = field(default_factory=dict)
+
+    def add(self, tally: Tally) -> None:
+        for shelf in self._shelves(tally):
+            shelf[id(tally)] = tally
+
+    def remove(self, tally: Tally) -> None:
+        for shelf in self._shelves(tally):
+            del shelf[id(tally)]
+
+    def matching(self, kin: Kin) -> list[Tally]:
+        shelves = [self._by_label.get((kin[2], *label)) for label in kin[1]]
+        return [
+            tally
+            for shelf in (*shelves, self._others)
+            if shelf
+            for tally in shelf.values()
+            if belongs(kin, tally.crowd)
+        ]
+
+    def _shelves(self, tally: Tally) -> list[dict[int, Tally]]:
+        selector, _, tenant = tally.crowd
+        for term in selector.terms:
+            if term.op is Op.IN:
+                return [self._by_label.setdefault((tenant, term.key, value), {}) for value in term.values]
+        return [self._others]
+
+
+@dataclass(slots=True)
 class Tallies:
     fleet: Fleet
     rows: dict[Kin, dict[int, int]] = field(default_factory=dict)  # where each kin is, and how many of it
     # Whoever wants to be apart from some, by (topology, those), and where it is: they may not come near it either.
     shunning: dict[tuple[str, Crowd], dict[int, int]] = field(default_factory=dict)
     _tallies: dict[tuple[str, Crowd], Tally] = field(default_factory=dict)
+    _index: Index = field(default_factory=Index)
     _tallies_of: dict[Kin, list[Tally]] = field(default_factory=dict)
     _shunned_of: dict[Kin, list[tuple[str, Mapping[int, int]]]] = field(default_factory=dict)
 
     def copy(self, fleet: Fleet) -> Tallies:
         """The same counts of the same nodes, to be counted on by themselves."""
-        return Tallies(
+        twin = Tallies(
             fleet,
             {kin: dict(rows) for kin, rows in self.rows.items()},
             {key: dict(rows) for key, rows in self.shunning.items()},
@@ -102,6 +138,9 @@ class Tallies:
                 for key, one in self._tallies.items()
             },
         )
+        for tally in twin._tallies.values():
+            twin._index.add(tally)
+        return twin
 
     def counts(self, key: str, crowd: Crowd) -> NDArray[np.int64]:
         """How many of the crowd lie in each domain of the topology."""
@@ -111,13 +150,17 @@ class Tallies:
         column = self.fleet.label(key)
         tally = self._tallies.get((key, crowd))
         if tally is None or tally.changed != column.changed:
-            if len(self._tallies) >= TALLIES_MAX:
+            if tally is not None:
+                self._index.remove(tally)
+            elif len(self._tallies) >= TALLIES_MAX:
                 self._tallies.clear()
+                self._index = Index()
             tally = Tally(key, crowd, np.zeros(max(1, len(column.values)), np.int64), column.changed)
             self._tallies[key, crowd] = tally
+            self._index.add(tally)
             self._tallies_of.clear()
             for kin, rows in self.rows.items():
-                if tally.includes(kin):
+                if belongs(kin, crowd):
                     for row, count in rows.items():
                         tally.add(column, row, count)
         return tally
@@ -161,8 +204,7 @@ class Tallies:
         if known is None:
             if len(self._tallies_of) >= TALLIES_MAX:
                 self._tallies_of.clear()
-            known = [one for one in self._tallies.values() if one.includes(kin)]
-            self._tallies_of[kin] = known
+            known = self._tallies_of[kin] = self._index.matching(kin)
         return known
 
 
