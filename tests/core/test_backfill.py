@@ -5,6 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bursar.core.ask import Ask
+from bursar.core.lineup import line_up
+from bursar.core.plan import Plan, Policy
 from bursar.core.reason import Why
 from bursar.core.running import NEVER
 from bursar.core.world import Nomination, Reservation, World
@@ -335,3 +337,120 @@ def test_nor_by_all_the_cycles_in_between(
         assert world.reservation is not None
         assert reserved(world).start <= found.start or not owners <= set(world.waiting)
         assert now < found.start, f"{owners} should have begun by {found.start - NOW}"
+
+
+# Whose turn it is, once a reservation stands.
+
+
+def four_nodes(*ends: float, tenant: str = "t") -> World:
+    """Each full of work that ends then."""
+    names = "abcd"[: len(ends)]
+    world = world_of(*(machine(name, gpus=8, rack=f"r{place // 2}") for place, name in enumerate(names)))
+    for name, ends_in in zip(names, ends, strict=True):
+        run(world, ask(f"old-{name}", gpus=8, tenant=tenant), name, ends_in=ends_in)
+    return world
+
+
+BIG = ask("big", gpus=8, nodes=4, ttl=5, preempts=False)
+
+
+def test_small_work_that_scores_higher_does_not_take_what_is_reserved() -> None:
+    world = four_nodes(40, 40, 40, 40)
+    submit(world, BIG)
+    cycle(world)
+    end(world, "old-a")
+    late = ask("late", gpus=4, ttl=600, at=NOW, preempts=False)
+    plan = cycle_with(world, late)
+    assert why(world, plan, "late").why is Why.HELD
+    assert reserved(world).start == NOW + 40
+    end_what_is_due(world, NOW + 40)
+    assert "big" in bound(world, cycle(world, NOW + 40))
+
+
+def cycle_with(world: World, *asks: Ask, now: float = NOW) -> Plan:
+    submit(world, *asks)
+    return cycle(world, now)
+
+
+def test_nor_does_the_work_of_a_tenant_whose_share_has_just_come_free() -> None:
+    """All that ran was another tenant's: when it has ended, neither holds anything."""
+    world = four_nodes(40, 40, 40, 40, tenant="u")
+    submit(world, BIG)
+    cycle(world)
+    submit(world, ask("s600", gpus=2, ttl=600, tenant="u", at=NOW - 30, preempts=False))
+    cycle(world, NOW + 1)
+    assert {one.uid for one, _ in reserved(world).slots} == {"big"}
+    end_what_is_due(world, NOW + 40)
+    assert list(bound(world, cycle(world, NOW + 40))) == ["big"]
+
+
+def test_a_stream_of_small_work_does_not_keep_the_large_from_starting() -> None:
+    world = four_nodes(10, 20, 30, 40)
+    submit(world, BIG)
+    cycle(world)
+    started, now = None, NOW
+    for second in range(120):
+        now = NOW + second
+        end_what_is_due(world, now)
+        for number in range(4):
+            submit(world, ask(f"s{second}-{number}", gpus=4, ttl=12, at=now, preempts=False))
+        cycle(world, now)
+        if "big" in world.placed:
+            started = second
+            break
+    assert started == 40
+
+
+def test_the_more_urgent_of_the_same_tenant_goes_before_it() -> None:
+    world = four_nodes(40, 40, 40, 40)
+    submit(world, BIG)
+    cycle(world)
+    end(world, "old-a")
+    urgent = ask("urgent", gpus=4, ttl=600, at=NOW, priority=10, preempts=False)
+    assert bound(world, cycle_with(world, urgent)) == {"urgent": ("a",)}
+    cycle(world, NOW + 2)
+    assert reserved(world).start == NOW + 600, "what was reserved is found anew, for its room was taken"
+
+
+def test_a_tenant_further_behind_its_share_goes_before_it() -> None:
+    world = four_nodes(40, 40, 40, 40)
+    submit(world, BIG)
+    cycle(world)
+    end(world, "old-a")
+    behind = ask("behind", gpus=4, ttl=600, at=NOW, tenant="u", preempts=False)
+    assert bound(world, cycle_with(world, behind)) == {"behind": ("a",)}
+
+
+def test_a_full_cluster_does_not_put_who_needs_several_nodes_behind_everybody() -> None:
+    world = four_nodes(40, 40, 40, 40)
+    submit(world, ask("crit", gpus=8, nodes=4, priority=1_000_000, preempts=False))
+    submit(world, ask("low", gpus=1, at=NOW - 59, preempts=False))
+    line = line_up(world, Policy(), NOW)
+    positions = {uid: line.position(group.members[uid], group) for uid, group in world.waiting.items()}
+    assert {uid: one.overall for uid, one in positions.items() if one is not None} == {"crit": 1, "low": 2}
+
+
+@settings(max_examples=150)
+@given(contested(), st.lists(st.tuples(st.integers(0, 3), st.integers(1, 2), st.sampled_from([0, 5, 40])), max_size=12))
+def test_nor_by_work_that_is_just_as_urgent_and_comes_later(
+    case: tuple[list[Machine], list[tuple[Ask, str, float]], list[Ask]], stream: list[tuple[int, int, int]]
+) -> None:
+    """Of the same tenant, in whatever queue: whatever its score, it waits."""
+    world = ready(case)
+    cycle(world)
+    if world.reservation is None:
+        return
+    found = reserved(world)
+    owners = {one.uid for one, _ in found.slots}
+    urgency = min(one.priority for one, _ in found.slots)
+    moments = sorted({one.ends_at for one in world.placed.values() if one.ends_at <= found.start} | {found.start})
+    for now in moments:
+        end_what_is_due(world, now)
+        for number, (queue, gpus, ttl) in enumerate(stream):
+            name, profile = f"new{now}-{number}", ["", "hpc", "interactive", "service"][queue]
+            world.profiles[f"q{queue}"] = profile or "default"
+            submit(world, ask(name, gpus=gpus, ttl=ttl, priority=urgency, queue=f"q{queue}", at=now, preempts=False))
+        cycle(world, now)
+        if owners <= set(world.placed):
+            return
+    raise AssertionError(f"{owners} should have begun by {found.start - NOW}")

@@ -169,17 +169,10 @@ def _responses(route: Route, roots: Mapping[Any, Document]) -> Document:
 
 
 def _answer_schema(route: Route, roots: Mapping[Any, Document]) -> Document:
-    found = [roots[one] for one in _answers(route)]
+    found = [roots[one] for one in route.answers]
     if route.is_list:
         found = [{"$ref": f"{root['$ref']}List"} if "$ref" in root else root for root in found]
     return {"anyOf": found} if len(found) > 1 else found[0] if found else {"type": "object"}
-
-
-def _answers(route: Route) -> tuple[type, ...]:
-    """The types of what it may answer."""
-    if isinstance(route.answer, tuple):
-        return route.answer
-    return () if route.answer is None else (route.answer,)
 
 
 def _answer_media(media: str, schema: Document) -> Document:
@@ -316,11 +309,11 @@ def _camel(text: str) -> str:
 
 def _schemas(routes: Sequence[Route], kinds: Sequence[Kind]) -> tuple[dict[Any, Document], dict[str, Document]]:
     """The schema of each type that a route names, and all components."""
-    named = (one for route in routes for one in (route.body, *_answers(route)) if one is not None)
+    named = (one for route in routes for one in (route.body, *route.answers) if one is not None)
     types: list[Any] = list(dict.fromkeys([*(kind.type for kind in kinds), *named]))
     roots, components = schema_components(types, f"{_SCHEMAS}{{name}}")
     by_type = dict(zip(types, roots, strict=True))
-    lists = (by_type[one] for route in routes if route.is_list for one in _answers(route))
+    lists = (by_type[one] for route in routes if route.is_list for one in route.answers)
     schemas = {**(copy.deepcopy(_COMMON_SCHEMAS) if routes else {}), **components}
     for root in lists:
         if "$ref" in root:

@@ -98,3 +98,10 @@ class Route:
     refusals: tuple[int, ...] = ()
     public: bool = False  # needs no token
     free: bool = False  # not counted by the rate limit
+
+    @property
+    def answers(self) -> tuple[type, ...]:
+        """The types of what it may answer."""
+        if isinstance(self.answer, tuple):
+            return self.answer
+        return () if self.answer is None else (self.answer,)

@@ -391,6 +391,15 @@ def room_for(fleet: Fleet, columns: Columns, need: Need) -> Ints:
     return np.maximum(room, 0)  # a node that lost some of what it offered may have given more than it has
 
 
+def capacity_for(fleet: Fleet, need: Need) -> Ints:
+    """How many of these each node would hold that takes work, were it empty."""
+    room = np.where(fleet.now.open & (not need.unknown), 1 if need.exclusive else ROOM_MAX, 0)
+    for column, amount in need.plain:
+        if amount:
+            np.minimum(room, fleet.allocatable[column] // amount, out=room)
+    return room
+
+
 def room_by_domain(column: LabelColumn, counts: Ints) -> Ints:
     """The counts of all nodes in each domain."""
     sums = np.bincount(column.codes - NOWHERE, weights=counts, minlength=len(column.values) + 1)

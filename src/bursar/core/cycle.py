@@ -3,7 +3,8 @@
     1. Promises are kept: those for whom room is being made come first, and it stays theirs while they wait.
     2. What waits is lined up: fairness between tenants, score within them.
     3. Each in turn is placed, or blocked. Placing raises its tenant's share at once.
-    4. The first that is blocked gets a reservation; others may only jump ahead if they cannot delay it.
+    4. The first that is blocked gets a reservation; others may only jump ahead if they cannot delay it. Until it starts
+       its turn comes before that of everybody who is not ahead of it for good.
     5. Who may, and is blocked, clears room: victims get a notice, and the room is nominated.
 
 `decide` reads nothing but the world, the policy and the time, so the same world gives the same plan. The plan enters
@@ -23,7 +24,6 @@ from bursar.core.ask import Ask, Shape
 from bursar.core.choice import Choice, Chooser
 from bursar.core.group import Band, Group, GroupKey
 from bursar.core.node import WHOLE
-from bursar.core.order import Line
 from bursar.core.plan import Binding, Plan, Policy, Preempting, Unit, UnitKey
 from bursar.core.preemption import Preemption
 from bursar.core.probing import Probing
@@ -34,6 +34,7 @@ from bursar.core.running import Spot
 from bursar.core.scoring import Scoring
 from bursar.core.share import Shares
 from bursar.core.timeline import earliest
+from bursar.core.turns import Turns
 from bursar.core.why import explain, gang_reason, quota_reason
 from bursar.core.world import Blocked, Nomination, Reservation, World
 
@@ -62,7 +63,7 @@ class Cycle:
         self.chooser = Chooser(world, self.holds, now)
         wanting = {group.key.tenant for group in world.groups.values()}
         self.shares = Shares(world.tenants, world.capacity, world.used, wanting)
-        self.line: Line[Unit] = Line(self.shares)
+        self.turns = Turns(world, self.shares, now)
         self.preemption = Preemption(world, self.shares, self.chooser, self.holds, now, policy.min_runtime_seconds)
         self.reserved = False
         self.placements = 0
@@ -76,7 +77,7 @@ class Cycle:
             self.world.reserved_for = self.world.reservation = None
         self._keep_promises()
         self._line_up()
-        while (unit := self.line.pop()) is not None:
+        while (unit := self.turns.next()) is not None:
             if self.placements >= self.policy.placements_max or self._blocked_count >= self.policy.blocked_max:
                 self.plan.more = True
                 break
@@ -197,7 +198,7 @@ class Cycle:
         first = group.first(self.world.nominated)
         if first is not None:
             unit = Unit(group.key, (first,), group)
-            self.line.push(group.key.tenant, self.scoring.of_member(group, first.submitted_at), first.uid, unit)
+            self.turns.enter(unit, self.scoring.of_member(group, first.submitted_at))
 
     def _line_up_band(self, band: Band) -> None:
         if band.placed:
@@ -212,7 +213,7 @@ class Cycle:
         members = band.front
         if not self.world.nominated or not any(ask.uid in self.world.nominated for ask in members):
             unit = Unit(band.key, members)
-            self.line.push(unit.tenant, self.scoring.of_gang(unit), members[0].uid, unit)
+            self.turns.enter(unit, self.scoring.of_gang(unit))
 
     def _wait_for_members(self, band: Band) -> None:
         reason = gang_reason(band)
@@ -285,7 +286,7 @@ class Cycle:
         if most < 2:
             return [ask]
         members = group.next(most, self.world.nominated)
-        rival = self.line.next_score()
+        rival = self.turns.next_score()
         while len(members) > 1 and not self._keeps_up(group, members, row, rival):
             group.wait_again(members.pop())
         return members
@@ -408,7 +409,7 @@ class Cycle:
         self.reserved = True
         if found is not self.world.reservation:
             self.world.reserved_for, self.world.reservation = unit.key, found
-            self.world.reserved_at = self.now
+            self.world.reserved_at, self.world.reserved_moved = self.now, self.world.moved
         self.holds.add(found.slots, found.start)
         return True
 
@@ -420,8 +421,7 @@ class Cycle:
         if {ask.uid for ask, _ in found.slots} != {ask.uid for ask in unit.asks}:
             return None
         fresh = self.now - self.world.reserved_at < self.policy.reservation_seconds
-        known = self.world.blocked.get(unit.key)
-        return found if fresh or (known is not None and known.freed == self.world.freed) else None
+        return found if fresh or self.world.reserved_moved == self.world.moved else None
 
     def _clear(self, unit: Unit) -> bool:
         priority = min(self.world.priority(ask, self.now) for ask in unit.asks)

@@ -173,10 +173,10 @@ class _Walk:
         return boost.priority if boost is not None and boost.until > self.cycle.now else key.priority
 
     def _walk(self) -> None:
-        line, shares = self.cycle.line, self.cycle.shares
-        self.lineup.steps = len(line)
+        turns, shares = self.cycle.turns, self.cycle.shares
+        self.lineup.steps = len(turns)
         for _ in range(WALK_MAX):
-            unit = line.pop()
+            unit = turns.next()
             if unit is None:
                 return
             self.lineup.steps += 1
@@ -221,10 +221,10 @@ class _Walk:
 
     def _line_push(self, unit: Unit, factors: Factors[float]) -> None:
         points = score(self.cycle.scoring.profile(unit), factors, self.cycle.scoring.penalty(unit))
-        self.cycle.line.push(unit.tenant, points, unit.asks[0].uid, unit)
+        self.cycle.turns.enter(unit, points)
 
     def _leave_the_rest(self) -> None:
-        while (unit := self.cycle.line.pop()) is not None:
+        while (unit := self.cycle.turns.next()) is not None:
             for ask in unit.asks:
                 group = self.world.waiting[ask.uid]
                 self._orders.setdefault(id(group), (group, []))[1].append((ask.submitted_at, ask.uid))

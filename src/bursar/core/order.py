@@ -101,7 +101,7 @@ def waiting_factor(wait_seconds: float) -> float:
 
 
 def topology_factor(nodes: int, nodes_together: int | None) -> float:
-    """f4: the part of the nodes asked for that the best single domain of the topology has free."""
+    """f4: the part of the nodes asked for that the best single domain of the topology holds."""
     return UNKNOWN if nodes_together is None else _part(nodes_together, nodes)
 
 
@@ -213,17 +213,29 @@ class Line(Generic[T]):
         best = self._root.best()
         return -best if best is not None else None
 
+    def peek(self) -> T | None:
+        """The item that would be taken next; none when nothing waits."""
+        stop = self._next()
+        return stop.items[0][3] if stop is not None else None
+
     def pop(self) -> T | None:
         """Take the next item; none when nothing waits."""
+        stop = self._next()
+        if stop is None:
+            return None
+        self._touched.add(stop.seat)
+        self._length -= 1
+        return heappop(stop.items)[3]
+
+    def _next(self) -> _Stop[T] | None:
+        """Where the walk ends."""
         self._catch_up()
         stop = self._root
         while not stop.items:
             if stop.best() is None:
                 return None
             stop = stop.stops[0][3]
-        self._touched.add(stop.seat)
-        self._length -= 1
-        return heappop(stop.items)[3]
+        return stop
 
     def _open(self, seat: Seat) -> _Stop[T]:
         stop = self._root

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from bursar.core.ask import Shape
-from bursar.core.choice import LEVELS, room_by_domain, room_for
+from bursar.core.choice import LEVELS, capacity_for, room_by_domain
 from bursar.core.fleet import NOWHERE
 from bursar.core.group import Group
 from bursar.core.order import (
@@ -95,7 +95,7 @@ class Scoring:
         )
 
     def _topology(self, shape: Shape, nodes: int) -> float:
-        """How much of a unit the best rack could take; one node is always together with itself."""
+        """How much of a unit the best rack holds; one node is always together with itself."""
         if nodes == 1:
             return 1.0
         if shape not in self._together:
@@ -103,9 +103,10 @@ class Scoring:
         return topology_factor(nodes, self._together[shape])
 
     def _room_together(self, shape: Shape) -> int | None:
-        """How many slots of this shape the best rack had room for when it was first asked; unknown without racks."""
+        """How many slots of this shape the best rack would hold, were it empty; unknown without racks. Whether it is
+        empty says nothing about whose turn it is: in a full cluster all would be before who needs several nodes."""
         column = self._world.fleet.label(LEVELS[0])
         if not (column.codes != NOWHERE).any():
             return None
-        counts = room_for(self._world.fleet, self._world.fleet.now, self._world.fleet.need(shape))
-        return int(room_by_domain(column, counts).max())
+        fleet = self._world.fleet
+        return int(room_by_domain(column, capacity_for(fleet, fleet.need(shape))).max())

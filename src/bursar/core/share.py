@@ -197,6 +197,13 @@ class Shares:
         self._seat(tenant)
         return self._own[tenant]
 
+    def compare(self, one: str, other: str) -> int:
+        """By how much the first tenant stands ahead of the second, where the walk down the tree comes to part them."""
+        for first, second in zip(reversed(self.seat(one).path), reversed(self.seat(other).path), strict=False):
+            if first is not second:
+                return standing(first) - standing(second)
+        return 0
+
     def watch(self, touched: set[Seat]) -> None:
         """From now on, put every seat whose holdings are changed into this set; its ancestors changed as well."""
         self._watchers.append(touched)

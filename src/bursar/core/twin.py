@@ -38,6 +38,7 @@ def twin_of(world: World) -> World:
         reserved_for=world.reserved_for,
         reservation=world.reservation,
         reserved_at=world.reserved_at,
+        reserved_moved=world.reserved_moved,
         uniform=world.uniform,
         moved=world.moved,
         burst=world.burst,

@@ -90,6 +90,7 @@ class World:
     reserved_for: GroupKey | GangKey | None = None
     reservation: Reservation | None = None
     reserved_at: float = 0.0
+    reserved_moved: int = 0  # what had moved by then
     promises: Promises | None = None  # what the last cycle holds for those for whom room is being made
     uniform: tuple[int, int] = (-1, 0)  # (version of the fleet, nodes that are alike)
     # What ran beyond its tenant's target when that was last looked at, and when that was.
