@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from datetime import timedelta
 
 from bursar.loops.lead import Terms, run_lead
 from bursar.ops.leader import load_leader
@@ -91,6 +92,18 @@ async def test_who_cannot_renew_stops_at_its_own_deadline(office: Office, db: Co
         await db.execute("SELECT 1 FROM leader FOR UPDATE")  # the database answers no renewal
         await within_a_minute(one.stopped)
     await within_a_minute(one.working)
+    await one.end()
+
+
+async def test_a_term_that_is_nearly_over_is_renewed_all_the_same(office: Office) -> None:
+    """Whoever waited for the leader's row has little left of its term when it gets it."""
+    one = Controller(office, "one", Terms(term_seconds=1.0, renew_seconds=60.0, ask_seconds=0.01))
+    await within_a_minute(one.working)
+    first = (await load_leader(office.database)).until
+    async with asyncio.timeout(60):
+        while (await load_leader(office.database)).until - first < timedelta(seconds=2):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    assert len(one.fences) == 1
     await one.end()
 
 

@@ -17,7 +17,7 @@ from bursar.core.refusal import Refusal
 from bursar.core.value import replace
 from bursar.ops import clerk as clerk_module
 from bursar.ops.bind import Bind, Bound, Member, bind
-from bursar.ops.clerk import Clerk
+from bursar.ops.clerk import Clerk, Outcome
 from bursar.ops.command import DEPOSED
 from bursar.ops.office import Office
 from bursar.store.database import Connection, Unavailable
@@ -145,6 +145,31 @@ async def test_of_a_clerk_that_was_killed_nobody_believes_anything_and_another_c
     await at_work(clerk, other_than=first)
     assert [code(one) for one in await clerk.bind(commands)] == ["ok"] * 70
     await assert_books_balance(office)
+
+
+async def test_a_clerk_that_answers_others_is_not_stuck(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have much to do before it comes to this."""
+    monkeypatch.setattr(clerk_module, "SILENCE_SECONDS_MAX", 0.3)
+    one, loop = Clerk(office), asyncio.get_running_loop()
+    answer: asyncio.Future[Outcome] = loop.create_future()
+    hearing = asyncio.create_task(one._hear_of(answer))
+    for _ in range(20):
+        await asyncio.sleep(0.05)
+        one._heard_at = loop.time()
+    answer.set_result(Outcome(1))
+    assert await hearing == Outcome(1)
+    with pytest.raises(Unavailable, match="stuck"):
+        await one._hear_of(loop.create_future())
+
+
+async def test_a_watcher_that_fails_undoes_nothing(office: Office, clerk: Clerk) -> None:
+    def fail() -> None:
+        raise RuntimeError("a bug")
+
+    await node(office, "n1", gpu=4)
+    commands = await backlog(office, 2)
+    office.on_commit.append(fail)
+    assert [code(one) for one in await clerk.bind(commands)] == ["ok", "ok"]
 
 
 async def test_a_clerk_that_is_stuck_is_given_up(office: Office, clerk: Clerk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import pytest
 
@@ -18,9 +19,18 @@ WAITS_FOR = "SELECT wait_event FROM pg_stat_activity WHERE pid = $1"
 LARGE = "repeat('x', 50000000)"  # more than fits between server and client
 
 
+@dataclass(frozen=True)
+class Stuck:
+    pid: int
+    transport: asyncio.ReadTransport
+
+    def read_on(self) -> None:
+        self.transport.resume_reading()
+
+
 @asynccontextmanager
-async def stuck(url: str, locking: str, settings: Mapping[str, str] = KEPT_SETTINGS) -> AsyncIterator[int]:
-    """A session in a transaction, whose client does not read the answer to this statement: its pid."""
+async def stuck(url: str, locking: str, settings: Mapping[str, str] = KEPT_SETTINGS) -> AsyncIterator[Stuck]:
+    """A session in a transaction, whose client does not read the answer to this statement."""
     db = await connect(url, settings)
     looking = await connect(url)
     pid = await db.fetchval("SELECT pg_backend_pid()")
@@ -32,7 +42,7 @@ async def stuck(url: str, locking: str, settings: Mapping[str, str] = KEPT_SETTI
         async with asyncio.timeout(60):
             while await looking.fetchval(WAITS_FOR, pid) != "ClientWrite":  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        yield pid
+        yield Stuck(pid, db._transport)
     finally:
         db._transport.resume_reading()
         asking.cancel()
@@ -44,6 +54,7 @@ async def stuck(url: str, locking: str, settings: Mapping[str, str] = KEPT_SETTI
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_module, "STUCK_SECONDS", 0.1)
+    monkeypatch.setattr(session_module, "LOOK_AGAIN_SECONDS", 0.1)
     monkeypatch.setitem(database_module.KEPT_SETTINGS, "lock_timeout", "200")
 
 
@@ -75,12 +86,31 @@ async def test_whoever_needs_what_a_paused_process_has_locked_gets_it(office: Of
             assert code(await bind(office, "default", "a", "n1")) == "ok"
 
 
-async def test_who_reads_slowly_is_left_alone_for_readers_lock_nothing(
+async def test_who_locks_nothing_is_left_alone_however_slowly_it_reads(
     office: Office, database_url: str, db: Connection
 ) -> None:
-    async with stuck(database_url, f"SELECT {LARGE}", SESSION_SETTINGS) as reader:
-        async with stuck(database_url, f"SELECT {LARGE}") as writer:
+    locks = f"SELECT {LARGE} FROM leader FOR UPDATE"
+    async with (
+        stuck(database_url, f"SELECT {LARGE}", SESSION_SETTINGS) as reader,
+        stuck(database_url, f"SELECT {LARGE}") as follower,
+    ):
+        async with stuck(database_url, locks) as writer:
             async with asyncio.timeout(60):
-                while await db.fetchval(WAITS_FOR, writer) is not None:
+                while await db.fetchval(WAITS_FOR, writer.pid) is not None:
                     await session_module.end_stuck(office.database)
-        assert await db.fetchval(WAITS_FOR, reader) == "ClientWrite"
+        for one in (reader, follower):
+            assert await db.fetchval(WAITS_FOR, one.pid) == "ClientWrite"
+
+
+async def test_who_reads_on_between_two_looks_is_left_alone(
+    office: Office, database_url: str, db: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "STUCK_SECONDS", 0.0)
+    monkeypatch.setattr(session_module, "LOOK_AGAIN_SECONDS", 2.0)
+    async with stuck(database_url, f"SELECT {LARGE} FROM leader FOR UPDATE") as slow:
+        looking = asyncio.create_task(session_module.end_stuck(office.database))
+        await asyncio.sleep(0.2)  # it has looked once
+        slow.read_on()
+        await looking
+        state = "SELECT state FROM pg_stat_activity WHERE pid = $1"
+        assert await db.fetchval(state, slow.pid) == "idle in transaction"

@@ -133,7 +133,8 @@ class _Renewal:
         """Ends when another leads, when no renewal was confirmed before the deadline, or when the work is stuck."""
         while not self._over and (left := self.deadline - monotonic()) > 0:
             with suppress(TimeoutError):
-                async with asyncio.timeout(min(self.terms.renew_seconds, left)):
+                # Where little is left, half of that: a term is never given up without having been asked for.
+                async with asyncio.timeout(min(self.terms.renew_seconds, left / 2)):
                     await told.wait()
             asked_at = monotonic()
             if self._over or self.deadline <= asked_at:

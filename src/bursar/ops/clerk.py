@@ -25,6 +25,7 @@ from msgspec import Struct
 from bursar.core.object import Origin
 from bursar.ops.bind import Bind, Bound, Member, bind
 from bursar.ops.office import Office
+from bursar.ops.transaction import tell_of_commit
 from bursar.store.database import Unavailable
 
 log = structlog.get_logger()
@@ -67,6 +68,7 @@ class Clerk:
         self._process: Process | None = None
         self._writer: asyncio.StreamWriter | None = None  # while it is at work
         self._arrived = asyncio.Event()
+        self._heard_at = float("-inf")
         self._orders = 0
         self._waiting: dict[int, asyncio.Future[Outcome]] = {}
 
@@ -104,18 +106,25 @@ class Clerk:
         order = Order(number, first.origin, first.fence, [command.members for command in commands])
         try:
             _put(self._writer, _encode(order))
-            async with asyncio.timeout(SILENCE_SECONDS_MAX):
-                outcome = await answer
-        except TimeoutError:
-            self._kill()
-            raise Unavailable("the clerk is stuck") from None
+            outcome = await self._hear_of(answer)
         finally:
             self._waiting.pop(number, None)
         if outcome.away:
             raise Unavailable(outcome.away)
-        for tell in self._office.on_commit:
-            tell()
+        tell_of_commit(self._office.on_commit)
         return outcome.units
+
+    async def _hear_of(self, answer: asyncio.Future[Outcome]) -> Outcome:
+        """A clerk that says nothing at all for so long is stuck; one that answers others has much to do."""
+        loop = asyncio.get_running_loop()
+        asked_at = loop.time()
+        while not answer.done():
+            patience = max(asked_at, self._heard_at) + SILENCE_SECONDS_MAX - loop.time()
+            if patience <= 0:
+                self._kill()
+                raise Unavailable("the clerk is stuck")
+            await asyncio.wait({answer}, timeout=patience)
+        return answer.result()
 
     # Its life.
 
@@ -162,7 +171,7 @@ class Clerk:
             self._arrived.set()
             while (frame := await _next(reader)) is not None:
                 outcome = _decode_outcome(frame)
-                answered = True
+                answered, self._heard_at = True, asyncio.get_running_loop().time()
                 if (answer := self._waiting.get(outcome.number)) is not None and not answer.done():
                     answer.set_result(outcome)
             return answered

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Generic, TypeVar
 
 import structlog
@@ -116,16 +116,8 @@ class Transactor(Generic[C, A]):
         except RACES:
             attempt.unsure = None  # The server undid this attempt, and said so.
             raise
-        self._tell()
+        tell_of_commit(self._on_commit)
         return answers
-
-    def _tell(self) -> None:
-        for tell in self._on_commit:
-            try:
-                tell()
-            except Exception:
-                # What is committed stays committed: failing here would have the batch run again.
-                log.exception("a watcher failed", lane=self.name)
 
     async def _connected(self) -> Connection:
         if self._db is None or self._db.is_closed():
@@ -165,3 +157,12 @@ class _Attempt(Generic[A]):
 
     def __init__(self) -> None:
         self.unsure: Sequence[A] | None = None
+
+
+def tell_of_commit(watchers: Iterable[Callable[[], None]]) -> None:
+    """What is committed stays committed: a watcher that fails does not make it fail, or be done again."""
+    for tell in watchers:
+        try:
+            tell()
+        except Exception:
+            log.exception("a watcher failed")

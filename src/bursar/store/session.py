@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import structlog
 
 from bursar.store.database import AWAY, KEPT_NAME, Database
@@ -12,6 +14,8 @@ log = structlog.get_logger()
 SQL = statements("session")
 
 STUCK_SECONDS = 3.0  # since its statement began: what lanes ask is answered in milliseconds
+# Until they are looked at again: the time of a statement includes its waits for locks, and large answers take a moment.
+LOOK_AGAIN_SECONDS = 0.5
 
 
 async def end_stuck(database: Database) -> None:
@@ -19,7 +23,12 @@ async def end_stuck(database: Database) -> None:
     a process that is paused must not freeze the others."""
     try:
         async with database.reader() as db:
-            ended = await db.fetchval(SQL.end_stuck, KEPT_NAME, STUCK_SECONDS)
+            found = await db.fetch(SQL.stuck, KEPT_NAME, STUCK_SECONDS)
+            if not found:
+                return
+            await asyncio.sleep(LOOK_AGAIN_SECONDS)
+            pids, since = [row["pid"] for row in found], [row["query_start"] for row in found]
+            ended = await db.fetchval(SQL.end_stuck, pids, since)
     except AWAY as error:
         log.info("could not look for sessions that are stuck", error=repr(error))
         return

@@ -1,12 +1,21 @@
 -- Other sessions of ours.
 
--- name: end_stuck
+-- name: stuck
 -- Whoever is stopped does not read what it is sent, and the server waits with what it has locked until it is read: no
--- timeout of ours ends that. Only sessions that lock are ended, and none that has only just begun to answer.
-SELECT count(pg_terminate_backend(pid))
+-- timeout of ours ends that. Only who writes or locks has a transaction's number.
+SELECT pid, query_start
   FROM pg_stat_activity
  WHERE datname = current_database()
    AND usename = current_user
    AND application_name = $1
    AND wait_event = 'ClientWrite'
+   AND backend_xid IS NOT NULL
    AND query_start < clock_timestamp() - make_interval(secs => $2::double precision);
+
+-- name: end_stuck
+-- Those of them whose answer is still not read.
+SELECT count(pg_terminate_backend(one.pid))
+  FROM pg_stat_activity AS one
+  JOIN unnest($1::integer[], $2::timestamptz[]) AS seen (pid, query_start)
+    ON (one.pid, one.query_start) = (seen.pid, seen.query_start)
+ WHERE one.wait_event = 'ClientWrite';
