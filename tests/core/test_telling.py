@@ -36,8 +36,14 @@ GPU = "nvidia.com/gpu"
             Reason(
                 Why.NO_CAPACITY, GPU, 12, (("pod_anti_affinity", 10),), (Short(GPU, 4000, 1000, 2, 1),), matching=12
             ),
-            "no node has 4 nvidia.com/gpu free: the most is 1, on 1 of 2 matching nodes",
-            "Wait for 3 more nvidia.com/gpu to come free on one node, or add a node; 1 nvidia.com/gpu would fit now.",
+            (
+                "no node has 4 nvidia.com/gpu free: the most is 1, on 1 of 2 matching nodes; "
+                "others are kept out by pod anti-affinity (10)"
+            ),
+            (
+                "Wait for 3 more nvidia.com/gpu to come free on one node, or add a node; "
+                "1 nvidia.com/gpu would fit now. Or make pod anti-affinity a preference."
+            ),
         ),
         (
             Reason(Why.NO_CAPACITY, "nodes", 4, short=(Short("nodes", 3, 1, 3),), matching=4),

@@ -64,7 +64,7 @@ def sentence(reason: Reason) -> str:
         case Why.SPREAD:
             return f"every node with room is where too many of its kind are already{_kept_out(reason, Why.SPREAD)}"
         case Why.NO_CAPACITY:
-            return _no_room(reason)
+            return _no_room(reason) + _kept_out_by_company(reason)
         case _:  # it needs no numbers, or cannot be paid for
             return _PLAIN.get(reason.why) or reason.said or "it cannot be paid for"
 
@@ -88,7 +88,7 @@ def help(reason: Reason) -> str:  # noqa: A001 - the word for it
         case Why.SPREAD:
             return "Free room in the emptier domains, raise maxSkew, or use whenUnsatisfiable: ScheduleAnyway."
         case Why.NO_CAPACITY:
-            return _more_room(reason)
+            return _more_room(reason) + _easier_company(reason)
         case _:
             return _PLAIN_HELP.get(reason.why) or reason.hint or "Top up the account, or ask a billing admin."
 
@@ -180,6 +180,17 @@ def _more_room(reason: Reason) -> str:
         return f"{wait}."
     fits = " and ".join(f"{_amount(one.resource, one.has)} {one.resource}" for one in lacking)
     return f"{wait}; {fits} would fit now."
+
+
+def _kept_out_by_company(reason: Reason) -> str:
+    """Nodes with room may be among them."""
+    told = [f"{constraint(name)} ({count})" for name, count in reason.excluded if name in _COMPANY and count]
+    return f"; others are kept out by {', '.join(told)}" if told else ""
+
+
+def _easier_company(reason: Reason) -> str:
+    named = [constraint(name) for name, count in reason.excluded if name in _COMPANY and count]
+    return f" Or make {' and '.join(named)} a preference." if named else ""
 
 
 def _matching(reason: Reason) -> int:
