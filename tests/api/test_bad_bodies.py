@@ -129,6 +129,34 @@ async def test_every_fault_of_a_well_typed_body_is_named(site: Site) -> None:
     }
 
 
+async def test_wrong_types_hide_no_other_faults(site: Site) -> None:
+    body = {
+        "metadata": {"name": "Not_A_Name", "labels": {"-bad": "x"}},
+        "spec": {
+            "nodes": "2",
+            "priority": 1.0,
+            "ttl": "soon",
+            "colour": "red",
+            "resources": {"requests": {"cpu": "x", "memory": []}},
+            "scheduling": {"tolerations": [{"key": "a", "operator": "Like"}, {"key": 7}]},
+        },
+    }
+    reply = await refused(site, body)
+    assert {one["field"] for one in reply.body["details"]["causes"]} == {
+        "metadata.name",
+        "metadata.labels",
+        "spec.nodes",
+        "spec.priority",
+        "spec.ttl",
+        "spec.colour",
+        "spec.resources.requests[cpu]",
+        "spec.resources.requests.memory",
+        "spec.scheduling.tolerations[0].operator",
+        "spec.scheduling.tolerations[1].key",
+    }
+    assert "spec.priority: expected int, got float" in reply.message
+
+
 QUANTITIES: list[Any] = [
     "NaN", "nan", "Infinity", "-Infinity", "1e999", "1e31", "-1", "-0.5", "5 Gi", " 5", "5 ", "５", "١", "5GiB", "0x10",
     "+1", "1.", "", ".", "e3", "1ee3", "9" * 40, "9" * 5000, "9223372036854775808", "1Zi", "½", "5\u200bGi", "1,5",

@@ -20,7 +20,7 @@ from bursar.core.names import dns_subdomain
 from bursar.core.refusal import Cause, Code, Refusal, field_fault, invalid
 from bursar.store.request import Claim, RequestKey
 from bursar.wire import protobuf
-from bursar.wire.faults import all_faults, dotted
+from bursar.wire.faults import all_faults, dotted, told_by, without_faulty
 from bursar.wire.kind import Kind, Object
 from bursar.wire.meta import API_VERSION, meta_faults
 
@@ -30,6 +30,7 @@ REQUEST_ID_CHARS_MAX = 128
 DEPTH_MAX = 64
 YAML_EVENTS_MAX = 20_000
 NULS_SHOWN_MAX = 10
+FAULTY_MAX = 8  # values that are found to be of the wrong type one after another
 CAUSES_MAX = 50
 CAUSES_IN_MESSAGE_MAX = 10
 # Parameters of the query that change nothing about what is done.
@@ -210,13 +211,38 @@ def convert(call: Call, kind: Kind, document: Any) -> Body | Refusal:
 
 def faulty(call: Call, kind: Kind, document: Any, error: str) -> Refusal:
     """Every fault: those of the types, and, as far as the rest can be read, those of the meaning."""
-    faults = all_faults(kind.type, document) or [("", error)]
-    causes = [Cause("FieldValueInvalid", message, field=path) for path, message in faults]
+    faults = dict(all_faults(kind.type, document) or [told_by(error)])
+    readable = _readable(kind, document, faults)
+    causes = [Cause("FieldValueInvalid", message, field=path) for path, message in faults.items()]
+    if readable is not None:
+        # What was left out to read the rest is not missing, and the rest of an element means little without it.
+        torn = {_element(path) for path in faults} - {""}
+        others = identify(call, kind, readable) + check(kind, readable)
+        causes += [one for one in others if one.field not in faults and _element(one.field) not in torn]
+    return faulty_causes(kind, causes)
+
+
+def _element(path: str) -> str:
+    """The element of a list that something is part of; empty for what is part of none."""
+    return path[: path.rfind("]") + 1] if "]." in path else ""
+
+
+def _readable(kind: Kind, document: Any, faults: dict[str, str]) -> Object | None:
+    """What can be read of a body without the values that are of the wrong type; those that only reading shows to be so
+    are added to the faults."""
     try:
-        readable = msgspec.convert(prune(kind.type, document, "", []), kind.type)
-    except (msgspec.ValidationError, RecursionError):
-        return faulty_causes(kind, causes)
-    return faulty_causes(kind, causes + identify(call, kind, readable) + check(kind, readable))
+        document = prune(kind.type, document, "", [])
+        for _ in range(FAULTY_MAX):
+            try:
+                return msgspec.convert(without_faulty(kind.type, document, faults), kind.type)
+            except msgspec.ValidationError as error:
+                path, message = told_by(str(error))
+                if not path or path in faults:
+                    return None
+                faults[path] = message
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        return None
+    return None
 
 
 def faulty_causes(kind: Kind, causes: list[Cause]) -> Refusal:

@@ -6,7 +6,9 @@ the body is held against the JSON schema of the same type, and everything that i
 
 from __future__ import annotations
 
+import copy
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import islice
@@ -18,6 +20,10 @@ from jsonschema_rs import Draft202012Validator, ValidationError, ValidationError
 FAULTS_MAX = 50
 VALUE_CHARS_MAX = 63
 PATH_CHARS_MAX = 512
+
+_MSGSPEC = re.compile(r"(?P<what>.*) - at `\$\.?(?P<path>(?:[\w-]+|\[\d+\]|\.)*)`", re.DOTALL)
+_STEPS = re.compile(r"[\w-]+|\[\d+\]")
+_OF_VALUES = (ValidationErrorKind.Type, ValidationErrorKind.AnyOf, ValidationErrorKind.Enum)
 
 _TYPE_WORDS = {
     "string": "a string",
@@ -40,6 +46,40 @@ def all_faults(kind_type: type, document: Any) -> list[tuple[str, str]]:
         return []
     found = (fault for error in errors for fault in _explain(schema, error))
     return sorted(dict.fromkeys(islice(found, FAULTS_MAX)))
+
+
+def told_by(error: str) -> tuple[str, str]:
+    """Path and message of what msgspec says; without a path where it tells none that can be followed."""
+    found = _MSGSPEC.fullmatch(error)
+    if found is None:
+        return "", error
+    said = found["what"].replace("`", "")
+    return found["path"], f"{said[:1].lower()}{said[1:]}"
+
+
+def without_faulty(kind_type: type, document: Any, paths: Iterable[str] = ()) -> Any:
+    """A copy of a body that lacks the values which are of the wrong type, and those at these paths: the rest of it may
+    be read. Elements of lists keep their places: where one is wrong the list is left out."""
+    _, validator = _compiled(kind_type)
+    kept = copy.deepcopy(document)
+    for error in islice(validator.iter_errors(document), FAULTS_MAX):
+        if isinstance(error.kind, _OF_VALUES):
+            _leave_out(kept, list(error.instance_path))
+    for path in paths:
+        _leave_out(kept, [int(one[1:-1]) if one.startswith("[") else one for one in _STEPS.findall(path)])
+    return kept
+
+
+def _leave_out(document: Any, path: list[str | int]) -> None:
+    while path and isinstance(path[-1], int):
+        path.pop()
+    for step in path[:-1]:
+        if isinstance(document, list) and isinstance(step, int) and step < len(document):
+            document = document[step]
+        else:
+            document = document.get(step) if isinstance(document, dict) else None
+    if path and isinstance(document, dict):
+        document.pop(str(path[-1]), None)
 
 
 def schema_components(
