@@ -341,6 +341,15 @@ async def test_nulls_mean_not_given(site: Site) -> None:
     assert "labels" not in reply.body["metadata"]
 
 
+async def test_null_is_no_value_of_a_map(site: Site) -> None:
+    """Left out, it would let the work run anywhere."""
+    team = await site.namespace()
+    body = allocation("one", spec={"nodeSelector": {"pool": None}}, cpu=1)
+    reply = await site.post(f"namespaces/{team}/allocations", body)
+    assert reply.status == 400, reply
+    assert "spec.nodeSelector.pool: must be a string, got null" in reply.message
+
+
 async def test_bodies_may_be_yaml(site: Site) -> None:
     team = await site.namespace()
     await node(site)  # Nothing is accepted that no node could ever run.

@@ -193,7 +193,7 @@ def convert(call: Call, kind: Kind, document: Any) -> Body | Refusal:
     """A plain document as an object: nulls mean "not given"; unknown fields are refused, told, or ignored."""
     if not isinstance(document, dict):
         return invalid("the body must be an object")
-    document = without_nulls(document)
+    document = _given(kind.type, document)
     request_id = document.pop("request_id", "")
     strictness = call.query.get("fieldValidation", "Strict") or "Strict"
     if strictness not in ("Strict", "Warn", "Ignore"):
@@ -251,6 +251,18 @@ def faulty_causes(kind: Kind, causes: list[Cause]) -> Refusal:
     listed = "; ".join(f"{one.field}: {one.message}" if one.field else one.message for one in shown)
     more = f" (and {len(causes) - len(shown)} more)" if len(causes) > len(shown) else ""
     return Refusal(Code.INVALID, f"{kind.name} is invalid: {listed}{more}", causes=tuple(causes[:CAUSES_MAX]))
+
+
+def _given(kind_type: Any, value: Any) -> Any:
+    """Without the fields that are null. In a map null is no value: a selector that lost one would pick more than was
+    meant."""
+    struct = _struct_in(kind_type)
+    if struct is not None and isinstance(value, dict):
+        types = {one.encode_name: one.type for one in msgspec.structs.fields(struct)}
+        return {name: _given(types.get(name), one) for name, one in value.items() if one is not None}
+    if isinstance(value, list) and (inner := _list_item(kind_type)) is not None:
+        return [_given(inner, one) for one in value]
+    return value
 
 
 def without_nulls(value: Any) -> Any:
