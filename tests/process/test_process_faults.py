@@ -198,9 +198,10 @@ def test_a_killed_database_comes_back_and_nothing_acknowledged_is_lost(server: S
 
 def test_a_paused_database_turns_readiness_red_and_then_green(server: Server) -> None:
     postgres = part(server, "/postgres -D")
-    family = [postgres, *children_of(postgres)]
     with Load(server).running() as load:
         load.more()
+        os.kill(postgres, signal.SIGSTOP)  # from now on it has no more children
+        family = [postgres, *children_of(postgres)]
         for pid in family:
             os.kill(pid, signal.SIGSTOP)
         try:
