@@ -11,21 +11,18 @@ import structlog.testing
 
 from bursar.core.allocation import Phase
 from bursar.core.object import Key, Stored
-from bursar.loops import schedule
 from bursar.loops.schedule import Scheduler
 from bursar.ops import job as job_ops
 from bursar.ops import object as object_ops
 from bursar.ops.drain import Drain, continue_drain, drain
 from bursar.ops.office import Office
 from bursar.store.database import Connection, connect
-from bursar.wire.allocation import DATA_READY
 from evictions import assert_books_balance
 from offices import TEST, change, code, create, delete, end, namespace, node, tenant
 from schedulers import (
     GPU,
     HASTY,
     acting,
-    annotate,
     changes,
     edit,
     gang,
@@ -104,45 +101,6 @@ async def test_after_all_that_the_world_is_what_would_be_loaded(office: Office) 
     for part in ("nodes", "limits", "used", "bands", "nominated", "waiting", "kin", "noted"):
         assert followed[part] == fresh[part], part
     await assert_books_balance(office)
-
-
-async def test_what_others_submit_is_bound_when_the_database_tells_of_it(
-    office: Office, rival: Office, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(schedule, "IDLE_SECONDS", 3600.0)
-    await node(office, "n1", gpu=4)
-    async with scheduling(office) as scheduler:
-        await settled(scheduler)
-        for number in range(3):
-            await submit(rival, f"job-{number}")
-            await until(office, f"job-{number}", is_in("Scheduled"))
-
-
-async def test_what_nobody_told_of_is_found_all_the_same(
-    office: Office, rival: Office, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Notifications are hints, and may be lost on the way."""
-    monkeypatch.setattr(schedule, "IDLE_SECONDS", 0.1)
-    monkeypatch.setattr(Scheduler, "_told", lambda *told: None)
-    await node(office, "n1", gpu=4)
-    async with scheduling(office) as scheduler:
-        await settled(scheduler)
-        for number in range(3):
-            await submit(rival, f"job-{number}")
-            await until(office, f"job-{number}", is_in("Scheduled"))
-
-
-async def test_whose_data_has_come_meanwhile_goes_first(office: Office) -> None:
-    """Annotations are read when they change, not only when the world is loaded."""
-    async with scheduling(office):
-        for name in ("early", "late"):
-            await submit(office, name)
-            await until(office, name, waits_for("no_nodes_active"))
-        await annotate(office, "Allocation", "default", "early", {DATA_READY: "0"})
-        await annotate(office, "Allocation", "default", "late", {DATA_READY: "1"})
-        await node(office, "n1", gpu=1)
-        await until(office, "late", is_in("Scheduled"))
-        assert (await status(office, "early"))["phase"] == "Pending"
 
 
 # Why things wait.
