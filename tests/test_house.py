@@ -10,7 +10,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 CODE = [*MODULES, *sorted(SOURCE.rglob("*.sql")), *sorted((ROOT / "tests").rglob("*.py"))]
 CODE += [path for path in sorted((ROOT / "scripts").iterdir()) if path.is_file()]
 
-LINES_MAX = 500
+LINES_MAX = 800
 LONGER: dict[str, str] = {}
 EMPTY_WORDS = frozenset({"utils", "util", "helpers", "helper", "common", "manager", "base", "impl", "misc"})
 
