@@ -285,7 +285,7 @@ async def test_what_runs_is_released_gracefully_and_gone_when_its_node_says_so(s
     assert running.status == 200, running
     status = running.body["status"]
     assert (status["phase"], status["nodeName"], status["nodeId"]) == ("Running", worker, node.body["metadata"]["uid"])
-    assert status["allocatedResources"] == {"cpu": "8"}
+    assert status["allocatedResources"] == {"cpu": "8000m"}
     assert status["startTime"].endswith("Z")
     assert {one["type"]: one["status"] for one in status["conditions"]} == {"Scheduled": "True", "Ready": "True"}
     assert all("lastTransitionTime" in one for one in status["conditions"])
@@ -333,7 +333,7 @@ async def test_bulk_release_counts_what_matched_and_what_was_freed(site: Site) -
     assert reply.body == {
         "released": 24,
         "failed": 0,
-        "totalResourcesFreed": {"cpu": "160", "memory": "640Gi", "nvidia.com/gpu": "80"},
+        "totalResourcesFreed": {"cpu": "160000m", "memory": "640Gi", "nvidia.com/gpu": "80"},
     }
     left = await site.get(f"namespaces/{team}/allocations")
     phases = {one["metadata"]["name"]: one["status"]["phase"] for one in left.body["items"]}

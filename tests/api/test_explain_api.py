@@ -354,6 +354,8 @@ async def test_the_cluster_is_told_in_numbers_with_and_without_a_leader(site: Si
     team = await site.namespace()
     before = (await site.get("metrics/cluster/utilization")).body
     assert "scheduling" not in before
+    for resource in ("cpu", "memory", "gpu"):
+        assert (before["cluster"][resource]["used"], before["cluster"][resource]["utilization"]) == (None, None)
     names = [site.name("n") for _ in range(3)]
     for name in names:
         await node(site.house.office, name, cpu=10, memory="64Gi", gpu=4)

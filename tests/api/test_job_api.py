@@ -283,14 +283,18 @@ async def test_cancelling_what_waits_and_what_runs(site: Site) -> None:
     asked = {"reason": "Superseded by newer model version", "gracePeriodSeconds": 60}
     await site.post(f"namespaces/{where}/jobs", job("waiting", parallelism=2))
     at_once = await site.post(f"namespaces/{where}/jobs/waiting/cancel", asked)
-    assert (at_once.status, at_once.body["status"]["phase"]) == (200, "Cancelled")
+    words = "Graceful cancellation initiated, 60s grace period"
+    assert (at_once.status, at_once.body["status"]["phase"], at_once.body["status"]["message"]) == (
+        200, "Cancelled", words,
+    )  # fmt: skip
     await site.post(f"namespaces/{where}/jobs", job(parallelism=2))
     await running(site, where, "train-0")
     told = await site.post(f"namespaces/{where}/jobs/train/cancel", asked)
     assert told.status == 200
     assert told.body["status"] == {
         "phase": "Cancelling",
-        "message": "Graceful cancellation initiated, 60s grace period: Superseded by newer model version",
+        "message": words,
+        "cancellationReason": "Superseded by newer model version",
     }
     assert (await site.get(f"namespaces/{where}/allocations")).names == ["train-0"]
     await report(site, where, "train-0", "Cancelled")

@@ -59,7 +59,7 @@ async def test_an_administrator_preempts_and_the_work_waits_again(site: Site) ->
     assert set(made.body) == {"preemptionId", "targetAllocation", "status", "gracePeriodEnds", "resourcesFreed"}
     assert made.body["preemptionId"].startswith("preempt-")
     assert (made.body["targetAllocation"], made.body["status"]) == ("low", "Initiated")
-    assert made.body["resourcesFreed"] == {"cpu": "16", "memory": "64Gi", "nvidia.com/gpu": "4"}
+    assert made.body["resourcesFreed"] == {"cpu": "16000m", "memory": "64Gi", "nvidia.com/gpu": "4"}
     status = (await shown(site, team, "low"))["status"]
     assert (status["phase"], status["reason"]) == ("Terminating", "Preempted")
     assert status["eviction"]["deadline"] == made.body["gracePeriodEnds"]

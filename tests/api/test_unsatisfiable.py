@@ -77,8 +77,9 @@ async def test_more_than_the_largest_node_has_is_refused_and_nothing_is_stored(c
     )
     assert_never(applied, reply.message)
     assert await cluster.state() == before
-    # What it has, beside what it can give now, decides: allocatable comes and goes.
-    assert (await submit(cluster, "fits", gpu=8, cpu=95)).status == 201
+    # What it has beyond what it can give is for itself, however empty it is.
+    assert_never(await submit(cluster, "large", gpu=8, cpu=95), "cpu 95 requested, the largest node has 94")
+    assert (await submit(cluster, "fits", gpu=8, cpu=94)).status == 201
     assert (await submit(cluster, "fits-too", gpu=8, dry=True)).status == 201
 
 
@@ -130,6 +131,7 @@ async def test_a_jobs_gang_is_let_in_once_the_empty_cluster_could_hold_it(cluste
         reply,
         "a gang of 8 requested, each with cpu 16, memory 64Gi, nvidia.com/gpu 8; the cluster holds 7 when it is empty",
     )
+    assert (reply.body["details"]["kind"], reply.body["details"]["name"]) == ("Job", "distributed-training-v2")
     (cause,) = reply.body["details"]["causes"]
     assert cause["field"] == "spec.template.spec.gangScheduling.minMembers"
     assert (await cluster.get("namespaces/ml-team/allocations")).names == []
@@ -166,7 +168,8 @@ async def test_a_node_that_is_gone_or_has_shrunk_counts_no_more(cluster: Site) -
     assert (await cluster.patch("nodes/a/status", lost)).status == 200
     assert_never(await submit(cluster, "three", gpu=8), "nvidia.com/gpu 8 requested, the largest node has 6")
     assert (await cluster.patch("nodes/a", {"spec": {"cpuOvercommit": 2}})).status == 200
-    assert (await submit(cluster, "four", cpu=190)).status == 201
+    assert (await submit(cluster, "four", cpu=188)).status == 201
+    assert_never(await submit(cluster, "five", cpu=189), "cpu 189 requested, the largest node has 188")
 
 
 async def test_a_repeated_request_is_answered_as_before_whatever_became_of_the_nodes(cluster: Site) -> None:

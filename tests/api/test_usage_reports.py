@@ -270,6 +270,28 @@ async def test_a_period_is_told_against_the_quota_as_it_is_documented(site: Site
     }
 
 
+async def test_a_quota_that_stands_in_a_namespace_is_told_as_the_tenants(site: Site) -> None:
+    name = await team(site)
+    priorities = {"scopeName": "PriorityClass", "operator": "In", "values": ["high-priority", "normal"]}
+    quota = {
+        "metadata": {"name": "ml-team-quota", "namespace": name},
+        "spec": {
+            "hard": {
+                "cpu": "10000", "memory": "40Ti", GPU: "100", "pods": "5000", "persistentvolumeclaims": "200",
+                "services": "100",
+            },
+            "soft": {"cpu": "8000", "memory": "32Ti", GPU: "80"},
+            "scopes": ["NotTerminating"],
+            "scopeSelector": {"matchExpressions": [priorities]},
+        },
+    }  # fmt: skip
+    made = await site.post(f"namespaces/{name}/resourcequotas", quota)
+    assert (made.status, made.body["status"]["hard"]["cpu"]) == (201, "10000")
+    shown = (await report(site, f"metrics/tenants/{name}/usage"))["resources"]
+    assert {one: shown[one]["quota"] for one in shown} == {"cpu": "10000", "memory": "40Ti", GPU: "100"}
+    assert shown[GPU]["utilizationOfQuota"] == 0.0
+
+
 async def test_the_peak_of_two_tenants_and_two_classes_is_that_of_one_time(site: Site) -> None:
     top = await team(site)
     low = await team(site, top)

@@ -13,11 +13,12 @@ from bursar.core.report import (
     bound_below,
     is_metered,
     peaks_together,
+    quotas_below,
     together,
     unit_hours,
     unit_of,
 )
-from bursar.core.tree import Tenant, Tree, tenant_scope
+from bursar.core.tree import Namespace, ResourceQuota, ScopeTerm, Tenant, Tree, tenant_scope
 
 
 def test_gpus_of_all_makers_and_nodes_are_added_up() -> None:
@@ -71,6 +72,30 @@ def test_a_counter_that_limits_has_all_below_it_and_others_only_their_own() -> N
     assert bound_below(tree, counters, "top", ["cpu", "memory"]) == {"cpu": 15_000, "memory": 0}
     assert bound_below(tree, counters, "mid", ["cpu"]) == {"cpu": 6000}
     assert bound_below(tree, counters, "low", ["cpu"]) == {"cpu": 4000}
+
+
+def test_a_quota_is_the_tenants_own_or_the_sum_of_those_in_namespaces_below_it() -> None:
+    batch = (ScopeTerm("PriorityClass", "In", frozenset({"batch"})),)
+    tree = Tree(
+        tenants={
+            "top": Tenant("top", limits={"memory": 7}),
+            "low": Tenant("low", parent="top"),
+            "else": Tenant("else"),
+        },
+        namespaces={name: Namespace(name, tenant) for name, tenant in (("a", "top"), ("b", "low"), ("c", "else"))},
+        quotas={
+            "a": (
+                ResourceQuota("a", "one", {"cpu": 10, "memory": 4}),
+                ResourceQuota("a", "tighter", {"cpu": 8}),
+                ResourceQuota("a", "batch", {"cpu": 100}, terms=batch),
+            ),
+            "b": (ResourceQuota("b", "one", {"cpu": 1000, "pods": 5}, soft={"nodes": 3}),),
+            "c": (ResourceQuota("c", "one", {"cpu": 10_000}),),
+        },
+    )
+    assert quotas_below(tree, "top") == {"cpu": 8 + 100 + 1000, "memory": 7, "pods": 5}
+    assert quotas_below(tree, "low") == {"cpu": 1000, "pods": 5}
+    assert quotas_below(tree, "nobody") == {}
 
 
 def test_the_peak_of_several_is_the_highest_sum_of_one_time() -> None:

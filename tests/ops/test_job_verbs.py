@@ -51,7 +51,7 @@ async def lab(office: Office) -> Office:
 async def test_cancelling_what_waits_ends_it_at_once(lab: Office) -> None:
     await job(lab, parallelism=3)
     cancelled = document(await cancel(lab))["status"]
-    assert (cancelled["phase"], cancelled["message"]) == ("Cancelled", "Cancelled: superseded")
+    assert (cancelled["phase"], cancelled["cancellationReason"]) == ("Cancelled", "superseded")
     assert cancelled["active"] == 0
     assert await phases(lab) == {}
     assert (await counters(lab))["tenant:lab", GPU].accepted == 0
@@ -65,7 +65,8 @@ async def test_cancelling_what_runs_waits_for_its_end(lab: Office) -> None:
     await run(lab, "train-0", "train-1")
     cancelling = document(await cancel(lab))["status"]
     assert cancelling["phase"] == "Cancelling"
-    assert cancelling["message"] == "Graceful cancellation initiated, 60s grace period: superseded"
+    assert cancelling["message"] == "Graceful cancellation initiated, 60s grace period"
+    assert cancelling["cancellationReason"] == "superseded"
     assert await phases(lab) == {"train-0": "Terminating", "train-1": "Terminating"}
     one = document(await allocation_ops.report(lab, _running("train-0")))
     assert one["metadata"]["deletionGracePeriodSeconds"] == 60

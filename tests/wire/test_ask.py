@@ -41,7 +41,7 @@ from bursar.wire.ask import (
 from bursar.wire.document import encode, encode_object
 from bursar.wire.job import JOB, Job
 from bursar.wire.meta import LabelSelector
-from bursar.wire.node import capacity_in
+from bursar.wire.node import allocatable_in, capacity_in
 
 PRIORITIES = {
     "high": PriorityClassView(1000),
@@ -391,6 +391,14 @@ def test_how_large_a_node_is() -> None:
         "nvidia.com/gpu": 6000,
     }
     assert capacity_in(b'{"metadata":{"name":"n"}}', b"{}") == {}
+
+
+def test_what_a_node_can_give_when_it_is_empty() -> None:
+    spec = {"capacity": {"cpu": "96", "memory": "1152Gi"}, "allocatable": {"cpu": "94", "nvidia.com/gpu": "8"}}
+    doc = encode({"metadata": {"name": "n"}, "spec": {**spec, "cpuOvercommit": 1.5}})
+    assert allocatable_in(doc, b"{}") == {"cpu": 141_000, "memory": 1152 << 30, "nvidia.com/gpu": 8000}
+    assert allocatable_in(doc, encode({"allocatable": {"nvidia.com/gpu": "6"}}))["nvidia.com/gpu"] == 6000
+    assert allocatable_in(b'{"metadata":{"name":"n"}}', b"{}") == {}
 
 
 def test_a_tenants_place_in_the_fair_share() -> None:

@@ -23,7 +23,7 @@ from bursar.api.route import Answer, Call, Outcome
 from bursar.core.allocation import Phase
 from bursar.core.object import Key
 from bursar.core.patch import PatchError, json_patch, merge, strategic
-from bursar.core.quantity import format_amount
+from bursar.core.quantity import format_granted
 from bursar.core.refusal import Cause, Code, Refusal, field_fault, invalid
 from bursar.core.selector import SelectorError, parse
 from bursar.ops.allocation import Report, report, request_in
@@ -96,7 +96,7 @@ async def _release_all(call: Call, query: Query, wanted: BulkRelease) -> Outcome
             for name, value in request.requests.items():
                 freed[name] = freed.get(name, 0) + value * request.nodes
     failed = sum(isinstance(one, Refusal) and one.code is not Code.NOT_FOUND for one in replies)
-    totals = {name: format_amount(name, value) for name, value in sorted(freed.items())}
+    totals = {name: format_granted(name, value) for name, value in sorted(freed.items())}
     return Answer(200, encode(Released(released, failed, totals)))
 
 

@@ -16,7 +16,7 @@ from bursar.core.answer import Figures, QueueFigures
 from bursar.core.claim import State
 from bursar.core.liveness import is_alarming
 from bursar.core.node import WHOLE
-from bursar.core.quantity import format_amount
+from bursar.core.quantity import format_granted
 from bursar.core.refusal import Refusal
 from bursar.ops.claim import load_pool
 from bursar.ops.cluster import Totals
@@ -40,21 +40,21 @@ class NodeCounts(msgspec.Struct, rename="camel"):
 
 
 class MeasuredResource(msgspec.Struct, rename="camel"):
-    """What there is of a resource; `used` where nodes measure it."""
+    """What there is of a resource; `used` and `utilization` are null where no node measures it."""
 
     capacity: str
     allocatable: str
     requested: str
-    used: str | UnsetType = UNSET
-    utilization: float | UnsetType = UNSET
+    used: str | None
+    utilization: float | None
 
 
 class CountedDevices(msgspec.Struct, rename="camel"):
     capacity: int | float
     allocatable: int | float
     requested: int | float
-    used: int | float | UnsetType = UNSET
-    utilization: float | UnsetType = UNSET
+    used: int | float | None
+    utilization: float | None
 
 
 class ClusterFigures(msgspec.Struct, rename="camel"):
@@ -131,17 +131,12 @@ def _cluster(totals: Totals) -> ClusterFigures:
 def _measured(totals: Totals, name: str) -> MeasuredResource:
     allocatable, used = totals.allocatable.get(name, 0), totals.used.get(name)
     return MeasuredResource(
-        _text(name, totals.capacity.get(name, 0)),
-        _text(name, allocatable),
-        _text(name, totals.requested.get(name, 0)),
-        UNSET if used is None else _text(name, used),
-        UNSET if used is None else _part(used, allocatable),
+        format_granted(name, totals.capacity.get(name, 0)),
+        format_granted(name, allocatable),
+        format_granted(name, totals.requested.get(name, 0)),
+        None if used is None else format_granted(name, used),
+        None if used is None else _part(used, allocatable),
     )
-
-
-def _text(name: str, amount: int) -> str:
-    """Sums of cpu are told in thousandths, as they are added up."""
-    return f"{amount}m" if name == "cpu" else format_amount(name, amount)
 
 
 def _gpus(totals: Totals) -> CountedDevices:
@@ -156,8 +151,8 @@ def _gpus(totals: Totals) -> CountedDevices:
         _devices(total(totals.capacity)),
         _devices(allocatable),
         _devices(total(totals.requested)),
-        UNSET if used is None else _devices(used),
-        UNSET if used is None else _part(used, allocatable),
+        None if used is None else _devices(used),
+        None if used is None else _part(used, allocatable),
     )
 
 

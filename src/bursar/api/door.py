@@ -220,9 +220,13 @@ class Door:
 
 
 def _refused(refusal: Refusal, scope: Scope, call: Call | Refusal, request_id: str) -> Answer:
-    resource, name = ("", "") if isinstance(call, Refusal) else (call.route.resource, call.parameters.get("name", ""))
+    if isinstance(call, Refusal):
+        metrics.count_refusal(refusal, scope["method"], "")
+        return answer_of(refusal, request_id)
+    resource, kind = call.route.resource, call.route.kind
     metrics.count_refusal(refusal, scope["method"], resource)
-    return answer_of(refusal, request_id, resource=resource, name=name)
+    name = call.parameters.get("name", "") or call.subject
+    return answer_of(refusal, request_id, resource=resource, kind=kind.name if kind is not None else "", name=name)
 
 
 def _account(scope: Scope, route: Route | None, status: int, seconds: float, request_id: str) -> None:

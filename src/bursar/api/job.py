@@ -33,6 +33,7 @@ class CancelJob(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
 class CancelledStatus(msgspec.Struct, rename="camel"):
     phase: str
     message: str
+    cancellation_reason: str | UnsetType = UNSET
 
 
 class Cancelled(msgspec.Struct, rename="camel"):
@@ -97,7 +98,8 @@ async def cancel(call: Call) -> Outcome:
 def _cancelled(reply: Reply) -> Answer:
     assert isinstance(reply, Written)
     status = msgspec.json.decode(reply.status)
-    return Answer(200, encode(Cancelled(CancelledStatus(status["phase"], status.get("message", "")))))
+    told = CancelledStatus(status["phase"], status.get("message", ""), status.get("cancellationReason", UNSET))
+    return Answer(200, encode(Cancelled(told)))
 
 
 async def boost(call: Call) -> Outcome:

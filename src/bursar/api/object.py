@@ -189,6 +189,7 @@ async def create_object(call: Call, kind: Kind, body: Body) -> Outcome:
     if isinstance(dry, Refusal):
         return dry
     one = body.object
+    call.subject = one.metadata.name or ""
     if refusal := await adopt(call, kind, one):
         return refusal
     seen = await namespace_tenant(call, kind)

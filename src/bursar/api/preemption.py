@@ -10,7 +10,7 @@ from bursar.api.route import Answer, Call, Outcome
 from bursar.core.claim import SENSITIVE
 from bursar.core.eviction import Notice, Reason, Rule, admin_message
 from bursar.core.object import Key, Stored
-from bursar.core.quantity import format_amount
+from bursar.core.quantity import format_granted
 from bursar.core.refusal import Cause, Code, Refusal, field_fault
 from bursar.ops import evict as ops
 from bursar.ops.allocation import request_in
@@ -87,6 +87,6 @@ def _answer(reply: Reply) -> Answer:
     assert isinstance(reply, Written)
     notice = msgspec.json.decode(reply.status)["eviction"]
     request = request_in(reply.doc)
-    freed = {name: format_amount(name, value * request.nodes) for name, value in request.requests.items()}
+    freed = {name: format_granted(name, value * request.nodes) for name, value in request.requests.items()}
     made = Preemption(notice["id"], reply.key.name, "Initiated", notice["deadline"], freed)
     return Answer(201, encode(made))

@@ -60,14 +60,18 @@ def status_of(refusal: Refusal, resource: str = "") -> tuple[int, str]:
     return TABLE[refusal.code]
 
 
-def body_of(refusal: Refusal, request_id: str, *, resource: str = "", name: str = "") -> dict[str, Any]:
-    """Kubernetes' Status, with our code, hint and numbers among the details."""
+def body_of(refusal: Refusal, request_id: str, *, resource: str = "", kind: str = "", name: str = "") -> dict[str, Any]:
+    """Kubernetes' Status, with our code, hint and numbers among the details.
+
+    As in Kubernetes `details.kind` is the kind of what is invalid (`Job`), and else the resource (`jobs`): kubectl
+    prints "The Job "train" is invalid".
+    """
     status, reason = status_of(refusal, resource)
     details: dict[str, Any] = {"code": refusal.code}
     if name:
         details["name"] = name
     if resource:
-        details["kind"] = resource
+        details["kind"] = kind if kind and reason == "Invalid" else resource
     if refusal.hint:
         details["hint"] = refusal.hint
     if refusal.causes:
@@ -116,6 +120,7 @@ def answer_of(
     request_id: str,
     *,
     resource: str = "",
+    kind: str = "",
     name: str = "",
     headers: Mapping[str, str] | None = None,
 ) -> Answer:
@@ -128,4 +133,5 @@ def answer_of(
         extra["Connection"] = "close"
     if status == 401:
         extra["WWW-Authenticate"] = 'Bearer realm="bursar"'
-    return Answer(status, _encode(body_of(refusal, request_id, resource=resource, name=name)), headers=extra)
+    body = body_of(refusal, request_id, resource=resource, kind=kind, name=name)
+    return Answer(status, _encode(body), headers=extra)

@@ -29,6 +29,7 @@ class Call:
     headers: Mapping[str, str]  # lower-case names
     body: bytes = b""
     peer: str = ""  # the address that the connection comes from
+    subject: str = ""  # the name of the object that the body is of, for refusals of what the path does not name
 
     @property
     def is_local(self) -> bool:

@@ -17,12 +17,12 @@ from bursar.core.budget import BudgetHours
 from bursar.core.duration import DurationError, parse_seconds
 from bursar.core.hours import EVERYBODY, Used
 from bursar.core.object import Key, Stored
-from bursar.core.quantity import UNLIMITED, format_amount
+from bursar.core.quantity import format_amount
 from bursar.core.quota import Counter
 from bursar.core.refusal import Code, Refusal, field_fault, invalid
 from bursar.core.remaining import Remaining
-from bursar.core.report import Uses, add_up, average, bound_below, is_metered, peaks_together, together
-from bursar.core.tree import Row, Tree, effective_limits, subtree, tenant_scope
+from bursar.core.report import Uses, add_up, average, bound_below, is_metered, peaks_together, quotas_below, together
+from bursar.core.tree import Row, Tree, subtree, tenant_scope
 from bursar.ops.hours import BudgetUse, believed, load_budget_days
 from bursar.ops.object import submitter
 from bursar.ops.office import now, timestamp
@@ -289,7 +289,7 @@ async def _peaks(
 def _figures(
     tree: Tree, name: str, whole: Uses, peaks: dict[str, int], counters: dict[Row, Counter], seconds: int
 ) -> dict[str, PeriodFigures]:
-    limits = effective_limits(tree, tree.tenants[name]) if name in tree.tenants else {}
+    limits = quotas_below(tree, name)
     totals: dict[str, int] = defaultdict(int)
     for (resource, _), one in whole.items():
         totals[resource] += one.total
@@ -297,8 +297,7 @@ def _figures(
     bound = bound_below(tree, counters, name, sorted(one for one in named if is_metered(one)))
     figures: dict[str, PeriodFigures] = {}
     for resource, current in bound.items():
-        limit = limits.get(resource)
-        quota = limit.value if limit is not None and limit.value != UNLIMITED else None
+        quota = limits.get(resource)
         figures[resource] = PeriodFigures(
             quota=None if quota is None else format_amount(resource, quota),
             current_usage=format_amount(resource, current),

@@ -37,7 +37,8 @@ def cancel(connection: Connection, names: Sequence[str], reason: str, grace_peri
     for name in names:
         try:
             status = jobs.cancel(name, reason=reason, grace_period_seconds=grace_period)["status"]
-            click.echo(f"job/{name} {status['phase'].lower()}: {status['message']}")
+            why = f" ({status['cancellationReason']})" if status.get("cancellationReason") else ""
+            click.echo(f"job/{name} {status['phase'].lower()}: {status['message']}{why}")
         except BursarError as error:
             outcomes.failed(error)
     outcomes.leave()

@@ -75,6 +75,11 @@ def format_amount(dimension: str, amount: int) -> str:
     return str(amount)
 
 
+def format_granted(dimension: str, amount: int) -> str:
+    """An amount that was given, freed or measured: cpu is told in millicores, everything else canonically."""
+    return f"{amount}m" if dimension == "cpu" else format_amount(dimension, amount)
+
+
 def canonical(dimension: str, text: object) -> str:
     """The text as Bursar answers it: `8192Mi` of memory comes back as `8Gi`."""
     return format_amount(dimension, amount(dimension, text))

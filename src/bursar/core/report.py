@@ -11,9 +11,9 @@ from msgspec import Struct
 from bursar.core.cost import breakdown, is_gpu, nano_of
 from bursar.core.hours import HOUR, NODES, Used, hours
 from bursar.core.price import GIB, is_device
-from bursar.core.quantity import is_bytes
+from bursar.core.quantity import UNLIMITED, is_bytes
 from bursar.core.quota import Counter
-from bursar.core.tree import Row, Tree, limits_of, tenant_scope
+from bursar.core.tree import Row, ScopeTerm, Tree, limits_of, subtree, tenant_scope
 
 Metered = tuple[str, str]  # (resource, class)
 Uses = Mapping[Metered, Used]
@@ -87,6 +87,23 @@ def bound_below(tree: Tree, counters: Mapping[Row, Counter], tenant: str, dimens
         return own + sum(bound(child, dimension) for child in below[name])
 
     return {dimension: bound(tenant, dimension) for dimension in dimensions}
+
+
+def quotas_below(tree: Tree, tenant: str) -> dict[str, int]:
+    """What a tenant and all below it may use, by dimension: the tenant's own limit, else the sum of the ResourceQuotas
+    in their namespaces. Of several in one namespace that count the same work the lowest holds."""
+    below = subtree(tree, tenant)
+    lowest: dict[str, dict[tuple[str, frozenset[ScopeTerm]], int]] = defaultdict(dict)
+    for namespace in tree.namespaces.values():
+        if namespace.tenant not in below:
+            continue
+        for quota in tree.quotas.get(namespace.name, ()):
+            same = (namespace.name, frozenset(quota.terms))
+            for dimension, hard in quota.hard.items():
+                lowest[dimension][same] = min(hard, lowest[dimension].get(same, UNLIMITED))
+    sums = {dimension: sum(hards.values()) for dimension, hards in lowest.items()}
+    own = limits_of(tree, tenant)
+    return {name: limit for name, limit in {**sums, **own}.items() if limit < UNLIMITED}
 
 
 def peaks_together(rows: Iterable[tuple[int, str, int]]) -> dict[str, int]:

@@ -25,7 +25,7 @@ from bursar.core.node import NodeRoom, Placement
 from bursar.core.object import Key, Origin, Write
 from bursar.core.paying import Payment, leases_of, paid_by, payment_of
 from bursar.core.placing import Placing, Target, bound_charge, place
-from bursar.core.quantity import format_amount
+from bursar.core.quantity import format_granted
 from bursar.core.quota import Move
 from bursar.core.refusal import Cause, Code, Refusal
 from bursar.core.sheet import Sheet
@@ -48,7 +48,7 @@ ERA_EPOCHS = 1000
 Bound: TypeAlias = tuple[int, ...] | Refusal
 
 # Plans repeat a few amounts for ever.
-_text = lru_cache(4096)(format_amount)
+_text = lru_cache(4096)(format_granted)
 
 
 class Member(Struct, frozen=True):

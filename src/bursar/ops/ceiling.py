@@ -19,7 +19,7 @@ from bursar.store import ceiling as store
 from bursar.store.ceiling import Edition
 from bursar.store.database import Connection, Database
 from bursar.wire.allocation import AllocationSpec, Resources, requests_of
-from bursar.wire.node import capacity_in
+from bursar.wire.node import allocatable_in
 
 if TYPE_CHECKING:
     from bursar.ops.office import Office
@@ -103,10 +103,10 @@ class CeilingCache:
         if edition == self._edition:
             return
         changed = await store.load_nodes(db, self._edition.revision)
-        sizes = {**self._sizes, **{name: capacity_in(doc, status) for name, doc, status in changed}}
+        sizes = {**self._sizes, **{name: allocatable_in(doc, status) for name, doc, status in changed}}
         if len(sizes) != edition.nodes:
             # Some are gone, or came meanwhile; which, only all of them tell.
-            sizes = {name: capacity_in(doc, status) for name, doc, status in await store.load_nodes(db)}
+            sizes = {name: allocatable_in(doc, status) for name, doc, status in await store.load_nodes(db)}
         # Most changes of a node are not of its size, and leave all that is known standing.
         if sizes != self._sizes:
             self._ceiling, self._fitting = ceiling_of(sizes.values()), set()

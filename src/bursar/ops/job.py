@@ -149,6 +149,8 @@ class CancelJob(JobCommand):
         if progress.phase in JOB_ENDED and progress.phase is not JobPhase.CANCELLED:
             return _ended(self.key, progress.phase)
         left = self.release(sheet, [one for one in owned if not has_ended(one)], self.grace_seconds)
+        if self.reason:
+            before = replace(before, status=encode({**status_of(before), "cancellationReason": self.reason}))
         after = with_progress(before, self._progress(progress, left, sheet.now), timestamp(sheet.now))
         return sheet.put(after, self.origin)
 
@@ -157,12 +159,11 @@ class CancelJob(JobCommand):
         return [(turns[one.key.name], one) for one in owned]
 
     def _progress(self, progress: Progress, left: int, at: datetime) -> Progress:
-        why = f": {self.reason}" if self.reason else ""
-        progress = replace(progress, active=left, reason="UserRequested")
+        words = f"Graceful cancellation initiated, {self.grace_seconds}s grace period"
+        progress = replace(progress, active=left, reason="UserRequested", message=words)
         if left:
-            words = f"Graceful cancellation initiated, {self.grace_seconds}s grace period{why}"
-            return replace(progress, phase=JobPhase.CANCELLING, message=words)
-        return replace(progress, phase=JobPhase.CANCELLED, message=f"Cancelled{why}", boost=None, ended_at=at)
+            return replace(progress, phase=JobPhase.CANCELLING)
+        return replace(progress, phase=JobPhase.CANCELLED, boost=None, ended_at=at)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

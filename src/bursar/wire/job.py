@@ -71,6 +71,7 @@ class JobStatus(Wire):
     user: Text = UNSET  # who submitted it: their account pays for its allocations
     reason: Text = UNSET
     message: Text = UNSET
+    cancellation_reason: Text = UNSET  # why it was cancelled, in the words of who did
     active: int | UnsetType = UNSET
     succeeded: int | UnsetType = UNSET
     failed: int | UnsetType = UNSET

@@ -123,6 +123,15 @@ _decode_offered = msgspec.json.Decoder(_Offered).decode
 _decode_offer = msgspec.json.Decoder(_Offer).decode
 
 
+def allocatable_in(doc: bytes, status: bytes) -> dict[str, int]:
+    """What a stored node can give when it is empty: the same as `allocatable_of` says of a decoded one."""
+    spec, now = _decode_offered(doc).spec, _decode_offer(status)
+    result = {**amounts(spec.capacity), **amounts(spec.allocatable), **amounts(now.allocatable)}
+    if "cpu" in result:
+        result["cpu"] = int(result["cpu"] * spec.cpu_overcommit)
+    return result
+
+
 def capacity_in(doc: bytes, status: bytes) -> dict[str, int]:
     """How large a stored node is, whatever of it can be given now; cpu is scaled by the overcommit, memory never.
 
