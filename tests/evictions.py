@@ -8,10 +8,10 @@ from bursar.core.allocation import Phase
 from bursar.core.charge import Amounts
 from bursar.core.eviction import Notice, Reason, Rule
 from bursar.core.object import Key, Stored
-from bursar.ops.allocation import Report, report
 from bursar.ops.command import Reply
 from bursar.ops.evict import evict
 from bursar.ops.office import Office
+from bursar.ops.report import Report, report
 from bursar.store import node as node_store
 from hourly import assert_hours_agree
 from offices import TEST, allocation, assert_counters_equal_charges, bind, code, get

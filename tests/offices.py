@@ -16,6 +16,7 @@ from bursar.core.tree import Row
 from bursar.ops import allocation as allocation_ops
 from bursar.ops import bind as bind_ops
 from bursar.ops import object as object_ops
+from bursar.ops import report as report_ops
 from bursar.ops.bootstrap import bootstrap
 from bursar.ops.command import Reply, Written
 from bursar.ops.dispatch import change_command, create_command, delete_command
@@ -163,9 +164,7 @@ async def end(office: Office, namespace: str, name: str, phase: Phase = Phase.SU
     stored = await object_ops.get(office, key)
     if isinstance(stored, Refusal):
         return stored
-    return await allocation_ops.report(
-        office, allocation_ops.Report(key=key, origin=TEST, phase=phase, gang=stored.gang)
-    )
+    return await report_ops.report(office, report_ops.Report(key=key, origin=TEST, phase=phase, gang=stored.gang))
 
 
 def document(reply: Reply) -> dict[str, Any]:

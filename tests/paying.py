@@ -8,10 +8,10 @@ from bursar.core.allocation import Phase
 from bursar.core.billing import Billing
 from bursar.core.object import Key, Origin
 from bursar.ops import object as object_ops
-from bursar.ops.allocation import Report, report
 from bursar.ops.command import Reply
 from bursar.ops.dispatch import create_command
 from bursar.ops.office import Office
+from bursar.ops.report import Report, report
 from bursar.wire.kinds import BY_NAME
 from ledgers import priced
 from offices import TEST, change, code, create, get

@@ -240,7 +240,7 @@ async def test_its_table_tells_how_far_it_is(site: Site) -> None:
 
 async def test_a_change_of_labels_leaves_all_that_is_known_of_it(site: Site) -> None:
     where = await site.namespace()
-    await site.post(f"namespaces/{where}/jobs", job(parallelism=2, completions=3))
+    await site.post(f"namespaces/{where}/jobs", job(parallelism=2, completions=3, backoffSeconds=0))
     await running(site, where, "train-0", "train-1")
     await report(site, where, "train-0", "Succeeded")
     await report(site, where, "train-1", "Failed")

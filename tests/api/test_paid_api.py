@@ -12,9 +12,9 @@ from bursar.core.allocation import Phase
 from bursar.core.lease import FROZEN
 from bursar.core.object import Key
 from bursar.loops.schedule import run_schedule
-from bursar.ops.allocation import Report, report
 from bursar.ops.leader import resign, stand
 from bursar.ops.pay import pay_on
+from bursar.ops.report import Report, report
 from houses import TABLE, Document, Reply, Site, allocation, eventually
 from ledgers import funded, priced
 from offices import TEST, bind, code

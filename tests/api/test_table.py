@@ -88,6 +88,14 @@ def test_a_failure_without_a_reason_tells_its_exit_code(status: dict[str, Any], 
     assert one["rows"][0]["cells"][names.index("Reason")] == shown
 
 
+def test_work_on_several_nodes_shows_how_many_and_what_each_gives() -> None:
+    status = {"phase": "Running", "nodeName": "a", "nodes": [{"name": name} for name in "abcd"]}
+    spec = {"resources": {"requests": {"nvidia.com/gpu": "8"}}, "nodes": 4}
+    document = {**DOCUMENT, "spec": spec, "status": status}
+    (row,) = table(ALLOCATION, [document], now_seconds=NOW, list_meta={})["rows"]
+    assert {"4x8", "a +3"} <= set(row["cells"])
+
+
 def test_rows_carry_what_the_client_asks_for() -> None:
     (metadata_only,) = table(ALLOCATION, [DOCUMENT], now_seconds=NOW)["rows"]
     assert metadata_only["object"] == {

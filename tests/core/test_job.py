@@ -17,6 +17,7 @@ from bursar.core.job import (
     Step,
     Turn,
     all_turns,
+    backoff,
     format_indexes,
     next_look,
     next_step,
@@ -210,3 +211,56 @@ def test_whatever_happens_it_ends_and_never_runs_more_at_once_than_it_may(
         assert progress.succeeded < completions
     assert (progress.phase is JobPhase.SUCCEEDED) == (progress.succeeded >= completions)
     assert (progress.phase is JobPhase.FAILED) == (progress.failed > backoff_limit and progress.succeeded < completions)
+
+
+# Trying again.
+
+
+@pytest.mark.parametrize(
+    ("base", "failures", "seconds"),
+    [(10, 0, 0), (10, 1, 10), (10, 2, 20), (10, 3, 40), (10, 6, 320), (10, 7, 360), (10, 9999, 360), (0, 5, 0)],
+)
+def test_the_pause_before_a_retry_doubles_up_to_six_minutes(base: int, failures: int, seconds: int) -> None:
+    assert backoff(base, failures) == seconds
+
+
+PATIENT = Plan(parallelism=2, completions=4, backoff_limit=5, backoff_seconds=10)
+
+
+def test_what_failed_is_tried_again_after_a_pause_and_the_rest_goes_on() -> None:
+    progress = Progress(JobPhase.RUNNING, started=3, completed=frozenset({1}), active=2, started_at=EARLIER)
+    step = after(progress, (0, Phase.FAILED), (2, Phase.RUNNING), plan=PATIENT)
+    assert step.create == (Turn(3),)
+    assert step.progress.retry_at == NOW + timedelta(seconds=10) == next_look(PATIENT, step.progress)
+    later = next_step(PATIENT, step.progress, seen((2, Phase.RUNNING)), NOW + timedelta(seconds=10))
+    assert later.create == (Turn(0, 1),)
+    assert later.progress.retry_at is None
+
+
+GANG = Plan(parallelism=3, completions=3, backoff_limit=1, as_set=True)
+GANG_RUNS = Progress(JobPhase.RUNNING, started=3, active=3, started_at=EARLIER)
+
+
+def test_a_set_waits_for_its_last_member_before_it_is_tried_again() -> None:
+    step = after(GANG_RUNS, (0, Phase.SUCCEEDED), (1, Phase.FAILED), (2, Phase.TERMINATING), plan=GANG)
+    assert step.create == ()
+    assert (step.progress.failed, step.progress.succeeded) == (1, 0)
+    again = after(step.progress, (2, Phase.FAILED), plan=GANG)
+    assert again.create == (Turn(0, 1), Turn(1, 1), Turn(2, 1))
+    assert again.progress.failed == 1
+    assert set(open_turns(again.progress)) == set(again.create)
+
+
+def test_members_of_a_set_that_fail_together_are_one_failure() -> None:
+    step = after(GANG_RUNS, (0, Phase.FAILED), (1, Phase.FAILED), (2, Phase.FAILED), plan=GANG)
+    assert (step.progress.failed, len(step.create)) == (1, 3)
+    last = after(step.progress, *((index, 1, Phase.FAILED) for index in range(3)), plan=GANG)
+    assert (last.progress.phase, last.progress.failed) == (JobPhase.FAILED, 2)
+
+
+def test_a_member_that_was_stopped_for_another_is_no_failure_of_the_job() -> None:
+    plan = Plan(parallelism=2, completions=4, backoff_limit=1)
+    members = [Member(Turn(0), Phase.FAILED, why="own"), Member(Turn(1), Phase.FAILED, why="other", spared=True)]
+    step = next_step(plan, RUNNING, members, NOW)
+    assert (step.progress.failed, step.progress.message) == (1, "own")
+    assert step.create == (Turn(0, 1), Turn(1, 1))

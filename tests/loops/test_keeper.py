@@ -18,12 +18,12 @@ from bursar.loops.commands import SCHEDULER
 from bursar.loops.world import Keeper, Lost
 from bursar.ops import job as job_ops
 from bursar.ops import object as object_ops
-from bursar.ops.allocation import Report, report
 from bursar.ops.bind import Bind, Member, Note, note
 from bursar.ops.bind import bind as bind_units
 from bursar.ops.command import Reply
 from bursar.ops.evict import Preempt, evict, preempt
 from bursar.ops.office import Office, now
+from bursar.ops.report import Report, report
 from bursar.store.database import Connection
 from bursar.store.listing import Query, load_page
 from bursar.wire.allocation import CHECKPOINT_INTERVAL, DATA_READY

@@ -5,10 +5,10 @@ from typing import Any
 
 from bursar.core.allocation import Phase
 from bursar.core.object import Key
-from bursar.ops.allocation import Report, report
 from bursar.ops.beat import Beat, Heard
 from bursar.ops.command import Written
 from bursar.ops.office import Office
+from bursar.ops.report import Report, report
 from bursar.store.beat import SeenBeat, UsageRow
 from offices import TEST, allocation, bind, code, delete, document, end, node
 

@@ -217,6 +217,15 @@ async def test_binding_tells_where_and_when_and_drops_what_was_said_of_the_wait(
     assert told["allocatedResources"] == {GPU: "1"}
 
 
+async def test_work_on_several_nodes_tells_all_of_them_and_what_it_holds_there(office: Office) -> None:
+    for name in ("n1", "n2"):
+        await node(office, name, gpu=2)
+    await allocation(office, "default", "a", spec={"nodes": 2}, gpu=2)
+    told = document(await bind(office, "default", "a", "n1", "n2"))["status"]
+    assert told["allocatedResources"] == {GPU: "4"}
+    assert told["conditions"][0]["message"] == "Placed on 2 nodes: n1, n2"
+
+
 async def test_each_placement_has_a_higher_epoch(office: Office) -> None:
     for name in ("n1", "n2"):
         await node(office, name, gpu=2)

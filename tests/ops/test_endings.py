@@ -1,22 +1,27 @@
 """How things end: node by node, together with their tokens, and seen by all who saw them before."""
 
+from typing import Any
+
+import msgspec
 import pytest
 
 from bursar.api.watch import Sight, event_type
 from bursar.core.access import Role
 from bursar.core.allocation import Phase
-from bursar.core.object import Key
+from bursar.core.eviction import Notice
+from bursar.core.object import Key, Stored
 from bursar.core.selector import parse, parse_fields
 from bursar.loops import upkeep
 from bursar.ops import object as object_ops
 from bursar.ops import token as token_ops
-from bursar.ops.allocation import Report, report
 from bursar.ops.bootstrap import bootstrap, first_objects
 from bursar.ops.command import Reply, Written
 from bursar.ops.dispatch import delete_command
+from bursar.ops.evict import evict
 from bursar.ops.feed import FedChange
 from bursar.ops.object import Preconditions
 from bursar.ops.office import Office, now
+from bursar.ops.report import Report, report
 from bursar.store import change as change_store
 from bursar.store import node as node_store
 from bursar.store.listing import Query
@@ -26,6 +31,7 @@ from offices import (
     allocation,
     assert_counters_equal_charges,
     bind,
+    bind_unit,
     code,
     counters,
     create,
@@ -69,6 +75,81 @@ async def test_work_that_failed_on_one_node_has_failed(office: Office) -> None:
     await bind(office, "default", "wide", "a", "b")
     await says(office, "a", "wide", Phase.FAILED)
     assert document(await says(office, "b", "wide", Phase.SUCCEEDED))["status"]["phase"] == "Failed"
+
+
+async def wide(office: Office, **spec: str) -> None:
+    for name in ("a", "b"):
+        await node(office, name, gpu=2)
+    await allocation(office, "default", "wide", spec={"nodes": 2, **spec}, gpu=2)
+    await bind(office, "default", "wide", "a", "b")
+
+
+async def fails(office: Office, name: str, on: str, exit_code: int, gang: str = "") -> Reply:
+    key = Key("Allocation", "default", name)
+    command = Report(key=key, origin=TEST, phase=Phase.FAILED, node=on, exit_code=exit_code, gang=gang)
+    return await report(office, command)
+
+
+async def test_the_first_node_that_fails_stops_the_others_and_its_exit_code_is_told(office: Office) -> None:
+    await wide(office)
+    first = document(await fails(office, "wide", "b", 5))["status"]
+    assert (first["phase"], first["reason"], first["message"]) == (
+        "Terminating", "MemberFailed", "exit code 5 on b"
+    )  # fmt: skip
+    async with office.database.reader() as db:
+        (left,) = await node_store.load_placements_on(db, ["a", "b"])
+    assert (left.node, left.wanted) == ("a", False)
+    last = document(await fails(office, "wide", "a", 143))["status"]
+    assert (last["phase"], last["exitCode"], last["message"]) == ("Failed", 5, "exit code 5 on b")
+    assert last["failure"] == {"node": "b", "exitCode": 5}
+    assert [(one["name"], one["exitCode"]) for one in last["nodes"]] == [("a", 143), ("b", 5)]
+    assert "reason" not in last
+    await assert_counters_equal_charges(office)
+
+
+async def test_the_others_go_on_where_the_work_asked_for_that(office: Office) -> None:
+    await wide(office, onMemberFailure="wait")
+    first = document(await fails(office, "wide", "b", 5))["status"]
+    assert first["phase"] == "Scheduled"
+    last = document(await says(office, "a", "wide", Phase.SUCCEEDED))["status"]
+    assert (last["phase"], last["exitCode"], last["message"]) == ("Failed", 5, "exit code 5 on b")
+
+
+async def test_a_member_that_fails_stops_its_gang_and_nothing_else(office: Office) -> None:
+    await node(office, "a", gpu=8)
+    gang = {"gangScheduling": {"groupId": "ring", "minMembers": 3}}
+    for name in ("one", "two", "three"):
+        await allocation(office, "default", name, spec=gang, gpu=1)
+    await allocation(office, "default", "alone", gpu=1)
+    assert code(await bind_unit(office, "default", dict.fromkeys(("one", "two", "three"), ("a",)))) == "ok"
+    await bind(office, "default", "alone", "a")
+    failed = document(await fails(office, "two", "a", 3, gang="ring"))["status"]
+    assert (failed["phase"], failed["exitCode"]) == ("Failed", 3)
+    for name in ("one", "three"):
+        told = document_of(await get(office, "Allocation", "default", name))
+        assert (told["phase"], told["eviction"]["requeue"]) == ("Terminating", False)
+        assert told["message"] == "two failed: exit code 3 on a"
+        ended = document(await fails(office, name, "a", 143, gang="ring"))["status"]
+        assert (ended["phase"], ended["reason"]) == ("Failed", "MemberFailed")
+    assert document_of(await get(office, "Allocation", "default", "alone"))["phase"] == "Scheduled"
+    await assert_counters_equal_charges(office)
+
+
+async def test_work_that_was_preempted_says_so_when_it_runs_again(office: Office) -> None:
+    await node(office, "a", gpu=2)
+    await allocation(office, "default", "one", gpu=1)
+    await bind(office, "default", "one", "a")
+    one = await get(office, "Allocation", "default", "one")
+    await evict(office, one, Notice("Preempted", "Admin", "root", "Preempted by root"), TEST)
+    await says(office, "a", "one", Phase.FAILED)
+    again = document(await bind(office, "default", "one", "a"))["status"]
+    assert (again["restarts"], again["lastRestart"]["reason"]) == (1, "Preempted")
+    assert "message" not in again
+
+
+def document_of(stored: Stored) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.json.decode(stored.status)
+    return found
 
 
 async def test_a_report_that_says_nothing_new_is_no_change(office: Office) -> None:

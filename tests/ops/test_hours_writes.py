@@ -10,11 +10,11 @@ from bursar.core.allocation import Phase
 from bursar.core.object import Key, Origin
 from bursar.core.refusal import Refusal
 from bursar.ops import object as object_ops
-from bursar.ops.allocation import Report
 from bursar.ops.command import Command
 from bursar.ops.dispatch import create_command
 from bursar.ops.fence import fence
 from bursar.ops.office import Office
+from bursar.ops.report import Report
 from bursar.wire.kinds import BY_NAME
 from evictions import assert_books_balance, key, running, says, status, stop
 from hourly import assert_hours_agree, opened_now, records

@@ -11,9 +11,9 @@ from bursar.core.object import Key, Origin
 from bursar.core.refusal import Refusal
 from bursar.core.value import replace
 from bursar.loops.upkeep import finish_namespaces
-from bursar.ops import allocation as allocation_ops
 from bursar.ops import job as job_ops
 from bursar.ops import object as object_ops
+from bursar.ops import report as report_ops
 from bursar.ops.command import Reply, Written
 from bursar.ops.dispatch import delete_command
 from bursar.ops.jobstep import step
@@ -68,7 +68,7 @@ async def test_cancelling_what_runs_waits_for_its_end(lab: Office) -> None:
     assert cancelling["message"] == "Graceful cancellation initiated, 60s grace period"
     assert cancelling["cancellationReason"] == "superseded"
     assert await phases(lab) == {"train-0": "Terminating", "train-1": "Terminating"}
-    one = document(await allocation_ops.report(lab, _running("train-0")))
+    one = document(await report_ops.report(lab, _running("train-0")))
     assert one["metadata"]["deletionGracePeriodSeconds"] == 60
     await finish(lab, "train-0", phase=Phase.CANCELLED)
     await step(lab, key())
@@ -82,8 +82,8 @@ async def test_cancelling_what_runs_waits_for_its_end(lab: Office) -> None:
     await assert_counters_equal_charges(lab)
 
 
-def _running(name: str) -> allocation_ops.Report:
-    return allocation_ops.Report(key=Key("Allocation", "lab", name), origin=TEST, phase=Phase.TERMINATING)
+def _running(name: str) -> report_ops.Report:
+    return report_ops.Report(key=Key("Allocation", "lab", name), origin=TEST, phase=Phase.TERMINATING)
 
 
 async def test_what_has_ended_is_not_cancelled(lab: Office) -> None:

@@ -1,16 +1,16 @@
 """Jobs on a real database: made whole or not at all, and stepped once however many try."""
 
 import asyncio
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import msgspec
 import pytest
 
 from bursar.core.allocation import Phase
 from bursar.core.object import Key, Stored
-from bursar.ops import allocation as allocation_ops
 from bursar.ops import jobstep
 from bursar.ops import object as object_ops
+from bursar.ops import report as report_ops
 from bursar.ops.jobstep import Stepped, step
 from bursar.ops.office import Office, now
 from jobs import cancel, eight_gpus, finish, job, key, phases, run, status, stored
@@ -26,6 +26,7 @@ from offices import (
     create,
     delete,
     document,
+    get,
     namespace,
     opened,
     refusal,
@@ -156,7 +157,7 @@ async def test_the_allocations_of_a_gang_job_are_one_gang(lab: Office) -> None:
 
 async def test_a_failed_member_is_replaced_in_its_gang_and_the_last_ones_form_a_smaller_one(lab: Office) -> None:
     template = {"gangScheduling": {"minMembers": 3}}
-    await job(lab, parallelism=3, backoffLimit=5, template=template)
+    await job(lab, parallelism=3, backoffLimit=5, template=template, onMemberFailure="wait")
     await run(lab, "train-0", "train-1", "train-2")
     await finish(lab, "train-0", phase=Phase.FAILED)
     await step(lab, key())
@@ -178,7 +179,8 @@ async def test_a_failed_member_is_replaced_in_its_gang_and_the_last_ones_form_a_
 
 async def test_what_fails_in_a_gang_that_became_smaller_joins_it_again(lab: Office) -> None:
     first = [f"train-{index}" for index in range(4)]
-    await job(lab, parallelism=4, completions=6, backoffLimit=5, template={"gangScheduling": {"minMembers": 4}})
+    template = {"gangScheduling": {"minMembers": 4}, "onMemberFailure": "wait"}
+    await job(lab, parallelism=4, completions=6, backoffLimit=5, template=template)
     await run(lab, *first)
     await finish(lab, *first)
     await step(lab, key())
@@ -195,6 +197,46 @@ async def test_what_fails_in_a_gang_that_became_smaller_joins_it_again(lab: Offi
     await step(lab, key())
     assert (await status(lab))["phase"] == "Succeeded"
     await assert_counters_equal_charges(lab)
+
+
+async def test_a_gang_whose_member_failed_is_tried_again_as_a_set(lab: Office) -> None:
+    await job(lab, parallelism=3, backoffLimit=1, template={"gangScheduling": {}})
+    await run(lab, "train-0", "train-1", "train-2")
+    await finish(lab, "train-0")
+    failing = report_ops.Report(
+        key=Key("Allocation", "lab", "train-1"), origin=TEST, phase=Phase.FAILED, exit_code=5, gang="train", node="n1"
+    )
+    await report_ops.report(lab, failing)
+    await step(lab, key())
+    assert await phases(lab) == {"train-0": "Succeeded", "train-1": "Failed", "train-2": "Terminating"}
+    stopped = msgspec.json.decode((await get(lab, "Allocation", "lab", "train-2")).status)
+    assert (stopped["reason"], stopped["message"]) == ("MemberFailed", "train-1 failed: exit code 5 on n1")
+    await finish(lab, "train-2", phase=Phase.FAILED)
+    await step(lab, key())
+    again = {name: phase for name, phase in (await phases(lab)).items() if phase == "Pending"}
+    assert sorted(again) == ["train-0-1", "train-1-1", "train-2-1"]
+    now = await status(lab)
+    assert (now["failed"], now["succeeded"], now["message"]) == (1, 0, "train-1: exit code 5")
+    await run(lab, *again)
+    await finish(lab, *again)
+    await step(lab, key())
+    ended = await status(lab)
+    assert (ended["phase"], ended["succeeded"], ended["failed"]) == ("Succeeded", 3, 1)
+    await assert_counters_equal_charges(lab)
+
+
+async def test_between_two_tries_there_is_a_pause(lab: Office) -> None:
+    await job(lab, backoffLimit=2, backoffSeconds=300)
+    await run(lab, "train-0")
+    await finish(lab, "train-0", phase=Phase.FAILED)
+    stepped = await step(lab, key())
+    assert await phases(lab) == {"train-0": "Failed"}
+    retry_at = datetime.fromisoformat((await status(lab))["nextRetryTime"])
+    assert stepped is not None
+    assert stepped.look_at == retry_at
+    await step(lab, key(), retry_at)
+    assert await phases(lab) == {"train-0": "Failed", "train-0-1": "Pending"}
+    assert "nextRetryTime" not in await status(lab)
 
 
 # Going on.
@@ -243,10 +285,10 @@ async def test_the_rest_is_released_when_enough_have_succeeded(lab: Office) -> N
 async def test_what_fails_is_tried_again_under_another_name_until_the_limit(lab: Office) -> None:
     await job(lab, backoffLimit=1)
     await run(lab, "train-0")
-    command = allocation_ops.Report(
+    command = report_ops.Report(
         key=Key("Allocation", "lab", "train-0"), origin=TEST, phase=Phase.FAILED, reason="OOMKilled"
     )
-    await allocation_ops.report(lab, command)
+    await report_ops.report(lab, command)
     await step(lab, key())
     assert await phases(lab) == {"train-0": "Failed", "train-0-1": "Pending"}
     assert (await status(lab))["failedTries"] == {"0": 1}

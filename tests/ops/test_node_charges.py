@@ -11,11 +11,12 @@ from bursar.core.placing import Target
 from bursar.core.quota import Counter
 from bursar.ops import bind as bind_ops
 from bursar.ops import object as object_ops
-from bursar.ops.allocation import Report, request_in
+from bursar.ops.allocation import request_in
 from bursar.ops.bind import Bind
 from bursar.ops.command import Written
 from bursar.ops.dispatch import change_command
 from bursar.ops.office import Office
+from bursar.ops.report import Report
 from bursar.store import node as node_store
 from bursar.wire.kinds import BY_NAME
 from offices import (

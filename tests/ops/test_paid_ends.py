@@ -12,7 +12,6 @@ from bursar.core.object import Key, Stored
 from bursar.core.refusal import Refusal
 from bursar.ops import ledger
 from bursar.ops import object as object_ops
-from bursar.ops.allocation import Report
 from bursar.ops.batch import Walk
 from bursar.ops.bind import Bind
 from bursar.ops.command import Command, Reply
@@ -20,6 +19,7 @@ from bursar.ops.fence import Fenced, fence
 from bursar.ops.ledger import Extend
 from bursar.ops.liveness import EndLost
 from bursar.ops.office import Office
+from bursar.ops.report import Report
 from bursar.store import ledger as ledger_store
 from evictions import status, stop
 from ledgers import assert_books_balance, funded, pass_time, stop_clock

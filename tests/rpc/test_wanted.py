@@ -197,7 +197,7 @@ async def make_unreadable(office: Office, name: str) -> None:
     """As if its status had been written by somebody who means something else by it."""
     async with office.database.reader() as db:
         await db.execute(
-            "UPDATE object SET status = jsonb_set(status::jsonb, '{allocatedResources}', '7')::json WHERE name = $1",
+            "UPDATE object SET status = jsonb_set(status::jsonb, '{message}', '7')::json WHERE name = $1",
             name,
         )
 

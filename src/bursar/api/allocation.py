@@ -26,8 +26,9 @@ from bursar.core.patch import PatchError, json_patch, merge, strategic
 from bursar.core.quantity import format_granted
 from bursar.core.refusal import Cause, Code, Refusal, field_fault, invalid
 from bursar.core.selector import SelectorError, parse
-from bursar.ops.allocation import Report, report, request_in
+from bursar.ops.allocation import request_in
 from bursar.ops.command import Written
+from bursar.ops.report import Report, report
 from bursar.store import listing
 from bursar.store.listing import Query
 from bursar.wire.allocation import AllocationStatus

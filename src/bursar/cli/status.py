@@ -197,6 +197,7 @@ def words(document: Document) -> str:
         parts = [standing(now)]
         if phase in ("Scheduled", "Running") and message:
             parts.append(message)
+    parts += _restarts(now)
     return " ".join("; ".join(parts).split())
 
 
@@ -209,6 +210,15 @@ def _ran(now: Document) -> Iterator[str]:
     yield f"ran {format_age(int((over - begun).total_seconds()))}"
 
 
+def _restarts(now: Document) -> Iterator[str]:
+    """How often it was stopped and began again, and why the last time."""
+    if not now.get("restarts"):
+        return
+    last = now.get("lastRestart") or {}
+    at = str(last.get("time") or "")[11:16]
+    yield f"restarts: {now['restarts']} ({str(last.get('reason') or 'requeued').lower()}{f' at {at}' if at else ''})"
+
+
 def _job_words(document: Document, now: Document) -> Iterator[str]:
     spec = document.get("spec") or {}
     wanted = spec.get("completions") or spec.get("parallelism") or 1
@@ -218,6 +228,8 @@ def _job_words(document: Document, now: Document) -> Iterator[str]:
     yield f"{now.get('succeeded') or 0} of {wanted} done{open_}{failed}"
     if now.get("queuePosition"):
         yield f"number {now['queuePosition']} in line"
+    if now.get("nextRetryTime"):
+        yield f"tries again at {now['nextRetryTime']}"
     if blocked := _true(now.get("conditions") or (), "Blocked"):
         yield " ".join(str(blocked.get("message") or "").split())
     elif now.get("message"):

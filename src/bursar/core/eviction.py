@@ -1,4 +1,4 @@
-"""Stopping work so that it waits again: why it is stopped, and what becomes of it when its nodes have spoken."""
+"""Stopping work: why it is stopped, and what becomes of it when its nodes have spoken."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ class Reason(StrEnum):
     DRAINED = "Drained"
     EVICTED = "Evicted"
     NODE_LOST = "NodeLost"
+    MEMBER_FAILED = "MemberFailed"  # another of its nodes, or another member of its gang; it does not wait again
 
 
 class Rule(StrEnum):
@@ -31,6 +32,7 @@ class Rule(StrEnum):
     ADMIN = "Admin"
     DRAIN = "Drain"
     NODE_LOST = "NodeLost"
+    MEMBER_FAILED = "MemberFailed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,28 @@ class Notice:
     by: str  # namespace/name of what takes its place, or the person who said so
     message: str
     grace_seconds: int = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How work failed on a node, of those that it runs on as one."""
+
+    node: str
+    exit_code: int | None = None
+    reason: str = ""
+    message: str = ""
+
+    @property
+    def words(self) -> str:
+        """`exit code 5 on gpu-7`: what its user has to know first."""
+        code = f"exit code {self.exit_code}" if self.exit_code is not None else "it failed"
+        return (self.message or self.reason or code) + (f" on {self.node}" if self.node else "")
+
+
+def member_notice(name: str, failure: Failure, gang: str = "") -> Notice:
+    """What the rest of it is told when one node or member has failed: it is asked to end, and does not wait again."""
+    words = f"{name} failed: {failure.words}" if gang else failure.words
+    return Notice(Reason.MEMBER_FAILED, Rule.MEMBER_FAILED, name, words)
 
 
 def ended_as(last: Phase, earlier: Collection[Phase], *, evicted: bool, deleted: bool) -> Phase:

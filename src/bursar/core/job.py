@@ -26,17 +26,24 @@ class JobPhase(StrEnum):
     CANCELLED = "Cancelled"
 
 
+BACKOFF_SECONDS_MAX = 360
+
 JOB_ENDED = frozenset({JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.CANCELLED})
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a job asks for; `deadline_seconds` 0 is no deadline."""
+    """What a job asks for; `deadline_seconds` 0 is no deadline, `backoff_seconds` 0 no pause between tries.
+
+    `as_set` says that its allocations are one gang that lives and dies as one: when one fails all are tried again.
+    """
 
     parallelism: int
     completions: int
     backoff_limit: int
     deadline_seconds: int = 0
+    backoff_seconds: int = 0
+    as_set: bool = False
 
     @property
     def width(self) -> int:
@@ -54,7 +61,10 @@ class Boost:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a job is. Indexes below `started` were worked on; `failures` counts the tries of each that failed."""
+    """How far a job is. Indexes below `started` were worked on; `failures` counts the tries of each that failed.
+
+    Of these tries, `spared` were stopped because another failed: the job is not judged by them.
+    """
 
     phase: JobPhase = JobPhase.QUEUED
     reason: str = ""
@@ -62,6 +72,8 @@ class Progress:
     started: int = 0
     completed: frozenset[int] = frozenset()
     failures: Mapping[int, int] = field(default_factory=dict)
+    spared: int = 0
+    retry_at: datetime | None = None  # nothing is tried again before
     active: int = 0
     started_at: datetime | None = None
     ended_at: datetime | None = None
@@ -74,7 +86,12 @@ class Progress:
 
     @property
     def failed(self) -> int:
-        return sum(self.failures.values())
+        return sum(self.failures.values()) - self.spared
+
+    @property
+    def attempt(self) -> int:
+        """Of a job that is tried as a set: which try this is, from 0."""
+        return max(self.failures.values(), default=0)
 
     @property
     def settled(self) -> bool:
@@ -98,6 +115,7 @@ class Member:
     phase: Phase
     started_at: datetime | None = None
     why: str = ""  # how it ended, in words
+    spared: bool = False  # it was stopped because another member failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +173,7 @@ def next_step(plan: Plan, progress: Progress, members: Sequence[Member], now: da
     elif progress.phase in JOB_ENDED or progress.phase is JobPhase.CANCELLING:
         release = _releasable(live)
     else:
-        progress = replace(progress, active=len(live))
+        progress = replace(progress, active=len(live), retry_at=_pending_retry(progress, now))
         return Step(progress, create=tuple(_wanted(plan, progress, live)))
     stopping = sum(one.phase is Phase.TERMINATING for one in live)
     return Step(replace(progress, active=stopping), release=release, remove=progress.deleting and not members)
@@ -163,12 +181,15 @@ def next_step(plan: Plan, progress: Progress, members: Sequence[Member], now: da
 
 def observed(plan: Plan, progress: Progress, members: Sequence[Member], now: datetime) -> Progress:
     """How far a job is by what was seen of its members."""
-    progress = _started(_counted(progress, members), members, now)
+    counted = _counted_as_set(progress, members) if plan.as_set else _counted(progress, members)
+    if counted.failed > progress.failed:
+        counted = replace(counted, retry_at=_next_try(plan, progress, counted, now))
+    progress = _started(counted, members, now)
     return _judged(plan, progress, any(one.phase not in ENDED for one in members), now)
 
 
 def _counted(progress: Progress, members: Iterable[Member]) -> Progress:
-    completed, failures = set(progress.completed), dict(progress.failures)
+    completed, failures, spared = set(progress.completed), dict(progress.failures), progress.spared
     message = progress.message
     for one in members:
         index, attempt = one.turn.index, one.turn.attempt
@@ -178,10 +199,32 @@ def _counted(progress: Progress, members: Iterable[Member]) -> Progress:
             completed.add(index)
         else:
             failures[index] = attempt + 1
-            message = one.why or message
+            spared += one.spared
+            message = message if one.spared else one.why or message
     if len(completed) == progress.succeeded and failures == progress.failures:
         return progress
-    return replace(progress, completed=frozenset(completed), failures=failures, message=message)
+    return replace(progress, completed=frozenset(completed), failures=failures, spared=spared, message=message)
+
+
+def _counted_as_set(progress: Progress, members: Sequence[Member]) -> Progress:
+    """One failure is the failure of all: what has come to an end in the same try, be it a good one, counts no more,
+    and all have the same number of tries once the last of them has ended."""
+    attempt, completed, failures = progress.attempt, set(progress.completed), dict(progress.failures)
+    ended = [one for one in members if one.phase in ENDED and one.turn.attempt == attempt]
+    completed |= {one.turn.index for one in ended if one.phase is Phase.SUCCEEDED}
+    failed = [one for one in ended if one.turn.index not in completed]
+    if failed:
+        attempt += 1
+    if attempt:
+        live = {one.turn.index for one in members if one.phase not in ENDED}
+        again = [index for index in range(progress.started) if failures.get(index, 0) < attempt and index not in live]
+        failures |= dict.fromkeys(again, attempt)
+        completed -= set(again)
+    why = next((one.why for one in failed if one.why and not one.spared), progress.message)
+    if len(completed) == progress.succeeded and failures == progress.failures:
+        return progress
+    spared = sum(failures.values()) - attempt
+    return replace(progress, completed=frozenset(completed), failures=failures, spared=spared, message=why)
 
 
 def _started(progress: Progress, members: Iterable[Member], now: datetime) -> Progress:
@@ -213,7 +256,7 @@ def _judged(plan: Plan, progress: Progress, live: bool, now: datetime) -> Progre
 
 
 def _ended(progress: Progress, phase: JobPhase, now: datetime, reason: str = "", message: str = "") -> Progress:
-    return replace(progress, phase=phase, reason=reason, message=message, ended_at=now)
+    return replace(progress, phase=phase, reason=reason, message=message, ended_at=now, retry_at=None)
 
 
 def _releasable(members: Iterable[Member]) -> tuple[Turn, ...]:
@@ -222,12 +265,41 @@ def _releasable(members: Iterable[Member]) -> tuple[Turn, ...]:
 
 
 def _wanted(plan: Plan, progress: Progress, live: Sequence[Member]) -> Iterator[Turn]:
-    """Turns to make allocations for: first what must be done again, then what was never begun."""
+    """Turns to make allocations for: first what must be done again, then what was never begun. A set is begun again
+    when the last of it has ended."""
+    if plan.as_set and any(one.turn.attempt < progress.attempt for one in live):
+        return
     room = min(plan.parallelism, plan.completions - progress.succeeded) - len(live)
     working = {one.turn.index for one in live}
-    again = (turn for turn in open_turns(progress) if turn.index not in working)
+    again = (
+        turn
+        for turn in open_turns(progress)
+        if turn.index not in working and not (turn.attempt and progress.retry_at is not None)
+    )
     new = (Turn(index) for index in range(progress.started, plan.completions))
     yield from islice((turn for turns in (again, new) for turn in turns), max(0, room))
+
+
+# Trying again.
+
+
+def backoff(base_seconds: int, failures: int) -> int:
+    """How long to wait after so many failures: twice as long each time, up to a bound."""
+    return min(base_seconds << min(failures - 1, 16), BACKOFF_SECONDS_MAX) if failures > 0 else 0
+
+
+def _next_try(plan: Plan, before: Progress, counted: Progress, now: datetime) -> datetime | None:
+    """After the longest pause of those that have just failed; who waits already waits at least as long."""
+    tries = max(
+        (count for index, count in counted.failures.items() if count > before.failures.get(index, 0)), default=0
+    )
+    pause = backoff(plan.backoff_seconds, tries)
+    later = now + timedelta(seconds=pause) if pause else None
+    return max((at for at in (before.retry_at, later) if at is not None), default=None)
+
+
+def _pending_retry(progress: Progress, now: datetime) -> datetime | None:
+    return progress.retry_at if progress.retry_at is not None and progress.retry_at > now else None
 
 
 # When to look again.
@@ -241,7 +313,8 @@ def deadline(plan: Plan, progress: Progress) -> datetime | None:
 
 def next_look(plan: Plan, progress: Progress) -> datetime | None:
     """When time alone will have changed something."""
-    ends = (deadline(plan, progress), progress.boost.expires if progress.boost is not None else None)
+    boosted_until = progress.boost.expires if progress.boost is not None else None
+    ends = (deadline(plan, progress), boosted_until, progress.retry_at)
     return min((end for end in ends if end is not None), default=None)
 
 

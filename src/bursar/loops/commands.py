@@ -21,9 +21,9 @@ from bursar.core.running import Spot
 from bursar.core.telling import sentence
 from bursar.core.world import World
 from bursar.loops.world import BINDER
-from bursar.ops.allocation import Report
 from bursar.ops.bind import Bind, Member, Note
 from bursar.ops.evict import Nominee, Preempt, Victim
+from bursar.ops.report import Report
 
 SCHEDULER = Origin(BINDER, "bind")
 PREEMPTING = Origin(BINDER, "preempt")

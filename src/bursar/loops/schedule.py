@@ -28,7 +28,6 @@ from bursar.loops.budget import run_budgets
 from bursar.loops.commands import bind_commands, fail_command, note_command, preempt_command
 from bursar.loops.unpaid import Unpaid
 from bursar.loops.world import Keeper, Lost
-from bursar.ops.allocation import report
 from bursar.ops.bind import Bind, Bound, bind, note
 from bursar.ops.clerk import Clerk
 from bursar.ops.collector import calm_collector
@@ -36,6 +35,7 @@ from bursar.ops.command import DEPOSED
 from bursar.ops.evict import Preempt, preempt
 from bursar.ops.hours import load_budgets
 from bursar.ops.office import Office
+from bursar.ops.report import report
 from bursar.store.change import CHANNEL
 from bursar.store.database import AWAY, Connection
 from bursar.store.ledger import CHANNEL as CREDIT_CHANNEL

@@ -44,6 +44,8 @@ WAITING = ("reason", "message", "nominated", "queuePosition")
 # Of one allocation in each second, at most: the next era begins above all that the one before can have given.
 ERA_EPOCHS = 1000
 
+NAMED_MAX = 8  # nodes of one allocation, where it is told in words where it is
+
 # The revision of each member of a unit once it is placed, or why none of them is.
 Bound: TypeAlias = tuple[int, ...] | Refusal
 
@@ -252,10 +254,18 @@ def _set_bound(status: dict[str, Any], member: Member, placing: Placing, epoch: 
         {"name": room.name, "devices": taken.devices} for room, taken in zip(placing.rooms, placing.fits, strict=True)
     ]
     requests = member.request.requests
-    status["allocatedResources"] = {name: _text(name, value) for name, value in requests.items()}
+    count = len(placing.rooms)
+    status["allocatedResources"] = {name: _text(name, value * count) for name, value in requests.items()}
     status["epoch"] = epoch
     status["scheduledTime"] = at
-    set_condition(status, "Scheduled", "True", "Bound", f"Placed on {first.name}", at)
+    set_condition(status, "Scheduled", "True", "Bound", f"Placed on {_where(placing.rooms)}", at)
+
+
+def _where(rooms: Sequence[NodeRoom]) -> str:
+    if len(rooms) == 1:
+        return rooms[0].name
+    more = ", …" if len(rooms) > NAMED_MAX else ""
+    return f"{len(rooms)} nodes: {', '.join(room.name for room in rooms[:NAMED_MAX])}{more}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,21 +33,13 @@ from bursar.core.object import Key, Origin, Stored
 from bursar.core.refusal import Code, Refusal
 from bursar.core.sheet import Sheet
 from bursar.core.value import replace
-from bursar.ops.allocation import (
-    PLACED,
-    Report,
-    phase_of,
-    set_condition,
-    status_of,
-    take_lost,
-    unchanged,
-    with_status,
-)
+from bursar.ops.allocation import PLACED, phase_of, set_condition, status_of, take_lost, unchanged, with_status
 from bursar.ops.command import Command, Reply, Result, Written
 from bursar.ops.evict import members_of, stop_members, told_to_stop
 from bursar.ops.feeding import feed
 from bursar.ops.object import get, not_found
 from bursar.ops.office import Office, new_uid, timestamp
+from bursar.ops.report import Report
 from bursar.ops.silence import heard, is_silent, sighting_of, silenced, standing_of
 from bursar.store import node as node_store
 from bursar.store import object as object_store
@@ -225,11 +217,11 @@ class EndLost(Report):
 
     def _give_up(self, sheet: Sheet, before: Stored, *, requeue: bool) -> Result:
         if is_ending(before.doc):
-            return self._end(sheet, before)
+            return self._end(sheet, before, stops_others=False)
         notice = Notice(Reason.NODE_LOST, Rule.NODE_LOST, f"node/{self.node}", self.message)
         alone = len(sheet.placements[before.uid]) == 1
         after = before if alone and not requeue else told_to_stop(sheet, before, notice, self.id, requeue=requeue)
-        written = self._end(sheet, after)
+        written = self._end(sheet, after, stops_others=False)
         for gang in self.gangs():
             stop_members(sheet, gang, notice, self.id, self.origin, requeue=requeue)
         return written

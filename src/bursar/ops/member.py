@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from bursar.core.allocation import Gang, GangRow, Phase
+from bursar.core.eviction import Reason as Stopped
 from bursar.core.job import (
     Boost,
     JobPhase,
@@ -55,13 +56,16 @@ def spec_in(doc: bytes) -> JobSpec:
 def progress_in(job: Stored) -> Progress:
     status = status_of(job)
     boost = status.get("boost")
+    failures = {int(index): count for index, count in status.get("failedTries", {}).items()}
     return Progress(
         phase=JobPhase(status.get("phase", JobPhase.QUEUED)),
         reason=status.get("reason", ""),
         message=status.get("message", ""),
         started=status.get("startedIndexes", 0),
         completed=parse_indexes(status.get("completedIndexes", "")),
-        failures={int(index): count for index, count in status.get("failedTries", {}).items()},
+        failures=failures,
+        spared=sum(failures.values()) - status.get("failed", 0),
+        retry_at=_time(status.get("nextRetryTime")),
         active=status.get("active", 0),
         started_at=_time(status.get("startTime")),
         ended_at=_time(status.get("completionTime")),
@@ -89,6 +93,7 @@ def with_progress(job: Stored, progress: Progress, at: str, blocked: Refusal | N
         "message": progress.message,
         "completedIndexes": format_indexes(progress.completed),
         "failedTries": {str(index): count for index, count in sorted(progress.failures.items())},
+        "nextRetryTime": timestamp(progress.retry_at) if progress.retry_at else "",
         "startTime": timestamp(progress.started_at) if progress.started_at else "",
         "completionTime": timestamp(progress.ended_at) if progress.ended_at else "",
         "boost": status.get("boost") if progress.boost is not None else None,
@@ -161,6 +166,7 @@ class _Status(msgspec.Struct, rename="camel"):
     start_time: str = ""
     reason: str = ""
     message: str = ""
+    exit_code: int | None = None
 
 
 _decode_status = msgspec.json.Decoder(_Status).decode
@@ -168,8 +174,9 @@ _decode_status = msgspec.json.Decoder(_Status).decode
 
 def member(name: str, turn: Turn, phase: str, status: bytes) -> Member:
     said = _decode_status(status)
-    why = ": ".join(filter(None, (name, said.reason, said.message)))
-    return Member(turn, Phase(phase), _time(said.start_time), why)
+    code = f"exit code {said.exit_code}" if said.exit_code and not said.message else ""
+    why = ": ".join(filter(None, (name, said.reason, said.message, code)))
+    return Member(turn, Phase(phase), _time(said.start_time), why, spared=said.reason == Stopped.MEMBER_FAILED)
 
 
 def member_key(job: Key, turn: Turn) -> Key:

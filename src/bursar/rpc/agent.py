@@ -27,7 +27,6 @@ from bursar.core.object import Key, Origin
 from bursar.core.refusal import Code, Refusal, invalid
 from bursar.core.value import replace
 from bursar.ops import object as object_ops
-from bursar.ops.allocation import Report, report
 from bursar.ops.authority import renew
 from bursar.ops.beat import Beat, Heard
 from bursar.ops.capacity import report_capacity
@@ -36,6 +35,7 @@ from bursar.ops.lane import Closed, Overloaded, put_all
 from bursar.ops.ledger import Extend
 from bursar.ops.liveness import EndLost
 from bursar.ops.office import Office, now
+from bursar.ops.report import Report, report
 from bursar.rpc.hub import STOPPING, SUPERSEDED, Context, Hub, Place, Stream, not_registered
 from bursar.rpc.identity import identity_of, other_node, revoked
 from bursar.rpc.late import hear_last, measured_of

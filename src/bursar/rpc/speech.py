@@ -212,6 +212,7 @@ def plain(text: str, chars_max: int) -> str:
 
 
 class _Resources(Struct):
+    requests: dict[str, Quantity] = {}
     limits: dict[str, Quantity] = {}
 
 
@@ -262,7 +263,6 @@ class _Status(Struct, rename="camel"):
     reason: str = ""
     message: str = ""
     nodes: list[_PlacedOn] = []
-    allocated_resources: dict[str, Quantity] = {}
     eviction: _Eviction | None = None
 
 
@@ -337,7 +337,8 @@ def run_directive(order: Order, node: str, kill_grace_seconds: int = GRACE_SECON
         name=order.key.name,
         tenant=order.tenant,
         resources=pb.ResourceRequirements(
-            requests={name: str(value) for name, value in order.status.allocated_resources.items()},
+            # On each node. Where only a limit is given, the limit is the request.
+            requests={name: str(value) for name, value in {**spec.resources.limits, **spec.resources.requests}.items()},
             limits={name: str(value) for name, value in spec.resources.limits.items()},
         ),
         devices={name: pb.DeviceIndices(indices=indices) for name, indices in devices.items()},

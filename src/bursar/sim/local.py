@@ -18,13 +18,13 @@ from bursar.core.object import Key, Origin
 from bursar.core.refusal import Code, Refusal
 from bursar.core.selector import Op, Selector, Term
 from bursar.ops import object as object_ops
-from bursar.ops.allocation import Report, report
 from bursar.ops.command import Written
 from bursar.ops.dispatch import create_command
 from bursar.ops.feed import Feed, Lagging
 from bursar.ops.lane import Closed, Overloaded
 from bursar.ops.office import Office
 from bursar.ops.pay import pay_on
+from bursar.ops.report import Report, report
 from bursar.sim.drive import Answer, Drive, Pace, Trouble
 from bursar.sim.node import NodeReport, Nodes
 from bursar.sim.shape import Shape, documents

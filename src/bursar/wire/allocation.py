@@ -67,13 +67,17 @@ class AllocationSpec(Wire):
     env: list[EnvVar] | dict[str, str] | UnsetType = UNSET
     working_dir: Text = UNSET
     on_node_lost: Text = UNSET
+    on_member_failure: Text = UNSET  # of work on several nodes, or of a gang: stop (the default) or wait
 
 
 class PlacedOn(Wire):
     name: str
     uid: Text = UNSET
     devices: dict[str, list[int]] | UnsetType = UNSET
-    phase: Text = UNSET  # of what ran there, once it has ended before the others
+    phase: Text = UNSET  # of what ran there, once it has ended; of work on several nodes
+    exit_code: int | UnsetType = UNSET
+    reason: Text = UNSET
+    message: Text = UNSET
     lease: Text = UNSET  # what pays for it there
     frozen: bool | UnsetType = UNSET  # it stands still there, because its account spends too fast
 
@@ -89,6 +93,22 @@ class EvictionNotice(Wire):
     grace_period_seconds: int | UnsetType = UNSET
     deadline: Text = UNSET
     requeue: bool | UnsetType = UNSET
+
+
+class FirstFailure(Wire):
+    """Of work on several nodes: where it failed first, and how."""
+
+    node: str
+    exit_code: int | UnsetType = UNSET
+    reason: Text = UNSET
+    message: Text = UNSET
+
+
+class Restart(Wire):
+    """Why and when it stopped the last time, of what waited or ran again after that."""
+
+    reason: Text = UNSET
+    time: Text = UNSET
 
 
 class Nomination(Wire):
@@ -110,6 +130,9 @@ class AllocationStatus(Wire):
     start_time: Text = UNSET
     end_time: Text = UNSET
     exit_code: int | UnsetType = UNSET
+    failure: FirstFailure | UnsetType = UNSET
+    restarts: int | UnsetType = UNSET  # how often it was stopped, and waited again
+    last_restart: Restart | UnsetType = UNSET
     allocated_resources: dict[str, Quantity] | UnsetType = UNSET
     queue_position: int | UnsetType = UNSET  # shown when it is read, while it waits
     estimated_start_time: Text = UNSET
@@ -237,6 +260,8 @@ def spec_faults(path: str, spec: AllocationSpec) -> Iterator[Cause]:
         yield from duration_faults(f"{path}.ttl", spec.ttl)
     if spec.on_node_lost is not UNSET and spec.on_node_lost not in ("requeue", "fail"):
         yield field_fault(f"{path}.onNodeLost", "must be requeue or fail")
+    if spec.on_member_failure is not UNSET and spec.on_member_failure not in ("stop", "wait"):
+        yield field_fault(f"{path}.onMemberFailure", "must be stop or wait")
     if isinstance(spec.node_selector, dict):
         yield from node_selector_faults(f"{path}.nodeSelector", spec.node_selector)
     if isinstance(spec.gang_scheduling, GangScheduling):
@@ -364,11 +389,18 @@ def _reason(document: dict[str, Any]) -> str:
     return str(read(document, "status.reason")) or (f"exit code {code}" if failed else "")
 
 
+def _node(document: dict[str, Any]) -> str:
+    """The first of its nodes, and how many more there are."""
+    first, more = str(read(document, "status.nodeName", "<none>")), len(read(document, "status.nodes", ())) - 1
+    return f"{first} +{more}" if more > 0 else first
+
+
 def _requested(resource: str) -> Column:
     def value(document: dict[str, Any]) -> str:
         resources = read(document, "spec.resources", {})
         asked = (resources.get("requests") or {}).get(resource) or (resources.get("limits") or {}).get(resource)
-        return str(asked) if asked is not None else "0"
+        nodes = int(read(document, "spec.nodes", 1))
+        return "0" if asked is None else f"{nodes}x{asked}" if nodes > 1 else str(asked)
 
     return Column(resource.rpartition("/")[2].upper(), value)
 
@@ -392,7 +424,7 @@ ALLOCATION = Kind(
         _requested("nvidia.com/gpu"),
         _requested("cpu"),
         _requested("memory"),
-        column("Node", "status.nodeName", default="<none>"),
+        Column("Node", _node),
         column("Queue", "spec.queue", default="default"),
         Column("Priority", lambda document: str(read(document, "status.priority")), type="integer", wide=True),
         Column("Priority-Class", lambda document: str(read(document, "spec.priorityClass", "<none>")), wide=True),

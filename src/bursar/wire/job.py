@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from bursar.core.allocation import Gang
 from bursar.core.duration import SECONDS_MAX
-from bursar.core.job import JobPhase, Plan
+from bursar.core.job import BACKOFF_SECONDS_MAX, JobPhase, Plan
 from bursar.core.names import annotations as annotation_faults
 from bursar.core.names import labels as label_faults
 from bursar.core.refusal import Cause, field_fault
@@ -28,6 +28,7 @@ PARALLELISM_MAX = 10_000
 COMPLETIONS_MAX = 100_000
 BACKOFF_LIMIT_MAX = 10_000
 BACKOFF_LIMIT_DEFAULT = 3
+BACKOFF_SECONDS_DEFAULT = 10
 
 
 class TemplateMeta(Wire):
@@ -45,6 +46,8 @@ class JobSpec(Wire):
     parallelism: int | UnsetType = UNSET
     completions: int | UnsetType = UNSET
     backoff_limit: int | UnsetType = UNSET
+    backoff_seconds: int | UnsetType = UNSET  # the pause before the first retry; each later one is twice as long
+    on_member_failure: Text = UNSET  # of a gang, or of allocations on several nodes: stop (the default) or wait
     active_deadline_seconds: int | UnsetType = UNSET
     priority: int | UnsetType = UNSET
     priority_class: Text = UNSET
@@ -82,6 +85,7 @@ class JobStatus(Wire):
     started_indexes: int | UnsetType = UNSET
     completed_indexes: Text = UNSET
     failed_tries: dict[str, int] | UnsetType = UNSET
+    next_retry_time: Text = UNSET  # nothing is tried again before
     boost: JobBoost | UnsetType = UNSET
     queue_position: int | UnsetType = UNSET
     estimated_start_time: Text = UNSET
@@ -101,13 +105,24 @@ class Job(Wire, kw_only=True):
 
 def plan_of(spec: JobSpec) -> Plan:
     parallelism = spec.parallelism if isinstance(spec.parallelism, int) else 1
+    completions = spec.completions if isinstance(spec.completions, int) else parallelism
     deadline = spec.active_deadline_seconds
     return Plan(
         parallelism=parallelism,
-        completions=spec.completions if isinstance(spec.completions, int) else parallelism,
+        completions=completions,
         backoff_limit=spec.backoff_limit if isinstance(spec.backoff_limit, int) else BACKOFF_LIMIT_DEFAULT,
         deadline_seconds=deadline if isinstance(deadline, int) else 0,
+        backoff_seconds=spec.backoff_seconds if isinstance(spec.backoff_seconds, int) else BACKOFF_SECONDS_DEFAULT,
+        as_set=completions <= parallelism and _is_set(spec),
     )
+
+
+def _is_set(spec: JobSpec) -> bool:
+    """Whether its allocations are one gang, of which none is of use without the others."""
+    template = spec.template.spec
+    policy = template.on_member_failure if given(template.on_member_failure) else spec.on_member_failure
+    is_gang = gang_spec(template) is not None or GANG_SIZE in template_annotations(spec)
+    return is_gang and policy != "wait"
 
 
 _encode = msgspec.json.Encoder().encode
@@ -117,7 +132,7 @@ _decode_spec = msgspec.json.Decoder(AllocationSpec).decode
 def allocation_spec(job: str, spec: JobSpec) -> AllocationSpec:
     """The spec of a job's allocations: the template's, with what the job says where the template says nothing."""
     made = _decode_spec(_encode(spec.template.spec))
-    for name in ("priority", "priority_class", "queue"):
+    for name in ("priority", "priority_class", "queue", "on_member_failure"):
         if not given(getattr(made, name)):
             setattr(made, name, getattr(spec, name))
     if not given(made.ttl) and isinstance(spec.active_deadline_seconds, int):
@@ -185,6 +200,8 @@ def _check(job: Job) -> list[Cause]:
     faults = [*_name_faults(job.metadata), *_count_faults(spec)]
     if isinstance(spec.priority, int):
         faults += priority_faults("spec.priority", spec.priority)
+    if spec.on_member_failure is not UNSET and spec.on_member_failure not in ("stop", "wait"):
+        faults.append(field_fault("spec.onMemberFailure", "must be stop or wait"))
     template = [*spec_faults("spec.template.spec", spec.template.spec), *_template_meta_faults(spec)]
     # Whether the gang fits the job can be asked once both are understood.
     return [*faults, *template] if faults or template else list(_gang_faults(job))
@@ -200,6 +217,7 @@ def _count_faults(spec: JobSpec) -> Iterator[Cause]:
         ("parallelism", spec.parallelism, 1, PARALLELISM_MAX),
         ("completions", spec.completions, 1, COMPLETIONS_MAX),
         ("backoffLimit", spec.backoff_limit, 0, BACKOFF_LIMIT_MAX),
+        ("backoffSeconds", spec.backoff_seconds, 0, BACKOFF_SECONDS_MAX),
         ("activeDeadlineSeconds", spec.active_deadline_seconds, 1, SECONDS_MAX),
     )
     for name, value, least, most in bounds:
