@@ -4,6 +4,8 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
+from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from joserfc.jwk import OKPKey
 from bursar.api.oidc import OidcSettings
 from bursar.config import ConfigError, requests_per_minute_from_environment
 from casts import Cast
-from houses import STRATEGIC, Site, allocation, opened_site
+from houses import STRATEGIC, Site, allocation, eventually, opened_site
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -354,8 +356,9 @@ async def test_a_jwt_of_the_issuer_is_an_identity(site: Site, cast: Cast, tmp_pa
 
     def signed(by: OKPKey = key, **changes: Any) -> str:
         claims = {"iss": "https://idp.example", "aud": "bursar", "sub": "ann", "exp": int(time.time()) + 300}
-        claims |= {"bursar_tenant": "physics", "bursar_role": "user", **changes}
-        return jwt.encode({"alg": "Ed25519", "kid": "k"}, claims, by, algorithms=["Ed25519"])
+        claims |= {"bursar_tenant": "physics", "bursar_role": "user", "iat": int(time.time()), **changes}
+        said = {name: value for name, value in claims.items() if value is not None}
+        return jwt.encode({"alg": "Ed25519", "kid": "k"}, said, by, algorithms=["Ed25519"])
 
     async with opened_site(site.house.database.url, oidc=oidc) as one:
         who = await one.get("whoami", token=signed())
@@ -370,7 +373,45 @@ async def test_a_jwt_of_the_issuer_is_an_identity(site: Site, cast: Cast, tmp_pa
             signed(iss="https://evil.example"),
             signed(bursar_role="emperor"),
             signed(bursar_tenant=""),
+            signed(bursar_tenant="nowhere"),
+            signed(iat=int(time.time()) - 86_400),
+            signed(iat=None),
+            signed(bursar_role="system-admin", bursar_tenant="", sub="biology/bob"),
         ):
             reply = await one.get("whoami", token=bad)
             assert reply.status in (401, 403), reply
     assert (await site.get("whoami", token=signed())).status == 401, "where no issuer is configured"
+
+
+async def test_a_jwt_is_good_for_the_tenant_that_it_was_issued_for(site: Site, tmp_path: Path) -> None:
+    """One that is given the name of a deleted tenant is another."""
+    key, keys = OKPKey.generate_key("Ed25519", {"kid": "k"}), tmp_path / "keys.json"
+    keys.write_text(json.dumps({"keys": [key.as_dict(private=False)]}))
+    name = site.name("ghost")
+
+    def signed(issued_at: float) -> str:
+        claims = {"iss": "https://idp.example", "aud": "bursar", "sub": "ann", "exp": int(time.time()) + 900}
+        claims |= {"bursar_tenant": name, "bursar_role": "tenant-admin", "iat": int(issued_at)}
+        return jwt.encode({"alg": "Ed25519", "kid": "k"}, claims, key, algorithms=["Ed25519"])
+
+    oidc = OidcSettings(issuer="https://idp.example", audience="bursar", jwks=str(keys))
+    async with opened_site(site.house.database.url, oidc=oidc) as one:
+        old = signed(time.time() - 60)
+        reply = await one.get("whoami", token=old)
+        assert (reply.status, "does not exist" in reply.message) == (401, True)
+        for _ in range(2):
+            assert (await site.post("tenants", {"metadata": {"name": name}, "spec": {}})).status == 201
+            born = (await site.get(f"tenants/{name}")).body["metadata"]["creationTimestamp"]
+            new = signed(datetime.fromisoformat(born).timestamp())
+            # For seconds another process may know the tree of before, and then nobody is shown anything.
+            await eventually(partial(_lists, one, new, [name]))
+            reply = await one.get("whoami", token=old)
+            assert (reply.status, "before its tenant was created" in reply.message) == (401, True)
+            assert (await site.delete(f"tenants/{name}")).status == 200
+            # The server remembers for seconds that the JWT was good. What it is good for is asked each time.
+            await eventually(partial(_lists, one, new, []))
+
+
+async def _lists(site: Site, token: str, names: list[str]) -> bool:
+    reply = await site.get("tenants", token=token)
+    return (reply.names if reply.status == 200 else []) == names

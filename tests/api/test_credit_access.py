@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 import pytest
@@ -117,6 +118,41 @@ async def test_users_see_their_own_account_and_the_tenants_and_no_colleagues(sit
     boss = await site.token("tenant-admin", tenant=one.tenant, user="boss")
     listed = (await site.get("accounts", token=boss)).body["items"]
     assert [item["account"] for item in listed] == [one.tenant, f"{one.tenant}/ada", f"{one.tenant}/bob"]
+
+
+async def test_a_page_of_accounts_ends_at_one_that_the_caller_sees(site: Site) -> None:
+    one = await bank(site)
+    for user in ("ada", "a-secret-colleague", "bob"):
+        await site.post("accounts", {"tenant": one.tenant, "user": user})
+    seen: list[str] = []
+    query: dict[str, Any] = {"limit": 1}
+    while True:
+        page = (await site.get("accounts", token=one.user, **query)).body
+        seen += [item["account"] for item in page["items"]]
+        if not page["continue"]:
+            break
+        assert "secret" not in base64.urlsafe_b64decode(page["continue"]).decode()
+        query["continue"] = page["continue"]
+    assert seen == [one.tenant, f"{one.tenant}/ada"]
+
+
+async def test_users_extend_and_close_what_is_paid_by_the_account_that_pays_for_them(site: Site) -> None:
+    one = await bank(site)
+    lease = await one.leased("train")
+    bob = await site.token("user", tenant=one.tenant, user="bob")
+    boss = await site.token("tenant-admin", tenant=one.tenant, user="boss")
+    assert (await one.act(lease, "extend", token=bob, delta_seconds=1)).status == 200, "the tenant's pays for both"
+    await site.post("accounts", {"tenant": one.tenant, "user": "bob"})
+    before = await money(site)
+    for verb, more in (("extend", {"delta_seconds": 1}), ("close", {})):
+        reply = await one.act(lease, verb, token=bob, **more)
+        assert code(reply) == (403, "forbidden")
+        assert reply.message == f"account {one.tenant}/bob pays for you, and not {one.tenant}"
+    assert await money(site) == before
+    assert (await site.get(f"leases/{lease}", token=bob)).status == 200, "seen it may be"
+    assert (await one.act(lease, "extend", delta_seconds=1)).status == 200
+    assert (await one.act(lease, "extend", token=boss, delta_seconds=1)).status == 200
+    assert (await one.act(lease, "close", token=boss)).status == 200
 
 
 async def test_an_administrator_of_a_parent_sees_what_is_below(site: Site) -> None:

@@ -26,6 +26,7 @@ from bursar.core.refusal import Code, Refusal
 from bursar.ops.token import consume_token, create_token, revoke_token
 from bursar.store.database import Connection, Database, Unavailable
 from bursar.store.token import TokenRecord
+from tokens import ML, ML_UID, put_tenant
 
 NOW = datetime(2031, 5, 1, 12, 0, tzinfo=UTC)
 
@@ -122,9 +123,14 @@ async def authenticator(wire: Wire, clock: Clock) -> AsyncIterator[Authenticator
     await database.close()
 
 
+@pytest.fixture(autouse=True)
+async def _tenant(db: Connection) -> None:
+    await put_tenant(db)
+
+
 async def _token(db: Connection, **wanted: Any) -> tuple[TokenRecord, str]:
-    wanted = {"role": Role.USER, "tenant": "ml", "user": "alice", "created_by": "user:root", "now": NOW, **wanted}
-    made = await create_token(db, **wanted)
+    usual = {"role": Role.USER, "tenant": ML, "tenant_uid": ML_UID, "user": "alice", "created_by": "root", "now": NOW}
+    made = await create_token(db, **{**usual, **wanted})
     assert not isinstance(made, Refusal), made
     return made[0], f"Bearer {made[1]}"
 
@@ -139,7 +145,7 @@ async def _refused(authenticator: Authenticator, header: str | None) -> str:
 
 async def test_a_token_gives_its_identity(authenticator: Authenticator, db: Connection) -> None:
     record, header = await _token(db)
-    wanted = Identity("alice", Role.USER, tenant="ml", token_id=record.id)
+    wanted = Identity("alice", Role.USER, tenant=ML, token_id=record.id, tenant_uid=ML_UID)
     assert await authenticator.authenticate(header) == wanted
     assert await authenticator.authenticate(header.replace("Bearer", "bearer")) == wanted
 

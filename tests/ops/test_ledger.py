@@ -469,7 +469,7 @@ async def test_an_account_that_was_refused_is_not_there_for_others_of_the_batch(
         Refund(whose=ANN, amount=NANO, reason="sorry"),
     ]
     async with office.database.reader() as db, db.transaction():
-        replies = await CreditWalk(Prices(), Payers())(db, commands)
+        replies = await CreditWalk(office.trees, Prices(), Payers())(db, commands)
     assert [one.code for one in replies if isinstance(one, Refusal)] == [Code.INVALID, Code.NOT_FOUND]
     async with office.database.reader() as db:
         assert ANN not in await store.find_accounts(db, {ANN})

@@ -26,15 +26,20 @@ from bursar.ops.token import (
 )
 from bursar.store.database import Connection, connect
 from bursar.store.token import TokenRecord
+from tokens import ML, ML_UID, put_tenant
 
 NOW = datetime(2031, 5, 1, 12, 0, tzinfo=UTC)
 LATER = NOW + timedelta(hours=1)
 
 
+@pytest.fixture(autouse=True)
+async def _tenant(db: Connection) -> None:
+    await put_tenant(db)
+
+
 async def _create(db: Connection, **wanted: Any) -> tuple[TokenRecord, str]:
-    made = await create_token(
-        db, **{"role": Role.USER, "tenant": "ml", "created_by": "user:root", "now": NOW, **wanted}
-    )
+    usual = {"role": Role.USER, "tenant": ML, "tenant_uid": ML_UID, "created_by": "user:root", "now": NOW}
+    made = await create_token(db, **{**usual, **wanted})
     assert not isinstance(made, Refusal), made
     return made
 

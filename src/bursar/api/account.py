@@ -19,6 +19,7 @@ from bursar.api.credit import (
     words_faults,
 )
 from bursar.api.route import Answer, Call, Outcome
+from bursar.core.access import reach
 from bursar.core.account import Account, Owner, no_account
 from bursar.core.amendment import GPUS_MAX
 from bursar.core.lease import lease_number
@@ -65,13 +66,17 @@ async def top_up(call: Call) -> Outcome:
     owner = await _owner(call, order.account)
     if isinstance(owner, Refusal):
         return owner
+    tenant_uid = await ops.find_tenant(call.house.office, owner)
+    if isinstance(tenant_uid, Refusal):
+        return tenant_uid
     receipt = await ops.top_up(
         call.house.office,
         owner,
         nanocredits(order.amount),
         actor=call.identity.actor,
-        claim=claim_for(call, order, owner.tenant),
+        claim=claim_for(call, order, tenant_uid),
         reason=order.reason,
+        tenant_uid=tenant_uid,
     )
     return _moved(receipt, order)
 
@@ -102,7 +107,8 @@ async def _move(call: Call, order: NewRefund | NewAdjustment, verb: Any) -> Outc
         actor=call.identity.actor,
         reason=order.reason,
         lease=lease,
-        claim=claim_for(call, order, account.tenant),
+        claim=claim_for(call, order, account.tenant_uid),
+        tenant_uid=account.tenant_uid,
     )
     return _moved(receipt, order)
 
@@ -165,11 +171,12 @@ async def list_accounts(call: Call) -> Outcome:
         return limit
     if isinstance(place, Refusal):
         return place
-    tenants = await call.house.visible_tenants(call.identity)
+    tenants, whose = await call.house.visible_tenants(call.identity), reach(call.identity)
+    users = None if whose.everything or whose.subtree else ("", call.identity.user)
     async with call.house.database.reader() as db:
-        found = await store.list_accounts(db, tenants, place or ("", ""), limit + 1)
+        found = await store.list_accounts(db, tenants, users, place or ("", ""), limit + 1)
         now = await store.load_now(db)
-    shown = [one for one in found[:limit] if await sees(call, one.tenant, one.user)]
+    shown = found[:limit]
     following = continue_token(found[limit - 1].tenant, found[limit - 1].user) if len(found) > limit else ""
     return Answer(200, encode(AccountList([account_view(one, now) for one in shown], following)))
 
@@ -187,12 +194,16 @@ async def open_account(call: Call) -> Outcome:
     owner = Owner(order.tenant, order.user)
     if not await sees(call, *owner):
         return no_account(owner)
+    tenant_uid = await ops.find_tenant(call.house.office, owner)
+    if isinstance(tenant_uid, Refusal):
+        return tenant_uid
     changes: dict[str, Any] = {"credit_limit": nanocredits(order.credit_limit)}
     if order.low_balance is not None:
         changes["low_balance"] = nanocredits(order.low_balance)
     command = ops.PutAccount(
-        claim=claim_for(call, order, owner.tenant),
+        claim=claim_for(call, order, tenant_uid),
         actor=call.identity.actor,
+        tenant_uid=tenant_uid,
         whose=owner,
         changes=changes,
         only_new=True,
@@ -248,8 +259,9 @@ async def _amend(call: Call, order: AccountChange | NewLimits, changes: dict[str
     if isinstance(account, Refusal):
         return account
     command = ops.PutAccount(
-        claim=claim_for(call, order, account.tenant),
+        claim=claim_for(call, order, account.tenant_uid),
         actor=call.identity.actor,
+        tenant_uid=account.tenant_uid,
         whose=Owner(account.tenant, account.user),
         changes=changes,
         only_old=True,

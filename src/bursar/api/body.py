@@ -372,7 +372,7 @@ def claim_of(call: Call, in_body: Any = "") -> Claim | Refusal | None:
     parts = (call.route.method, path, query, call.identity.tenant, call.identity.actor)
     what = hashlib.sha256(b"\0".join((*(part.encode() for part in parts), call.body))).hexdigest()
     verb = f"{call.route.verb} token" if call.route.resource == "tokens" else call.route.verb
-    return Claim(RequestKey(f"{call.identity.tenant or call.identity.actor}/{verb}", request_id), what)
+    return Claim(RequestKey(f"{call.identity.tenant_uid or call.identity.actor}/{verb}", request_id), what)
 
 
 def dry_run(call: Call) -> bool | Refusal:

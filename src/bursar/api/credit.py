@@ -15,10 +15,10 @@ from bursar.api.action import faulty
 from bursar.api.body import REQUEST_ID_CHARS_MAX, dry_run, read_document
 from bursar.api.route import JSON, Call, Param
 from bursar.core.access import Role, reach
-from bursar.core.account import Account, Owner, account_name, no_account
+from bursar.core.account import Account, Owner, account_name, no_account, spends_anothers
 from bursar.core.lease import Lease, lease_number
 from bursar.core.refusal import Cause, Code, Refusal, field_fault, invalid
-from bursar.core.tree import lineage
+from bursar.core.tree import is_current, lineage
 from bursar.ops.ledger import ledger_claim
 from bursar.store import ledger as store
 from bursar.store.request import Claim
@@ -30,10 +30,13 @@ from bursar.wire.instant import InstantError, micros_of
 P = TypeVar("P", bound=tuple[Any, ...])
 T = TypeVar("T", bound=Order)
 
-ACCOUNT = Param("account", "A tenant, or tenant/user; else the account that pays for the caller.")
+ACCOUNT = Param(
+    "account", "A tenant, or tenant/user; TENANT@UID of a deleted one; else the account that pays for the caller."
+)
 WORDS_CHARS_MAX: Final = 1024
 _NUMBER_CHARS_MAX: Final = 40
 _EXPONENT_MAX: Final = 40
+FILED_CHARS_MAX: Final = 320  # of NAME@UID
 PLACE_MAX: Final = 2**63 - 1
 
 
@@ -125,7 +128,7 @@ def words_faults(field: str, text: str, *, required: bool = False) -> list[Cause
     return [field_fault(field, f"must have at most {WORDS_CHARS_MAX} printable characters")]
 
 
-def claim_for(call: Call, order: Order, tenant: str) -> Claim | None:
+def claim_for(call: Call, order: Order, tenant_uid: str) -> Claim | None:
     """What the request id stands for: this order, sent here, by this caller. How its body was written makes no
     difference: the order of its fields, white space, or what is said and would be so anyway. Ids are the tenant's own
     whose account it is about, and are kept for ever."""
@@ -135,7 +138,7 @@ def claim_for(call: Call, order: Order, tenant: str) -> Claim | None:
     query = urlencode(sorted(call.query.items()))
     parts = (call.route.method, path, query, call.identity.tenant, call.identity.actor)
     what = hashlib.sha256(b"\0".join((*(part.encode() for part in parts), _canonical(order)))).hexdigest()
-    return ledger_claim(tenant, f"{call.route.verb} {call.route.resource}", order.request_id, what)
+    return ledger_claim(tenant_uid, f"{call.route.verb} {call.route.resource}", order.request_id, what)
 
 
 # Queries.
@@ -213,7 +216,7 @@ def named_owner(call: Call, in_body: str = "") -> tuple[str, str] | Refusal | No
     if len(given) > 1:
         return invalid(f"two accounts are named: {' and '.join(sorted(given))}", hint="Name one.")
     tenant, _, user = given.pop().partition("/")
-    if not tenant or len(tenant) > 253 or len(user) > 253 or not (tenant + user).isprintable():
+    if not tenant or len(tenant) > FILED_CHARS_MAX or len(user) > 253 or not (tenant + user).isprintable():
         return invalid(
             "account must be a tenant, or tenant/user", field_fault("account", "must be tenant or tenant/user")
         )
@@ -234,21 +237,25 @@ async def own_account(call: Call) -> Account | Refusal:
         ids = await store.find_accounts(db, owners)
         found = next((ids[owner] for owner in owners if owner in ids), None)
         account = (await store.load_accounts(db, [found])).get(found) if found is not None else None
-    return account or no_account(Owner(identity.tenant))
+    if account is None or identity.tenant_uid not in ("", account.tenant_uid):
+        return no_account(Owner(identity.tenant))
+    return account
 
 
 async def sees(call: Call, tenant: str, user: str) -> bool:
     whose = reach(call.identity)
     if whose.everything:
         return True
-    return whose.sees_account(lineage(await call.house.tree(), tenant), user, call.identity.user)
+    tree = await call.house.tree_for(whose)
+    return is_current(tree, whose) and whose.sees_account(lineage(tree, tenant), user, call.identity.user)
 
 
 # Whose lease.
 
 
-async def find_lease(call: Call) -> tuple[Lease, Account] | Refusal:
-    """A lease that the caller may see, open or ended, with the account that pays for it."""
+async def find_lease(call: Call, *, spending: bool = False) -> tuple[Lease, Account] | Refusal:
+    """A lease that the caller may see, open or ended, with the account that pays for it. Users who are `spending` must
+    be paid for by that account, as when they open one."""
     name = call.parameters["name"]
     missing = Refusal(Code.NOT_FOUND, f'leases "{name}" not found')
     number = lease_number(name)
@@ -257,9 +264,15 @@ async def find_lease(call: Call) -> tuple[Lease, Account] | Refusal:
     async with call.house.database.reader() as db:
         open_ones = await store.load_leases(db, [number])
         lease = open_ones.get(number) or (await store.load_ended(db, [number])).get(number)
-        account = (await store.load_accounts(db, [lease.account])).get(lease.account) if lease is not None else None
-    if lease is None or account is None:
+        if lease is None:
+            return missing
+        # An administrator's name is no user's: nobody has an account of that name.
+        owner = (call.identity.tenant, call.identity.user) if call.identity.role is Role.USER else ("", "")
+        account, own = await store.load_payers(db, lease.account, owner)
+    if account is None:
         return missing
     if call.identity.role is Role.NODE:
         return (lease, account) if lease.node and lease.node == call.identity.node else missing
-    return (lease, account) if await sees(call, account.tenant, account.user) else missing
+    if not await sees(call, account.tenant, account.user):
+        return missing
+    return (spends_anothers(account, own) if spending else None) or (lease, account)

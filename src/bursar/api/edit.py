@@ -25,7 +25,7 @@ from bursar.core.names import quoted
 from bursar.core.object import Stored
 from bursar.core.patch import PatchError, TestFailed, json_patch, merge, strategic
 from bursar.core.refusal import Code, Refusal, invalid
-from bursar.core.tree import lineage
+from bursar.core.tree import sees
 from bursar.ops import object as ops
 from bursar.ops.command import Command, Written
 from bursar.ops.dispatch import change_command, owner_of
@@ -152,7 +152,7 @@ def _out_of_sight(call: Call, kind: Kind, before: Stored, one: Object) -> Refusa
     owner, whose = owner_of(kind, one), reach(call.identity)
     if kind.name != "Namespace" or owner == before.tenant or whose.everything:
         return None
-    if whose.sees(lineage(call.house.office.trees.latest, owner)):
+    if sees(call.house.office.trees.latest, whose, owner):
         return None
     return Refusal(Code.FORBIDDEN, f"you may not put a namespace into tenant {owner!r}")
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
 from bursar.api.route import Answer, Call, Outcome
 from bursar.api.table import wants_table
-from bursar.core.access import Reach, reach
+from bursar.core.access import Reach, allows, reach
 from bursar.core.object import Key
 from bursar.core.refusal import invalid
 from bursar.core.selector import Op, Selector, SelectorError, matches_fields, parse_fields
-from bursar.core.tree import Tree, lineage
+from bursar.core.tree import Tree, saw
+from bursar.ops.audit import RESOURCES
 from bursar.ops.office import timestamp
 from bursar.ops.warn import BUDGETS
 from bursar.store import change as store
@@ -50,13 +51,13 @@ async def list_events(call: Call) -> Outcome:
     except SelectorError as error:
         return invalid(str(error))
     # Who may see what is asked first: it needs a connection, and nobody waits for a second one while holding a first.
-    tree, tenants = await call.house.tree(), await call.house.visible_tenants(call.identity)
     whose = reach(call.identity)
+    tree, tenants = await call.house.tree_for(whose), await call.house.visible_tenants(call.identity)
     async with call.house.database.reader() as db:
         revision = (await store.load_position(db)).revision
         found = await _load(db, call.parameters.get("namespace", ""), selector, tenants, revision)
-        gone = {} if whose.everything else await store.load_tenants_gone(db, {_tenant(one) for one in found} - {""})
-    seen = (event_of(one) for one in found if _visible(whose, tree, gone, one))
+    hidden = frozenset(kind for kind, resource in RESOURCES.items() if not allows(call.identity, "list", resource))
+    seen = (event_of(one) for one in found if one.key.kind not in hidden and _visible(whose, tree, one))
     newest = list(islice((event for event in seen if matches_fields(selector, _fields(event))), EVENTS_MAX))
     events = newest[::-1]
     meta = {"resourceVersion": str(revision)}
@@ -79,12 +80,12 @@ async def _load(
     return await store.load_happenings(db, max(0, revision - RECENT_REVISIONS), namespace, tenants, limit)
 
 
-def _visible(whose: Reach, tree: Tree, gone: Mapping[str, int], one: Happening) -> bool:
+def _visible(whose: Reach, tree: Tree, one: Happening) -> bool:
     """What happened to a tenant that had the name before is an administrator's to see."""
     if whose.everything:
         return True
     if tenant := _tenant(one):
-        return one.revision > gone.get(tenant, 0) and whose.sees(lineage(tree, tenant))
+        return tenant in tree.tenants and saw(tree, whose, tenant, one.revision)
     return not _tells_who(one) and one.key.kind in CATALOGUE
 
 

@@ -10,7 +10,7 @@ from bursar.api.depth import Depths
 from bursar.api.identity import Authenticator
 from bursar.api.ratelimit import LIMIT_PER_MINUTE_DEFAULT, RateLimit
 from bursar.core.access import Identity, Reach, reach
-from bursar.core.tree import Tree, lineage, subtree
+from bursar.core.tree import Tree, is_current, sees, subtree
 from bursar.ops.cluster import ClusterCache
 from bursar.ops.feed import Feed
 from bursar.ops.inquiry import Inquiries
@@ -71,6 +71,12 @@ class House:
                     self._tree_read_at = asyncio.get_running_loop().time()
         return self.office.trees.latest
 
+    async def tree_for(self, whose: Reach) -> Tree:
+        """The tree, for what somebody may see. Where it knows another tenant under the caller's name it is read again:
+        one of the two was deleted a moment ago."""
+        tree = await self.tree()
+        return tree if is_current(tree, whose) else await self.tree(fresh=True)
+
     def forget_tree(self) -> None:
         """This process changed the tree: who asks next sees the change."""
         self._tree_read_at = -1e9
@@ -104,7 +110,7 @@ class House:
         whose = reach(identity)
         if whose.everything or not tenant:
             return True
-        return whose.sees(lineage(await self.tree(), tenant))
+        return sees(await self.tree_for(whose), whose, tenant)
 
     async def visible_tenants(self, identity: Identity) -> tuple[str, ...] | None:
         """The tenants whose objects an identity may list; None means everybody's."""
@@ -113,4 +119,7 @@ class House:
             return None
         if not whose.tenant:
             return ()
-        return tuple(sorted(subtree(await self.tree(), whose.tenant))) if whose.subtree else (whose.tenant,)
+        tree = await self.tree_for(whose)
+        if not is_current(tree, whose):
+            return ()
+        return tuple(sorted(subtree(tree, whose.tenant))) if whose.subtree else (whose.tenant,)

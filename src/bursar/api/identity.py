@@ -12,13 +12,16 @@ import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Generic, TypeAlias, TypeVar
 
 from bursar.api.oidc import Oidc, Verified
 from bursar.core.access import Identity, Role, unauthenticated
 from bursar.core.refusal import Refusal
+from bursar.ops.office import timestamp
 from bursar.ops.token import TokenText, find_tokens, is_token_of, parse_token, token_death
+from bursar.ops.tree import TreeCache
 from bursar.store.database import Database, Unavailable
 from bursar.store.token import TokenRecord
 
@@ -71,11 +74,13 @@ class Authenticator:
         database: Database,
         *,
         oidc: Oidc | None = None,
+        trees: TreeCache | None = None,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._database = database
         self._oidc = oidc
+        self._trees = trees or TreeCache()
         self._clock = clock
         self._monotonic = monotonic
         self._known: _Recent[str, TokenRecord] = _Recent(_KNOWN_MAX)
@@ -206,9 +211,33 @@ class Authenticator:
             answer = await self._oidc.verify(text)
             if isinstance(answer, Refusal):
                 return answer
-            verified = answer
+            identity = await self._settled(answer)
+            if isinstance(identity, Refusal):
+                return identity
+            verified = replace(answer, identity=identity)
             self._verified.put(key, now, verified)
         return verified.identity
+
+    async def _settled(self, verified: Verified) -> Identity | Refusal:
+        """A JWT speaks of a tenant by its name. It is good for the one that there is, if that is no younger than the
+        JWT: what was issued before was meant for another.
+
+        The tree as last seen is good enough: whoever was let in for a tenant that is gone by now sees nothing.
+        """
+        identity, issued_at = verified.identity, verified.issued_at
+        if not identity.tenant:
+            return identity
+        tenant = self._trees.latest.tenants.get(identity.tenant)
+        if tenant is None:
+            async with self._database.reader() as db:
+                tenant = (await self._trees.refresh(db)).tenants.get(identity.tenant)
+        if tenant is None:
+            return unauthenticated("the JWT's tenant does not exist", "ask the administrator of Bursar to create it")
+        if issued_at is None:
+            return unauthenticated("the JWT does not say when it was issued: the claim iat is missing")
+        if timestamp(datetime.fromtimestamp(issued_at, UTC)) < tenant.created_at:
+            return unauthenticated("the JWT was issued before its tenant was created")
+        return replace(identity, tenant_uid=tenant.uid)
 
 
 def _identity(record: TokenRecord) -> Identity:
@@ -219,6 +248,7 @@ def _identity(record: TokenRecord) -> Identity:
         node=record.node,
         token_id=record.id,
         bootstrap=record.single_use and record.role is Role.NODE,
+        tenant_uid=record.tenant_uid,
     )
 
 

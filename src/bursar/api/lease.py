@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from bursar.api.credit import (
     claim_for,
@@ -17,13 +18,13 @@ from bursar.api.credit import (
 )
 from bursar.api.route import Answer, Call, Outcome
 from bursar.core.access import Role, reach
-from bursar.core.account import Account, Owner
+from bursar.core.account import Account, Owner, spends_anothers
 from bursar.core.billing import CreditPolicy
 from bursar.core.lease import Lease
 from bursar.core.money import MICROS, credits_of
 from bursar.core.price import is_device
 from bursar.core.quantity import amount
-from bursar.core.refusal import Cause, Code, Refusal, field_fault, invalid
+from bursar.core.refusal import Cause, Refusal, field_fault, invalid
 from bursar.core.tree import billing_terms
 from bursar.ops import credit as ops
 from bursar.ops.ledger import Receipt
@@ -64,8 +65,9 @@ async def open_lease(call: Call) -> Outcome:
     terms = billing_terms(tree, account.tenant)
     window = tree.credits.window(terms) if order.window_seconds is None else order.window_seconds * MICROS
     command = ops.OpenLease(
-        claim=claim_for(call, order, account.tenant),
+        claim=claim_for(call, order, account.tenant_uid),
         actor=call.identity.actor,
+        tenant_uid=account.tenant_uid,
         whose=Owner(account.tenant, account.user),
         job=order.job_id,
         amounts=_amounts(order),
@@ -97,9 +99,10 @@ async def _payer(call: Call, in_body: str) -> Account | Refusal:
     if isinstance(account, Refusal) or call.identity.role is not Role.USER:
         return account
     own = await own_account(call)
-    if isinstance(own, Refusal) or own.id == account.id:
+    if isinstance(own, Refusal):
         return own
-    return Refusal(Code.FORBIDDEN, f"account {own.name} pays for you, and not {account.name}", "Leave the account out.")
+    refusal = spends_anothers(account, own)
+    return account if refusal is None else replace(refusal, hint="Leave the account out.")
 
 
 def _amounts(order: NewLease) -> dict[str, int]:
@@ -136,12 +139,12 @@ async def extend_lease(call: Call) -> Outcome:
     )
     if isinstance(order, Refusal):
         return order
-    found = await find_lease(call)
+    found = await find_lease(call, spending=True)
     if isinstance(found, Refusal):
         return found
     lease, account = found
     command = ops.ExtendLease(
-        claim=claim_for(call, order, account.tenant),
+        claim=claim_for(call, order, account.tenant_uid),
         actor=call.identity.actor,
         number=lease.id,
         delta=order.delta_seconds * MICROS,
@@ -163,11 +166,13 @@ async def close_lease(call: Call) -> Outcome:
     order = read_order(call, CloseLease, "closing", lambda _: [])
     if isinstance(order, Refusal):
         return order
-    found = await find_lease(call)
+    found = await find_lease(call, spending=True)
     if isinstance(found, Refusal):
         return found
     lease, account = found
-    command = ops.CloseLease(claim=claim_for(call, order, account.tenant), actor=call.identity.actor, number=lease.id)
+    command = ops.CloseLease(
+        claim=claim_for(call, order, account.tenant_uid), actor=call.identity.actor, number=lease.id
+    )
     receipt: Receipt | Refusal = await ops.close_lease(call.house.office, command, account.tenant)
     if isinstance(receipt, Refusal):
         return receipt

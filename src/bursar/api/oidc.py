@@ -64,6 +64,7 @@ class OidcSettings:
 class Verified:
     identity: Identity
     good_until: float  # epoch seconds
+    issued_at: float | None = None
 
 
 class KeysError(Exception):
@@ -133,7 +134,9 @@ class Oidc:
                 f"the JWT is not for this server, or not yet or no longer valid: {error.description}"
             )
         identity = self._identity(claims)
-        return identity if isinstance(identity, Refusal) else Verified(identity, claims["exp"] + LEEWAY_SECONDS)
+        if isinstance(identity, Refusal):
+            return identity
+        return Verified(identity, claims["exp"] + LEEWAY_SECONDS, claims.get("iat"))
 
     def _identity(self, claims: Mapping[str, Any]) -> Identity | Refusal:
         settings = self._settings
@@ -149,7 +152,7 @@ class Oidc:
             return unauthenticated(f"the JWT's {settings.role_claim} must be one of {', '.join(roles)}", _ASK)
         role, tenant = Role(role_name), _text(claims.get(settings.tenant_claim))
         if fault := identity_fault(role, user=user, tenant=tenant, node=""):
-            return unauthenticated(f"the JWT's claims do not fit ({settings.tenant_claim}): {fault}", _ASK)
+            return unauthenticated(f"the JWT's claims do not fit: {fault}", _ASK)
         return Identity(user=user, role=role, tenant=tenant)
 
     # Keys.

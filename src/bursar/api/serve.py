@@ -43,7 +43,7 @@ async def opened_house(
     feed = Feed(database)
     office.on_commit.append(feed.nudge)
     limits: RateLimit = RedisRateLimit.open(redis_url) if redis_url else MemoryRateLimit()
-    authenticator = Authenticator(database, oidc=Oidc(oidc) if oidc else None)
+    authenticator = Authenticator(database, oidc=Oidc(oidc) if oidc else None, trees=office.trees)
     house = House(database, office, feed, authenticator, limits, requests_per_minute, bursar.__version__, grpc_address)
     try:
         yield house

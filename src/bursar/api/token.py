@@ -8,12 +8,15 @@ import msgspec
 
 from bursar.api.body import claim_of, dry_run, read_document
 from bursar.api.route import Answer, Call, Outcome
-from bursar.core.access import Role, grantable
+from bursar.core.access import Role, grantable, reach
 from bursar.core.duration import DurationError, parse_seconds
 from bursar.core.refusal import Cause, Code, Refusal, invalid
+from bursar.core.tree import sees
 from bursar.ops import token as ops
 from bursar.ops.office import now, timestamp
 from bursar.store import request as request_store
+from bursar.store import tree as tree_store
+from bursar.store.database import Connection
 from bursar.store.token import TokenRecord
 from bursar.wire.document import encode
 
@@ -98,30 +101,43 @@ async def create(call: Call) -> Outcome:
     role = Role(wanted.role)
     if role not in grantable(call.identity):
         return Refusal(Code.FORBIDDEN, f"role {call.identity.role} may not give tokens of role {role}")
-    if wanted.tenant:
-        tree = await call.house.tree(fresh=True)
-        if wanted.tenant not in tree.tenants or not await call.house.sees(call.identity, wanted.tenant):
-            return Refusal(Code.NOT_FOUND, f'tenants "{wanted.tenant}" not found')
-    single_use = role is Role.NODE if wanted.single_use is None else wanted.single_use
     async with call.house.database.reader() as db, db.transaction():
         if claim is not None and not await request_store.claim(db, [claim]):
             return REPEATED
-        made = await ops.create_token(
-            db,
-            role=role,
-            tenant=wanted.tenant,
-            user=wanted.user,
-            node=wanted.node,
-            ttl_seconds=parse_seconds(wanted.ttl) if wanted.ttl is not None else None,
-            single_use=single_use,
-            created_by=call.identity.actor,
-            now=now(),
-        )
+        made = await _made(call, db, wanted)
         if isinstance(made, Refusal):
             if claim is not None:
                 await request_store.forget(db, [claim.key])
             return made
     return Answer(201, encode(shown(*made)))
+
+
+async def _made(call: Call, db: Connection, wanted: NewToken) -> tuple[TokenRecord, str] | Refusal:
+    role = Role(wanted.role)
+    tenant_uid = await _tenant_uid(call, db, wanted.tenant) if wanted.tenant else ""
+    if isinstance(tenant_uid, Refusal):
+        return tenant_uid
+    return await ops.create_token(
+        db,
+        role=role,
+        tenant=wanted.tenant,
+        tenant_uid=tenant_uid,
+        user=wanted.user,
+        node=wanted.node,
+        ttl_seconds=parse_seconds(wanted.ttl) if wanted.ttl is not None else None,
+        single_use=role is Role.NODE if wanted.single_use is None else wanted.single_use,
+        created_by=call.identity.actor,
+        now=now(),
+    )
+
+
+async def _tenant_uid(call: Call, db: Connection, tenant: str) -> str | Refusal:
+    """Which tenant has that name, if the caller sees it. It cannot be deleted before the transaction ends: no token is
+    left under a name that another may be given."""
+    tree = await call.house.office.trees.at(db, await tree_store.lock_shared(db))
+    if tenant not in tree.tenants or not sees(tree, reach(call.identity), tenant):
+        return Refusal(Code.NOT_FOUND, f'tenants "{tenant[:63]}" not found')
+    return tree.tenants[tenant].uid
 
 
 def _dry(call: Call) -> Refusal | None:

@@ -23,7 +23,7 @@ from bursar.api.table import table, wants_table
 from bursar.core.access import Identity, Reach, reach
 from bursar.core.refusal import Code, Refusal, invalid
 from bursar.core.selector import matches, matches_fields
-from bursar.core.tree import lineage
+from bursar.core.tree import is_current, saw
 from bursar.ops.feed import READ_START, FedChange, Follower, Lagging, next_limit
 from bursar.store import change as change_store
 from bursar.store import listing
@@ -170,13 +170,13 @@ async def _too_old(call: Call, revision: int) -> Refusal | None:
         position = await change_store.load_position(db)
     if position.floor <= revision <= position.revision:
         return None
-    return expired(revision, position.floor, position.revision)
+    return expired(revision)
 
 
-def expired(revision: int, floor: int, newest: int) -> Refusal:
+def expired(revision: int) -> Refusal:
     return Refusal(
         Code.GONE,
-        f"too old or unknown resource version: {revision} ({floor} to {newest} can be watched from)",
+        f"too old or unknown resource version: {revision}",
         "List again, and watch from the list's resourceVersion.",
     )
 
@@ -252,7 +252,7 @@ async def _catch_up(one: Watch, until: int) -> AsyncGenerator[bytes, None]:
             # Afterwards: the floor rises before anything is dropped, so what lies above it now was all there.
             floor = (await change_store.load_position(db)).floor
         if one.seen < floor:
-            raise Over(expired(one.seen, floor, until))
+            raise Over(expired(one.seen))
         for change in changes:
             if (piece := await _event(one, FedChange(change))) is not None:
                 yield piece
@@ -322,15 +322,17 @@ async def visibility(call: Call, fed: FedChange) -> Sight:
         return Sight(True, True)
     if whose.node:
         return Sight(whose.sees_bound(fed.before_nodes), whose.sees_bound(fed.nodes))
-    after = await _sees(call, whose, tenant)
-    return Sight(after if before in (None, tenant) else await _sees(call, whose, before), after)
+    after = await _saw(call, whose, tenant, fed.change.revision)
+    return Sight(after if before in (None, tenant) else await _saw(call, whose, before, fed.change.revision), after)
 
 
-async def _sees(call: Call, whose: Reach, tenant: str) -> bool:
-    tree = await call.house.tree()
+async def _saw(call: Call, whose: Reach, tenant: str, revision: int) -> bool:
+    tree = await call.house.tree_for(whose)
     if tenant not in tree.tenants:
         tree = await call.house.tree(fresh=True)  # It may have been born through another process a moment ago.
-    return whose.sees(lineage(tree, tenant)) or (whose.tenant == tenant)
+    if not is_current(tree, whose):
+        raise Over(None)  # The caller's tenant was deleted, and another has its name.
+    return saw(tree, whose, tenant, revision)
 
 
 def event_type(query: Query, fed: FedChange, sight: Sight) -> str | None:

@@ -10,7 +10,7 @@ from bursar.api import payment
 from bursar.api.action import read_action
 from bursar.api.credit import continue_place, continue_token, limit_of
 from bursar.api.route import Answer, Call, Outcome, Param, Route
-from bursar.core.refusal import Code, Refusal, invalid
+from bursar.core.refusal import Refusal, invalid
 from bursar.ops import notice as ops
 from bursar.ops.office import timestamp
 from bursar.store.notice import Pending, Webhook
@@ -146,8 +146,6 @@ async def create(call: Call) -> Outcome:
     wanted, _, dry = asked
     if dry:
         return invalid("dryRun is not offered here")
-    if wanted.tenant and wanted.tenant not in (await call.house.tree(fresh=True)).tenants:
-        return Refusal(Code.NOT_FOUND, f'tenants "{wanted.tenant[:63]}" not found')
     webhook = Webhook(
         wanted.name, wanted.direction, wanted.tenant, wanted.url, tuple(wanted.types), wanted.allow_local,
         call.identity.actor,

@@ -28,7 +28,7 @@ from bursar.core.webhook import (
     local_fault,
     sign,
 )
-from bursar.ops.notice import forget_notices
+from bursar.ops.notice import forget_notices, stop_webhook
 from bursar.ops.office import Office
 from bursar.store import notice as store
 from bursar.store.database import AWAY
@@ -151,13 +151,13 @@ class Courier:
         )
 
     async def _record(self, one: Delivery, said: Reception) -> None:
+        if said.status == GONE:
+            await stop_webhook(self.office, one.webhook, "the receiver answered 410 Gone")
+            log.warning("a webhook is stopped: its receiver is gone", webhook=one.webhook)
+            return
         async with self.office.database.reader() as db:
             if said.taken:
                 await store.save_delivered(db, one)
-                return
-            if said.status == GONE:
-                await store.stop(db, one.webhook, "the receiver answered 410 Gone")
-                log.warning("a webhook is stopped: its receiver is gone", webhook=one.webhook)
                 return
             seconds: float | None = max(backoff_seconds(one.tries, self.chance()), said.retry_after_seconds)
             if one.age_seconds > GIVE_UP_SECONDS:

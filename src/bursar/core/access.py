@@ -40,6 +40,7 @@ class Identity:
     node: str = ""
     token_id: str = ""
     bootstrap: bool = False
+    tenant_uid: str = ""  # which tenant of that name: names are given anew
 
     @property
     def actor(self) -> str:
@@ -83,6 +84,7 @@ class Reach:
     tenant: str = ""
     subtree: bool = False
     node: str = ""
+    tenant_uid: str = ""  # empty: whoever has the name
 
     def sees(self, lineage: Iterable[str]) -> bool:
         """Whether it sees an object whose tenant, that tenant's parent and so on up to the root are these."""
@@ -240,7 +242,7 @@ def reach(identity: Identity) -> Reach:
         return Reach(everything=True)
     if identity.role is Role.NODE:
         return Reach(node=identity.node)
-    return Reach(tenant=identity.tenant, subtree=identity.role is Role.TENANT_ADMIN)
+    return Reach(tenant=identity.tenant, subtree=identity.role is Role.TENANT_ADMIN, tenant_uid=identity.tenant_uid)
 
 
 def grantable(identity: Identity) -> frozenset[Role]:
@@ -260,6 +262,9 @@ def identity_fault(role: Role, *, user: str, tenant: str, node: str) -> str:
         return "role node belongs to one node: name it"
     if role is not Role.NODE and node:
         return f"role {role} belongs to no node: leave the node out"
+    if "/" in user and role not in _OF_A_TENANT:
+        # It would be recorded as the name of a tenant's user.
+        return f"the name of a user with role {role}, who belongs to no tenant, must not contain a slash"
     for what, name in (("user", user), ("tenant", tenant), ("node", node)):
         if len(name) > NAME_CHARS_MAX or not name.isprintable():
             return f"the {what}'s name must be printable and have at most {NAME_CHARS_MAX} characters"

@@ -23,6 +23,7 @@ SYSTEM_ACCOUNTS = {TOPUPS: "system/topups", REVENUE: "system/revenue", WRITE_OFF
                    ADJUSTMENTS: "system/adjustments"}  # fmt: skip
 FIRST_ACCOUNT = 100
 QUARTER = 15 * 60 * MICROS
+FILED = "@"  # no name of a tenant has it
 
 
 class Status(StrEnum):
@@ -54,6 +55,7 @@ class Account(Struct):
     day_posted: int = 0
     low_balance: int | None = None  # below this its owner is told
     version: int = 0
+    tenant_uid: str = ""  # names are given anew; an account is one tenant's for ever
 
     @property
     def name(self) -> str:
@@ -76,6 +78,23 @@ class Owner(NamedTuple):
     user: str = ""
 
 
+def filed_name(tenant: str, uid: str) -> str:
+    """The name under which everything of a deleted tenant is filed: no living tenant can have it."""
+    return f"{tenant}{FILED}{uid}"
+
+
+def is_filed(tenant: str) -> bool:
+    """Whether this is the name of a deleted tenant's books, NAME@UID."""
+    return FILED in tenant
+
+
+def books_closed(owner: Owner) -> Refusal:
+    return Refusal(
+        Code.IMMUTABLE,
+        f"tenant {owner.tenant} was deleted: its accounts can be read, and not changed",
+    )
+
+
 def account_name(tenant: str, user: str = "") -> str:
     return f"{tenant}/{user}" if user else tenant
 
@@ -92,8 +111,15 @@ def no_account(owner: Owner) -> Refusal:
     )
 
 
+def spends_anothers(account: Account, own: Account | None) -> Refusal | None:
+    """Why somebody who has an account of their own cannot spend from this one: users do not choose who pays."""
+    if own is None or own.id == account.id:
+        return None
+    return Refusal(Code.FORBIDDEN, f"account {own.name} pays for you, and not {account.name}")
+
+
 def left_behind(tenant: str, accounts: Iterable[Account]) -> Refusal | None:
-    """Why a tenant cannot go: its credit would be nobody's, and then whoever's who gets its name next."""
+    """Why a tenant cannot be deleted: nobody could use its credit any more."""
     left = [one for one in accounts if one.posted or one.held or one.gpus]
     if not left:
         return None

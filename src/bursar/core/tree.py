@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from bursar.core.access import Reach
 from bursar.core.billing import NOTHING_SAID, Billing, CreditPolicy, SaidTerms, Terms, terms_of
 from bursar.core.charge import Charge, Facts
 from bursar.core.quantity import UNLIMITED
@@ -44,6 +45,7 @@ class Tenant:
     billing: SaidTerms = NOTHING_SAID
     may_claim: bool = True  # whether its users may claim nodes for sensitive work
     uid: str = ""  # names are given anew; what is left of a tenant that is gone is not its namesake's
+    created_at: str = ""  # RFC 3339, UTC, to the second
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,8 @@ class Tree:
     quotas: Mapping[str, tuple[ResourceQuota, ...]] = field(default_factory=dict)  # by namespace
     system: Mapping[str, int] = field(default_factory=dict)
     credits: CreditPolicy = field(default_factory=CreditPolicy)
+    # At which revisions tenants of a name were last deleted, the one before and the last, as far as the feed knows.
+    ended: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     # Answers already worked out for this tree, which never change: it is immutable.
     known_rows: dict[tuple[str, Facts, frozenset[str]], tuple[Row, ...]] = field(default_factory=dict, compare=False)
     known_limits: dict[str, Mapping[str, int]] = field(default_factory=dict, compare=False)
@@ -163,6 +167,28 @@ def lineage(tree: Tree, tenant: str) -> Iterator[str]:
     while current is not None:
         yield current.name
         current = tree.tenants.get(current.parent)
+
+
+def is_current(tree: Tree, whose: Reach) -> bool:
+    """Whether the tenant of that name is still the caller's own, or there is none."""
+    own = tree.tenants.get(whose.tenant)
+    return own is None or whose.tenant_uid in ("", own.uid)
+
+
+def sees(tree: Tree, whose: Reach, tenant: str) -> bool:
+    """Whether somebody sees what is a tenant's. The people of a tenant that was deleted see nothing of its namesake."""
+    return whose.everything or (is_current(tree, whose) and whose.sees(lineage(tree, tenant)))
+
+
+def saw(tree: Tree, whose: Reach, tenant: str, revision: int) -> bool:
+    """Whether somebody sees what happened to a tenant's things: nothing from before the tenant was made, when another
+    may have had its name. That it was deleted is told to its own."""
+    before, last = tree.ended.get(tenant, (0, 0))
+    if whose.everything:
+        return True
+    if tenant in tree.tenants:
+        return revision > last and sees(tree, whose, tenant)
+    return whose.tenant == tenant and revision > before
 
 
 def children(tree: Tree, tenant: str) -> list[str]:
@@ -283,8 +309,16 @@ def with_tenant(tree: Tree, tenant: Tenant) -> Tree:
     return _fresh(tree, tenants={**tree.tenants, tenant.name: tenant})
 
 
-def without_tenant(tree: Tree, name: str) -> Tree:
-    return _fresh(tree, tenants={key: value for key, value in tree.tenants.items() if key != name})
+def without_tenant(tree: Tree, name: str, revision: int = 0) -> Tree:
+    """`revision` is that of the deletion."""
+    ended = with_end(tree.ended, name, revision)
+    return _fresh(tree, tenants={key: value for key, value in tree.tenants.items() if key != name}, ended=ended)
+
+
+def with_end(ended: Mapping[str, tuple[int, int]], name: str, revision: int) -> Mapping[str, tuple[int, int]]:
+    """With one more deletion, in order; one that is known already changes nothing."""
+    _, last = ended.get(name, (0, 0))
+    return {**ended, name: (last, revision)} if revision > last else ended
 
 
 def with_tier(tree: Tree, tier: Tier) -> Tree:

@@ -21,6 +21,7 @@ from bursar.core.price import class_of
 from bursar.core.quota import Counter, Counters
 from bursar.core.sheet import Sheet
 from bursar.core.tree import Row, Tree, rows_of
+from bursar.ops.audit import token_note
 from bursar.ops.command import DEPOSED, Command, Reply, Result, decode_reply, encode_reply, written
 from bursar.ops.ledger import book_for
 from bursar.ops.once import claim, decide_once, remember
@@ -39,9 +40,11 @@ from bursar.store import quota as quota_store
 from bursar.store import token as token_store
 from bursar.store import tree as tree_store
 from bursar.store import usage as usage_store
+from bursar.store.change import save_notes
 from bursar.store.database import Connection, Stale
 from bursar.store.object import Ground
 from bursar.store.request import Remembered, RequestKey
+from bursar.store.token import TokenRecord
 
 KNOWN_MAX = 200_000
 
@@ -273,7 +276,7 @@ async def save(db: Connection, sheet: Sheet) -> None:
     used = [sheet.nodes[name] for name in sheet.used_nodes - sheet.touched_nodes]
     if sheet.gangs:
         await gang_store.save(db, {key: sheet.gangs[key] for key in sheet.touched_gangs}, locked=sheet.gangs)
-    await _save_nodes(db, sheet)
+    revoked = await _save_nodes(db, sheet)
     if sheet.begun or sheet.ended or sheet.spent:
         await usage_store.save(db, list(sheet.begun.values()), list(sheet.ended.values()), sheet.spent)
     if sheet.recharged:
@@ -290,15 +293,19 @@ async def save(db: Connection, sheet: Sheet) -> None:
         await batch_store.save(db, sheet.writes, sheet.tree, changes)
     else:
         assert not changes, "counters move only with what is written"
+    await save_notes(db, [token_note(one, "DELETED", "revoke", "system", "its node is gone") for one in revoked])
 
 
-async def _save_nodes(db: Connection, sheet: Sheet) -> None:
+async def _save_nodes(db: Connection, sheet: Sheet) -> list[TokenRecord]:
+    """Tokens that were revoked with their nodes."""
+    revoked: list[TokenRecord] = []
     if sheet.touched_nodes:
         await node_store.put(db, [sheet.nodes[name] for name in sheet.touched_nodes], sheet.node_uids)
     if sheet.removed_nodes:
         await node_store.remove(db, sorted(sheet.removed_nodes))
     if sheet.disowned_nodes:
-        await token_store.revoke_of_nodes(db, sheet.disowned_nodes)
+        revoked = await token_store.revoke_of_nodes(db, sheet.disowned_nodes)
         await authority_store.end_generations(db, sheet.disowned_nodes)
     if sheet.lifted:
         await node_store.remove_placements(db, sheet.lifted)
+    return revoked

@@ -23,6 +23,7 @@ from bursar.core.paying import Payment, owners_of
 from bursar.core.refusal import Code, Refusal
 from bursar.core.sheet import Sheet, begin_usage, end_usage
 from bursar.core.tree import Tree, lineage
+from bursar.core.tree import sees as sees_tenant
 from bursar.core.value import replace
 from bursar.ops.allocation import drop_conditions, set_condition, status_of, unchanged, with_status
 from bursar.ops.bind import show_leases
@@ -297,7 +298,7 @@ def shown(claim: Claim) -> dict[str, Any]:
 def sees(reach: Reach, tree: Tree, claim: Claim) -> bool:
     """Whether somebody may know, or decide, whose claim this is. What is left of a tenant that is gone is an
     administrator's."""
-    return reach.everything or (is_there(tree, claim) and reach.sees(lineage(tree, claim.tenant)))
+    return reach.everything or (is_there(tree, claim) and sees_tenant(tree, reach, claim.tenant))
 
 
 def is_there(tree: Tree, claim: Claim) -> bool:
@@ -378,11 +379,7 @@ async def _with_names(office: Office, name: str, reply: Reply, reach: Reach, wha
     async with office.database.reader() as db:
         placements = await node_store.load_placements_on(db, [name])
     tree = office.trees.latest
-    seen = [
-        f"{one.namespace}/{one.name}"
-        for one in placements
-        if reach.everything or (one.tenant in tree.tenants and reach.sees(lineage(tree, one.tenant)))
-    ]
+    seen = [f"{one.namespace}/{one.name}" for one in placements if sees_tenant(tree, reach, one.tenant)]
     return in_use(name, seen, what)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 from msgspec.structs import replace
 
-from bursar.core.account import Account, Owner, no_account
+from bursar.core.account import Account, Owner, books_closed, is_filed, no_account
 from bursar.core.claim import is_claim
 from bursar.core.lease import Lease, Mode, fenced, lease_name
 from bursar.core.money import AMOUNT_MAX, MICROS, credits_of
@@ -41,7 +41,7 @@ class _Movement(Credit):
         return self.whose
 
     def decide(self, desk: Desk, /) -> Receipt | Refusal:
-        account = desk.account(self.whose, creates=self.creates())
+        account = desk.account(self.whose, creates=self.creates(), tenant_uid=self.tenant_uid)
         if isinstance(account, Refusal):
             return account
         if not -AMOUNT_MAX <= self.amount <= AMOUNT_MAX:
@@ -106,7 +106,7 @@ class OpenLease(Credit):
         return 1
 
     def decide(self, desk: Desk, /) -> Receipt | Refusal:
-        account = desk.account(self.whose)
+        account = desk.account(self.whose, tenant_uid=self.tenant_uid)
         if isinstance(account, Refusal):
             return account
         if self.window < MICROS:
@@ -192,7 +192,7 @@ class PutAccount(Credit):
         return not self.only_old
 
     def decide(self, desk: Desk, /) -> Receipt | Refusal:
-        account = desk.account(self.whose, creates=self.creates())
+        account = desk.account(self.whose, creates=self.creates(), tenant_uid=self.tenant_uid)
         if isinstance(account, Refusal):
             return account
         there = account.id not in desk.added or account.id in desk.book.changed
@@ -281,11 +281,21 @@ SETTLED = 5 * MICROS
 
 
 async def top_up(
-    office: Office, owner: Owner, amount: int, *, actor: str, claim: Claim | None = None, reason: str = ""
+    office: Office,
+    owner: Owner,
+    amount: int,
+    *,
+    actor: str,
+    claim: Claim | None = None,
+    reason: str = "",
+    tenant_uid: str = "",
 ) -> Receipt | Refusal:
-    if refusal := await _tenant_gone(office, owner):
-        return refusal
-    return await submit(office, TopUp(claim=claim, actor=actor, whose=owner, amount=amount, reason=reason), owner)
+    """`tenant_uid` is of the tenant that the claim is made for, where the caller has asked (`find_tenant`)."""
+    whose = tenant_uid or await find_tenant(office, owner)
+    if isinstance(whose, Refusal):
+        return whose
+    command = TopUp(claim=claim, actor=actor, tenant_uid=whose, whose=owner, amount=amount, reason=reason)
+    return await submit(office, command, owner)
 
 
 async def refund(
@@ -297,8 +307,11 @@ async def refund(
     reason: str,
     lease: int = 0,
     claim: Claim | None = None,
+    tenant_uid: str = "",
 ) -> Receipt | Refusal:
-    command = Refund(claim=claim, actor=actor, whose=owner, amount=amount, reason=reason, for_lease=lease)
+    command = Refund(
+        claim=claim, actor=actor, tenant_uid=tenant_uid, whose=owner, amount=amount, reason=reason, for_lease=lease
+    )
     return await submit(office, command, owner)
 
 
@@ -311,8 +324,11 @@ async def adjust(
     reason: str,
     lease: int = 0,
     claim: Claim | None = None,
+    tenant_uid: str = "",
 ) -> Receipt | Refusal:
-    command = Adjust(claim=claim, actor=actor, whose=owner, amount=amount, reason=reason, for_lease=lease)
+    command = Adjust(
+        claim=claim, actor=actor, tenant_uid=tenant_uid, whose=owner, amount=amount, reason=reason, for_lease=lease
+    )
     return await submit(office, command, owner)
 
 
@@ -329,8 +345,10 @@ async def close_lease(office: Office, command: CloseLease, tenant: str = "") -> 
 
 
 async def put_account(office: Office, command: PutAccount) -> Receipt | Refusal:
-    if refusal := await _unknown_tenant(office, command.whose):
-        return refusal
+    if not command.tenant_uid:
+        whose = await find_tenant(office, command.whose)
+        if isinstance(whose, Refusal):
+            return whose
     return await submit(office, command, command.whose)
 
 
@@ -356,19 +374,14 @@ async def paying_account(office: Office, tenant: str, user: str) -> Owner | None
     return next((Owner(*one) for one in ((tenant, user), (tenant, "")) if one in found), None)
 
 
-async def _unknown_tenant(office: Office, owner: Owner) -> Refusal | None:
-    """Accounts are opened for tenants that there are."""
-    async with office.database.reader() as db:
-        if owner in await store.find_accounts(db, {owner}):
-            return None
-    return await _tenant_gone(office, owner)
-
-
-async def _tenant_gone(office: Office, owner: Owner) -> Refusal | None:
-    """Nothing comes to the account that a tenant has left behind."""
+async def find_tenant(office: Office, owner: Owner) -> str | Refusal:
+    """The uid of the tenant that an account is, or would be, of. Accounts are opened for tenants that there are, and
+    nothing comes to what a deleted one has left behind."""
+    if is_filed(owner.tenant):
+        return books_closed(owner)
     async with office.database.reader() as db:
         tree = await office.trees.refresh(db)
     if owner.tenant in tree.tenants:
-        return None
+        return tree.tenants[owner.tenant].uid
     hint = f"There must be a tenant first: bursar create tenant {owner.tenant}"
     return dataclasses.replace(no_account(owner), hint=hint)

@@ -16,16 +16,19 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
-from bursar.core.account import Account, Owner, no_account
+from bursar.core.account import Account, Owner, books_closed, is_filed, no_account
 from bursar.core.book import Book
 from bursar.core.lease import Grant, Lease, LeaseState, fenced, lease_name
 from bursar.core.price import Price
 from bursar.core.refusal import Code, Refusal
+from bursar.core.tree import Tree
 from bursar.ops.lane import Lane, Overloaded, put_all, raise_first
 from bursar.ops.once import claim, decide_once, remember
 from bursar.ops.price import Prices
+from bursar.ops.tree import TreeCache
 from bursar.store import ledger as store
 from bursar.store import price as price_store
+from bursar.store import tree as tree_store
 from bursar.store.database import Connection, Stale
 from bursar.store.request import Claim, RequestKey
 
@@ -183,12 +186,16 @@ class Desk:
     prices: list[tuple[Price, str]] = field(default_factory=list)
     dropped: list[Price] = field(default_factory=list)  # prices that are taken back
 
-    def account(self, owner: Owner, *, creates: bool = False) -> Account | Refusal:
-        """One that does not exist yet is there only for those who create it."""
+    def account(self, owner: Owner, *, creates: bool = False, tenant_uid: str = "") -> Account | Refusal:
+        """One that does not exist yet is there only for those who create it. Where a uid is given, the account must be
+        that tenant's: another may have been given its name since."""
+        if is_filed(owner.tenant):
+            return books_closed(owner)
         number = self.owners.get(owner)
         if number is None or (number in self.added and number not in self.book.changed and not creates):
             return no_account(owner)
-        return self.book.accounts[number]
+        account = self.book.accounts[number]
+        return account if tenant_uid in ("", account.tenant_uid) else no_account(owner)
 
     def open_lease(self, number: int) -> Lease | None:
         lease = self.book.leases.get(number)
@@ -221,6 +228,7 @@ class Credit:
 
     claim: Claim | None = None
     actor: str = ""
+    tenant_uid: str = ""  # whose request ids the claim is among; empty: of whoever has the name
 
     def owner(self) -> Owner | None:
         """Whose account to lock."""
@@ -247,7 +255,8 @@ class Credit:
 
 
 class CreditWalk:
-    def __init__(self, prices: Prices, payers: Payers) -> None:
+    def __init__(self, trees: TreeCache, prices: Prices, payers: Payers) -> None:
+        self._trees = trees
         self._prices = prices
         self._payers = payers
 
@@ -269,20 +278,27 @@ class CreditWalk:
         owners = {Owner(*owner): number for owner, number in (await store.find_accounts(db, names)).items()}
         leases = {one.lease() for one in commands if one.lease()}
         new = sum(one.opens() for one in commands)
+        wanted = {owner for one in commands if one.creates() and (owner := one.owner())} - owners.keys()
+        # The tree is locked before accounts are, and only where one is to be opened: seldom.
+        tree = await self._trees.at(db, await tree_store.lock_shared(db)) if wanted else None
         book = await book_for(db, self._prices, owners.values(), leases, new, payers=self._payers)
-        desk = Desk(book, owners)
+        # A tenant that was deleted since has its accounts under another name.
+        living = {owner: number for owner, number in owners.items() if book.accounts[number].tenant == owner.tenant}
+        desk = Desk(book, living)
         if gone := leases - book.leases.keys():
             desk.past = await store.load_ended(db, gone)
-        await _add_accounts(db, desk, {owner for one in commands if one.creates() and (owner := one.owner())})
+        if tree is not None:
+            await _add_accounts(db, desk, wanted, tree)
         return desk
 
 
-async def _add_accounts(db: Connection, desk: Desk, wanted: set[Owner]) -> None:
-    """Those that are missing are in the book, and are stored once something was decided on them."""
-    missing = sorted(owner for owner in wanted if owner not in desk.owners and owner.tenant)
+async def _add_accounts(db: Connection, desk: Desk, wanted: Iterable[Owner], tree: Tree) -> None:
+    """Those that are missing are in the book, and are stored once something was decided on them. A tenant cannot be
+    deleted meanwhile: the tree is held still."""
+    missing = sorted(owner for owner in wanted if owner.tenant in tree.tenants)
     for owner, number in zip(missing, await store.reserve_accounts(db, len(missing)), strict=True):
         desk.owners[owner] = number
-        desk.book.accounts[number] = Account(number, *owner)
+        desk.book.accounts[number] = Account(number, *owner, tenant_uid=tree.tenants[owner.tenant].uid)
         desk.added.add(number)
 
 
@@ -302,9 +318,10 @@ def no_lease(number: int) -> Refusal:
 # Requests are answered once, and the same ever after.
 
 
-def ledger_claim(tenant: str, verb: str, request_id: str, fingerprint: str) -> Claim:
-    """A claim that is kept for ever. `fingerprint` is the request's body, or its hash."""
-    return Claim(RequestKey(f"{SCOPE}{tenant}/{verb}", request_id), fingerprint)
+def ledger_claim(tenant_uid: str, verb: str, request_id: str, fingerprint: str) -> Claim:
+    """A claim that is kept for ever, of this tenant or, where that is empty, of the system. `fingerprint` is the
+    request's body, or its hash."""
+    return Claim(RequestKey(f"{SCOPE}{tenant_uid}/{verb}", request_id), fingerprint)
 
 
 class _Outcome(Struct, omit_defaults=True):

@@ -1,4 +1,5 @@
-"""Webhooks: made, listed and removed. Their secrets are shown once, when they are made, and never written to the feed.
+"""Webhooks: made, listed and removed. Their secrets are shown once, when they are made, and never written to the feed,
+which tells who made, stopped or removed one.
 
 What is sent to them is what others commit (`notice`); the bridge that sends it is bridges/webhook.py.
 """
@@ -18,13 +19,17 @@ from bursar.core.budget import BudgetNews
 from bursar.core.names import dns_subdomain
 from bursar.core.refusal import Cause, Code, Refusal, field_fault, invalid
 from bursar.core.webhook import SECRET_BYTES, secret_fault, secret_of, url_fault
+from bursar.ops.audit import webhook_note
 from bursar.ops.office import Office, now
 from bursar.store import notice as store
+from bursar.store import tree as tree_store
+from bursar.store.change import save_notes
 from bursar.store.notice import Pending, Webhook
 
 log = structlog.get_logger()
 
 TYPES: Collection[str] = tuple(str(one) for one in (*News, *BudgetNews))
+WEBHOOKS = "system:webhooks"
 TRIAL = "webhook.test"  # what is only sent to see whether it comes
 KEPT = timedelta(days=30)
 WEBHOOKS_MAX = 200
@@ -38,16 +43,23 @@ async def add_webhook(office: Office, webhook: Webhook, secret: str = "") -> tup
         listed = "; ".join(f"{one.field}: {one.message}" for one in causes)
         return invalid(f"the webhook is invalid: {listed}", *causes)
     secret = secret or secret_of(os.urandom(SECRET_BYTES))
-    async with office.database.reader() as db:
+    async with office.database.reader() as db, db.transaction():
+        # It cannot be deleted meanwhile: no webhook is left under a name that another may be given.
+        tree = await office.trees.at(db, await tree_store.lock_shared(db))
+        if webhook.tenant and webhook.tenant not in tree.tenants:
+            return Refusal(Code.NOT_FOUND, f'tenants "{webhook.tenant[:63]}" not found')
         if len(await store.load_all(db)) >= WEBHOOKS_MAX:
             return Refusal(
                 Code.IN_USE, f"there are {WEBHOOKS_MAX} webhooks already", "Remove one that nobody needs any more."
             )
         made = await store.add(db, webhook, secret)
-    if made is None:
-        return Refusal(
-            Code.ALREADY_EXISTS, f'webhooks "{webhook.name}" already exists', "Remove it first to have another secret."
-        )
+        if made is None:
+            return Refusal(
+                Code.ALREADY_EXISTS,
+                f'webhooks "{webhook.name}" already exists',
+                "Remove it first to have another secret.",
+            )
+        await save_notes(db, [webhook_note(webhook, "ADDED", "create", webhook.created_by)])
     log.info("a webhook was made", webhook=webhook.name, direction=webhook.direction, by=webhook.created_by)
     return replace(webhook, created_at=made), secret
 
@@ -78,12 +90,21 @@ async def list_webhooks(office: Office) -> list[Webhook]:
 
 async def remove_webhook(office: Office, name: str, by: str = "") -> Refusal | None:
     """What it was still to get is forgotten with it."""
-    async with office.database.reader() as db:
+    async with office.database.reader() as db, db.transaction():
         gone = await store.remove(db, name)
-    if not gone:
-        return Refusal(Code.NOT_FOUND, f'webhooks "{name}" not found')
+        if gone is None:
+            return Refusal(Code.NOT_FOUND, f'webhooks "{name}" not found')
+        await save_notes(db, [webhook_note(gone, "DELETED", "delete", by)])
     log.info("a webhook was removed", webhook=name, by=by)
     return None
+
+
+async def stop_webhook(office: Office, name: str, why: str) -> None:
+    """Send it nothing any more, until somebody makes it anew."""
+    async with office.database.reader() as db, db.transaction():
+        stopped = await store.stop(db, name, why)
+        if stopped is not None:
+            await save_notes(db, [webhook_note(stopped, "MODIFIED", "stop", WEBHOOKS, why)])
 
 
 async def try_webhook(office: Office, name: str, by: str = "") -> tuple[int, datetime] | Refusal:

@@ -91,7 +91,7 @@ class Office:
             Transactor[Extend, Grant | Refusal]("extending", database, ExtendWalk(prices, payers))
             for _ in range(EXTENDING)
         ]
-        credits_ = Transactor[Credit, Receipt | Refusal]("crediting", database, CreditWalk(prices, payers))
+        credits_ = Transactor[Credit, Receipt | Refusal]("crediting", database, CreditWalk(trees, prices, payers))
         measures = Transactor[Measure, Noted | Refusal]("measuring", database, measure)
         transactors += [beats, recalls, credits_, measures, *extends]
         on_commit: list[Callable[[], None]] = []

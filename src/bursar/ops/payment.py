@@ -57,5 +57,6 @@ async def pay(office: Office, payer: Payer, id_: str, owner: Owner, amount: int,
         return no_account(owner)
     # What is paid, however it was written.
     what = "\0".join((owner.tenant, owner.user, str(amount), reason))
+    # Ids are the payer's own: an event is paid once, whoever is called so by now.
     claim = ledger_claim("", f"payment {payer.name}", id_, hashlib.sha256(what.encode()).hexdigest())
     return await credit.top_up(office, owner, amount, actor=f"payment:{payer.name}", claim=claim, reason=reason)

@@ -39,6 +39,7 @@ from bursar.core.tree import (
     tenant_scope,
 )
 from bursar.core.wording import quota_refusal
+from bursar.ops.audit import token_note
 from bursar.ops.batch import decide, finished, save
 from bursar.ops.command import Command, Reply, Result, encode_reply
 from bursar.ops.once import claim, remember
@@ -48,13 +49,16 @@ from bursar.store import node as node_store
 from bursar.store import object as object_store
 from bursar.store import queue as queue_store
 from bursar.store import quota as quota_store
-from bursar.store import token as token_store
 from bursar.store import tree as tree_store
+from bursar.store.change import save_notes
 from bursar.store.database import Connection
+from bursar.store.departure import file_away
+from bursar.store.token import TokenRecord
 from bursar.store.tree import TreeChange
 from bursar.wire.ask import queue_profile_of
 from bursar.wire.kinds import KINDS
 
+DELETED = "its tenant was deleted"
 NAMESPACED = [kind.name for kind in KINDS if kind.namespaced]
 
 
@@ -71,20 +75,23 @@ class StructureWalk:
         keys = {key for command in commands for key in command.objects()}
         sheet.objects = await object_store.lock(db, keys)
         results: list[Result] = decide(sheet, commands, remembered)
-        if sheet.writes and (refusal := await self._reshape(db, sheet)):
+        revoked = await self._reshape(db, sheet) if sheet.writes else ()
+        if isinstance(revoked, Refusal):
             # The change itself was fine; what it would do to the counters is not.
             sheet.writes.clear()
-            results = [refusal]
+            results = [revoked]
         else:
             await save(db, sheet)
+            await save_notes(db, [token_note(one, "DELETED", "revoke", "system", DELETED) for one in revoked])
         replies = [finished(result) for result in results]
         await remember(db, commands, claimed, replies, encode_reply)
         return replies
 
-    async def _reshape(self, db: Connection, sheet: Sheet) -> Refusal | None:
+    async def _reshape(self, db: Connection, sheet: Sheet) -> Refusal | Sequence[TokenRecord]:
+        """What the change does beside its own object; the tokens that are revoked by it."""
         (write,) = sheet.writes
         if write.key.kind == "Queue":
-            return await _change_queue(db, write)
+            return await _change_queue(db, write) or ()
         change = TreeChange(write.key, write.after is None, write.shown.doc)
         new = applied(sheet.tree, change)
         if refusal := await check(db, sheet.tree, new, write.key, write.after):
@@ -96,10 +103,10 @@ class StructureWalk:
             await quota_store.put(db, plan.put)
         if plan.removed:
             await quota_store.remove(db, plan.removed)
-        if write.key.kind == "Tenant" and write.after is None:
-            await token_store.revoke_of_tenant(db, write.key.name)
         await tree_store.bump(db)
-        return None
+        if write.key.kind == "Tenant" and write.after is None:
+            return await file_away(db, write.key.name, sheet.tree.tenants[write.key.name].uid)
+        return ()
 
 
 async def _change_queue(db: Connection, write: Write) -> Refusal | None:
@@ -167,7 +174,7 @@ async def _check_tenant_gone(db: Connection, tree: Tree, name: str) -> Refusal |
         what = f"tenants {', '.join(below[:5])}" if below else f"namespaces {', '.join(living[:5])}"
         return Refusal(Code.IN_USE, f'tenants "{name}" still has {what}', "Delete or move them first.")
     held = sorted(room.name for room in (await node_store.load_claimed(db)).values() if holds(room.claim, name))
-    return still_claimed(name, held) or left_behind(name, await ledger_store.load_in_use(db, name))
+    return still_claimed(name, held) or left_behind(name, await ledger_store.lock_of_tenant(db, name))
 
 
 def _check_tier_gone(tree: Tree, name: str) -> Refusal | None:

@@ -19,7 +19,9 @@ from pathlib import Path
 
 from bursar.core.access import Role, identity_fault
 from bursar.core.refusal import Refusal, invalid
+from bursar.ops.audit import token_note
 from bursar.store import token as store
+from bursar.store.change import save_notes
 from bursar.store.database import Connection
 from bursar.store.token import TokenRecord
 
@@ -49,6 +51,7 @@ async def create_token(
     *,
     role: Role,
     tenant: str = "",
+    tenant_uid: str = "",
     user: str = "",
     node: str = "",
     ttl_seconds: int | None = None,
@@ -56,7 +59,10 @@ async def create_token(
     created_by: str,
     now: datetime,
 ) -> tuple[TokenRecord, str] | Refusal:
-    """Make a token and return it with its text, which is shown this once."""
+    """Make a token and return it with its text, which is shown this once.
+
+    One that is for a tenant is good while the tenant of this uid is there.
+    """
     if fault := _fault(role, tenant, user, node, ttl_seconds, single_use):
         return invalid(f"no token was made: {fault}")
     token_id, secret = secrets.token_hex(_ID_BYTES), secrets.token_urlsafe(_SECRET_BYTES)
@@ -65,6 +71,7 @@ async def create_token(
         hash=_digest(secret),
         role=role,
         tenant=tenant,
+        tenant_uid=tenant_uid,
         # What is done with a token given to nobody in particular can still be traced to it.
         user=user or (node if role is Role.NODE else f"{role}-{token_id}"),
         node=node,
@@ -73,7 +80,9 @@ async def create_token(
         created_by=created_by,
         expires_at=None if ttl_seconds is None else now + timedelta(seconds=ttl_seconds),
     )
-    await store.save_token(db, record)
+    async with db.transaction():
+        await store.save_token(db, record)
+        await save_notes(db, [token_note(record, "ADDED", "create", created_by)])
     return record, f"bsr_{token_id}_{secret}"
 
 
@@ -82,15 +91,23 @@ def _fault(role: Role, tenant: str, user: str, node: str, ttl_seconds: int | Non
         return f"its time to live must be between 1 and {TTL_SECONDS_MAX} seconds"
     if single_use and role is not Role.NODE:
         return "single use is for the tokens with which nodes join"
+    if "/" in user:
+        return "the user's name must not contain a slash: TENANT/USER is how users are recorded"
     return identity_fault(role, user=user, tenant=tenant, node=node)
 
 
 async def revoke_token(db: Connection, token_id: str, now: datetime, *, by: str) -> TokenRecord | None:
-    """End a token's life, once and for all; None when there is none of this id.
+    """End a token's life, once and for all; None when there is none of this id. One that was revoked before stays as it
+    was, and is told of once.
 
     Processes that know the token forget it within the time of their cache; see `Authenticator.forget` for this one.
     """
-    return await store.save_revoked(db, token_id, now, by)
+    async with db.transaction():
+        revoked = await store.save_revoked(db, token_id, now, by)
+        if revoked is not None:
+            await save_notes(db, [token_note(revoked, "DELETED", "revoke", by)])
+            return revoked
+    return (await store.load_tokens(db, [token_id])).get(token_id)
 
 
 async def consume_token(db: Connection, token_id: str, now: datetime, key: bytes | None = None) -> bool:
@@ -138,6 +155,8 @@ def token_death(record: TokenRecord, now: datetime) -> str:
         return token_use(record.used_at)
     if record.expires_at is not None and record.expires_at <= now:
         return f"the token expired at {_utc(record.expires_at)}"
+    if not record.lives:
+        return "the token's tenant was deleted"
     return ""
 
 

@@ -9,7 +9,6 @@ import msgspec
 
 from bursar.core import tree as rules
 from bursar.core.billing import CreditPolicy
-from bursar.core.object import Key
 from bursar.core.tree import Tree
 from bursar.store import tree as store
 from bursar.store.database import Connection
@@ -50,7 +49,7 @@ class TreeCache:
         position = await store.load_position(db)
         behind = position.revision - known.revision
         if known.version < 0 or known.revision < position.floor or not 0 <= behind <= BEHIND_MAX:
-            tree = _build(await store.load_all(db))
+            tree = _build(await store.load_all(db), await store.load_ended(db))
         else:
             tree = known.tree
             for change in await store.load_since(db, known.revision):
@@ -64,7 +63,7 @@ class TreeCache:
         return await self.at(db, position.version)
 
 
-def _build(rows: Iterable[TreeChange]) -> Tree:
+def _build(rows: Iterable[TreeChange], deletions: Iterable[tuple[str, int]] = ()) -> Tree:
     """All at once: applying thousands of changes one by one would copy the tree as often."""
     tenants, tiers, namespaces, system, policy = {}, {}, {}, {}, CreditPolicy()
     quotas: dict[str, list[rules.ResourceQuota]] = {}
@@ -81,13 +80,16 @@ def _build(rows: Iterable[TreeChange]) -> Tree:
             case "Settings":
                 system, policy = settings.to_tree(_settings.decode(row.doc)), settings.credit_policy_of(row.doc)
     ordered = {name: tuple(sorted(group, key=lambda one: one.name)) for name, group in quotas.items()}
-    return Tree(tenants, tiers, namespaces, ordered, system, policy)
+    ended: dict[str, tuple[int, int]] = {}
+    for name, revision in deletions:
+        ended[name] = (ended.get(name, (0, 0))[1], revision)
+    return Tree(tenants, tiers, namespaces, ordered, system, policy, ended)
 
 
 def applied(tree: Tree, change: TreeChange) -> Tree:
     """The tree after one change of one of its objects."""
     if change.deleted:
-        return _without(tree, change.key)
+        return _without(tree, change)
     match change.key.kind:
         case "Tenant":
             return rules.with_tenant(tree, tenant.to_tree(_tenant.decode(change.doc)))
@@ -101,10 +103,11 @@ def applied(tree: Tree, change: TreeChange) -> Tree:
     return rules.with_system(tree, settings.to_tree(_settings.decode(change.doc)), policy)
 
 
-def _without(tree: Tree, key: Key) -> Tree:
+def _without(tree: Tree, change: TreeChange) -> Tree:
+    key = change.key
     match key.kind:
         case "Tenant":
-            return rules.without_tenant(tree, key.name)
+            return rules.without_tenant(tree, key.name, change.revision)
         case "Tier":
             return rules.without_tier(tree, key.name)
         case "Namespace":

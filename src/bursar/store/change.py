@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -65,6 +65,19 @@ class Happening(NamedTuple):
     verb: str
     reason: str
     at: datetime
+
+
+class Note(NamedTuple):
+    """A line of the audit log about something that is no object. Its document holds no secret."""
+
+    kind: str
+    name: str
+    tenant: str
+    type: str
+    doc: bytes
+    actor: str
+    verb: str
+    reason: str = ""
 
 
 class Position(NamedTuple):
@@ -139,9 +152,10 @@ async def load_happenings(
     return [_happening(row) for row in await db.fetch(SQL.events, since, namespace, tenants, limit)]
 
 
-async def load_tenants_gone(db: Connection, tenants: Iterable[str]) -> dict[str, int]:
-    """For names that were given up: what happened up to that revision was another tenant's."""
-    return {row["name"]: row["revision"] for row in await db.fetch(SQL.tenants_gone, sorted(tenants))}
+async def save_notes(db: Connection, notes: Sequence[Note]) -> None:
+    """Write lines of the audit log, last of all in a transaction: the revision is held from here on."""
+    if notes:
+        await db.execute(SQL.note, *([*column] for column in zip(*notes, strict=True)))
 
 
 async def ensure_partitions(db: Connection) -> None:

@@ -73,7 +73,7 @@ async def reserve_accounts(db: Connection, count: int) -> list[int]:
 
 
 async def find_accounts(db: Connection, owners: Iterable[tuple[str, str]]) -> dict[tuple[str, str], int]:
-    """The accounts of these owners, (tenant, user), that exist. What they are called never changes."""
+    """The accounts of these owners, (tenant, user), that exist. A tenant's are found by its name while it lives."""
     wanted = sorted({owner for owner in owners if owner[0]})
     if not wanted:
         return {}
@@ -85,16 +85,29 @@ async def load_accounts(db: Connection, ids: Iterable[int]) -> dict[int, Account
     return {row[0]: _account(row) for row in await db.fetch(SQL.read_accounts, sorted(set(ids)))}
 
 
+async def load_payers(db: Connection, number: int, owner: tuple[str, str]) -> tuple[Account | None, Account | None]:
+    """The account of this number, and the one of this owner, by one question."""
+    found = [_account(row) for row in await db.fetch(SQL.read_payers, number, *owner)]
+    return (
+        next((one for one in found if one.id == number), None),
+        next((one for one in found if (one.tenant, one.user) == owner), None),
+    )
+
+
 async def list_accounts(
-    db: Connection, tenants: Sequence[str] | None = None, after: tuple[str, str] = ("", ""), limit: int = 500
+    db: Connection,
+    tenants: Sequence[str] | None = None,
+    users: Sequence[str] | None = None,
+    after: tuple[str, str] = ("", ""),
+    limit: int = 500,
 ) -> list[Account]:
-    """By tenant and user; of these tenants, or of all."""
-    return [_account(row) for row in await db.fetch(SQL.list_accounts, tenants, *after, limit)]
+    """By tenant and user; of these tenants, or of all; and of these users, the empty name being the tenant's own."""
+    return [_account(row) for row in await db.fetch(SQL.list_accounts, tenants, users, *after, limit)]
 
 
-async def load_in_use(db: Connection, tenant: str, limit: int = 5) -> list[Account]:
-    """Accounts of a tenant that have credit, or open leases."""
-    return [_account(row) for row in await db.fetch(SQL.accounts_in_use, tenant, limit)]
+async def lock_of_tenant(db: Connection, tenant: str) -> list[Account]:
+    """All accounts of a tenant. Who holds the tree alone keeps others from opening more."""
+    return [_account(row) for row in await db.fetch(SQL.lock_of_tenant, tenant)]
 
 
 async def accounts_of_leases(db: Connection, ids: Iterable[int]) -> dict[int, int]:
@@ -170,6 +183,7 @@ async def _add_accounts(db: Connection, accounts: Sequence[Account]) -> None:
         [one.id for one in accounts],
         [one.tenant for one in accounts],
         [one.user for one in accounts],
+        [one.tenant_uid for one in accounts],
     )
     if len(rows) != len(accounts):
         raise Stale("somebody else opened the same account")
@@ -242,7 +256,7 @@ def told_of(payload: str) -> set[int] | None:
 def _account(row: Any) -> Account:
     return Account(
         row[0], row[1], row[2], _STATUSES[row[3]], row[4], row[5], row[6], row[7], row[8], row[9], row[10], row[11],
-        row[12], row[13], row[14], row[15], row[16], row[17], row[18], row[19],
+        row[12], row[13], row[14], row[15], row[16], row[17], row[18], row[19], row[20],
     )  # fmt: skip
 
 

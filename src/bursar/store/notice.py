@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
 from msgspec import Struct
 
@@ -111,9 +112,9 @@ async def save_failed(db: Connection, one: Delivery, seconds: float | None, said
     await db.execute(SQL.failed, one.webhook, one.id, one.tries, -1.0 if seconds is None else seconds, said)
 
 
-async def stop(db: Connection, webhook: str, why: str) -> None:
-    """Send it nothing any more."""
-    await db.execute(SQL.stop, webhook, why)
+async def stop(db: Connection, webhook: str, why: str) -> Webhook | None:
+    """Send it nothing any more; the webhook, if this is what stopped it."""
+    return _told(await db.fetchrow(SQL.stop, webhook, why))
 
 
 async def add(db: Connection, webhook: Webhook, secret: str) -> datetime | None:
@@ -125,8 +126,18 @@ async def add(db: Connection, webhook: Webhook, secret: str) -> datetime | None:
     return made
 
 
-async def remove(db: Connection, name: str) -> bool:
-    return bool(await db.fetchval(SQL.remove, name))
+async def remove(db: Connection, name: str) -> Webhook | None:
+    """The webhook, if this is what removed it."""
+    return _told(await db.fetchrow(SQL.remove, name))
+
+
+def _told(row: Any) -> Webhook | None:
+    if row is None:
+        return None
+    return Webhook(
+        row["name"], row["direction"], row["tenant"], row["url"], tuple(row["types"]), row["allow_local"],
+        row["created_by"],
+    )  # fmt: skip
 
 
 async def load_all(db: Connection) -> list[Webhook]:

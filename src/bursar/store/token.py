@@ -29,6 +29,8 @@ class TokenRecord:
     used_at: datetime | None = None
     used_key: bytes | None = field(default=None, repr=False)  # the fingerprint of the key that it was used for
     revoked_at: datetime | None = None
+    tenant_uid: str = ""
+    lives: bool = True  # whether the tenant that it was made for is still there
 
 
 async def save_token(db: Connection, token: TokenRecord) -> None:
@@ -38,6 +40,7 @@ async def save_token(db: Connection, token: TokenRecord) -> None:
         token.hash,
         str(token.role),
         token.tenant,
+        token.tenant_uid,
         token.user,
         token.node,
         token.single_use,
@@ -49,18 +52,19 @@ async def save_token(db: Connection, token: TokenRecord) -> None:
 
 async def load_tokens(db: Connection, token_ids: Collection[str]) -> dict[str, TokenRecord]:
     """The tokens with these ids, by id; unknown ids are left out."""
-    return {row["id"]: _record(row) for row in await db.fetch(SQL.find, list(token_ids))}
+    return {row["id"]: token_record(row) for row in await db.fetch(SQL.find, list(token_ids))}
 
 
 async def list_tokens(db: Connection, tenants: Collection[str] | None) -> list[TokenRecord]:
     """The tokens of these tenants, or all of them, oldest first."""
     rows = await (db.fetch(SQL.list_all) if tenants is None else db.fetch(SQL.list_of_tenants, sorted(tenants)))
-    return [_record(row) for row in rows]
+    return [token_record(row) for row in rows]
 
 
 async def save_revoked(db: Connection, token_id: str, now: datetime, by: str) -> TokenRecord | None:
+    """The token, if this is what revoked it."""
     row = await db.fetchrow(SQL.revoke, token_id, now, by)
-    return None if row is None else _record(row)
+    return None if row is None else token_record(row)
 
 
 async def save_used(db: Connection, token_id: str, now: datetime, key: bytes | None) -> bool:
@@ -73,14 +77,9 @@ async def load_used_for(db: Connection, token_id: str, now: datetime, key: bytes
     return bool(await db.fetchval(SQL.reuse, token_id, now, key))
 
 
-async def revoke_of_nodes(db: Connection, nodes: Collection[str]) -> None:
-    """With the node goes its voice."""
-    await db.execute(SQL.revoke_of_nodes, sorted(nodes))
-
-
-async def revoke_of_tenant(db: Connection, tenant: str) -> None:
-    """With the tenant go all who spoke for it."""
-    await db.execute(SQL.revoke_of_tenant, tenant)
+async def revoke_of_nodes(db: Connection, nodes: Collection[str]) -> list[TokenRecord]:
+    """Revoke the tokens of nodes that are no more; those that were good until now."""
+    return [token_record(row) for row in await db.fetch(SQL.revoke_of_nodes, sorted(nodes))]
 
 
 async def save_unused(db: Connection, token_id: str) -> None:
@@ -96,6 +95,6 @@ async def load_role_exists(db: Connection, role: Role) -> bool:
     return bool(await db.fetchval(SQL.exists_of_role, str(role)))
 
 
-def _record(row: Any) -> TokenRecord:
+def token_record(row: Any) -> TokenRecord:
     columns = dict(row)
     return TokenRecord(role=Role(columns.pop("role")), user=columns.pop("username"), **columns)

@@ -17,6 +17,7 @@ class TreeChange(NamedTuple):
     key: Key
     deleted: bool
     doc: bytes
+    revision: int = 0  # of the change, where it is one of the feed
 
 
 class Position(NamedTuple):
@@ -66,6 +67,14 @@ async def load_all(db: Connection) -> list[TreeChange]:
 async def load_since(db: Connection, revision: int) -> list[TreeChange]:
     rows = await db.fetch(SQL.changes_since, revision)
     return [
-        TreeChange(Key(row["kind"], row["namespace"], row["name"]), row["type"] == "DELETED", row["doc"])
+        TreeChange(
+            Key(row["kind"], row["namespace"], row["name"]), row["type"] == "DELETED", row["doc"], row["revision"]
+        )
         for row in rows
     ]
+
+
+async def load_ended(db: Connection) -> list[tuple[str, int]]:
+    """Tenants that were deleted, by name, with the revision; in order. What the feed has forgotten is older than all
+    that it still tells."""
+    return [(row["name"], row["revision"]) for row in await db.fetch(SQL.ended)]

@@ -71,6 +71,7 @@ def to_tree(tenant: Tenant) -> tree.Tenant:
         billing=said_in(spec.billing),
         may_claim=spec.sensitive is not False,
         uid=tenant.metadata.uid or "",
+        created_at=tenant.metadata.creation_timestamp or "",
     )
 
 

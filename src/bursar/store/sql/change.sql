@@ -44,13 +44,6 @@ SELECT revision, kind, namespace, name, uid, tenant, type, actor, verb, reason, 
  ORDER BY revision DESC
  LIMIT $4;
 
--- name: tenants_gone
--- When tenants of these names last went. What was dropped of the feed since is older than all that is left of it.
-SELECT name, max(revision) AS revision
-  FROM change
- WHERE name = ANY($1::text[]) AND namespace = '' AND kind = 'Tenant' AND type = 'DELETED'
- GROUP BY name;
-
 -- name: for_scheduler
 -- Of an allocation mostly the status changes: its document is told when it is new, or was edited. What the scheduler bound
 -- itself it knows already: of that, the bare line is enough.
@@ -64,3 +57,23 @@ SELECT revision, kind, namespace, name, uid, tenant, type,
  WHERE revision > $1
  ORDER BY revision
  LIMIT $2;
+
+-- name: note
+-- Lines for the audit about things that are no objects. The revision is the last lock, and the notification is a hint, as
+-- for all other lines.
+WITH line AS (
+    SELECT *
+      FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::json[], $6::text[], $7::text[], $8::text[])
+           WITH ORDINALITY AS line (kind, name, tenant, type, doc, actor, verb, reason, place)
+), taken AS (
+    UPDATE revision SET value = value + (SELECT count(*) FROM line) WHERE id = 1
+    RETURNING value - (SELECT count(*) FROM line) AS before
+), fed AS (
+    INSERT INTO change (revision, kind, namespace, name, uid, tenant, type, labels, fields, before_labels,
+                        before_fields, before_tenant, doc, edited, actor, verb, reason, at)
+    SELECT before + place, kind, '', name, name, tenant, type, '{}', '{}', CASE WHEN type <> 'ADDED' THEN '{}'::jsonb END,
+           CASE WHEN type <> 'ADDED' THEN '{}'::jsonb END, CASE WHEN type <> 'ADDED' THEN tenant END, doc, true, actor,
+           verb, reason, clock_timestamp()
+      FROM line, taken
+)
+SELECT pg_notify('bursar_change', (SELECT before + (SELECT count(*) FROM line) FROM taken)::text);

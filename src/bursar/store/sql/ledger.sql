@@ -4,7 +4,7 @@
 -- name: lock
 -- An account is its row, which can be read by the statement that locks it.
 SELECT id, tenant, username, status, posted, held, credit_limit, gpus, gpus_max, spend_rate_max, spend_burst, tokens,
-       tokens_at, daily_cap, stop_at_cap, time_zone, day, day_posted, low_balance, version
+       tokens_at, daily_cap, stop_at_cap, time_zone, day, day_posted, low_balance, version, tenant_uid
   FROM account
  WHERE id = ANY(string_to_array($1, ',')::bigint[])
  ORDER BY id
@@ -41,34 +41,43 @@ SELECT nextval(pg_get_serial_sequence('account', 'id')) AS id FROM generate_seri
 
 -- name: add_accounts
 -- They are filled by the statement that saves all accounts.
-INSERT INTO account (id, tenant, username)
-SELECT * FROM unnest($1::bigint[], $2::text[], $3::text[]) AS line (id, tenant, username)
+INSERT INTO account (id, tenant, username, tenant_uid)
+SELECT * FROM unnest($1::bigint[], $2::text[], $3::text[], $4::text[]) AS line (id, tenant, username, tenant_uid)
  ORDER BY 2, 3
     ON CONFLICT DO NOTHING
 RETURNING id;
 
 -- name: read_accounts
 SELECT id, tenant, username, status, posted, held, credit_limit, gpus, gpus_max, spend_rate_max, spend_burst, tokens,
-       tokens_at, daily_cap, stop_at_cap, time_zone, day, day_posted, low_balance, version
+       tokens_at, daily_cap, stop_at_cap, time_zone, day, day_posted, low_balance, version, tenant_uid
   FROM account
  WHERE id = ANY($1::bigint[]);
 
--- name: accounts_in_use
+-- name: read_payers
+-- An account, and the one that an owner has of their own.
 SELECT id, tenant, username, status, posted, held, credit_limit, gpus, gpus_max, spend_rate_max, spend_burst, tokens,
-       tokens_at, daily_cap, stop_at_cap, time_zone, day, day_posted, low_balance, version
+       tokens_at, daily_cap, stop_at_cap, time_zone, day, day_posted, low_balance, version, tenant_uid
   FROM account
- WHERE tenant = $1 AND (posted <> 0 OR held <> 0 OR gpus <> 0)
- ORDER BY username
- LIMIT $2;
+ WHERE id = $1 OR (tenant, username) = ($2, $3);
+
+-- name: lock_of_tenant
+-- Whether one is in use is decided by the rows as they are once they are locked: nothing comes to any of them meanwhile.
+SELECT id, tenant, username, status, posted, held, credit_limit, gpus, gpus_max, spend_rate_max, spend_burst, tokens,
+       tokens_at, daily_cap, stop_at_cap, time_zone, day, day_posted, low_balance, version, tenant_uid
+  FROM account
+ WHERE tenant = $1
+ ORDER BY id
+   FOR NO KEY UPDATE;
 
 -- name: list_accounts
--- The system's own are not among them.
+-- The system's own are not among them. What the caller may not see is left out here, so that no page ends at it.
 SELECT id, tenant, username, status, posted, held, credit_limit, gpus, gpus_max, spend_rate_max, spend_burst, tokens,
-       tokens_at, daily_cap, stop_at_cap, time_zone, day, day_posted, low_balance, version
+       tokens_at, daily_cap, stop_at_cap, time_zone, day, day_posted, low_balance, version, tenant_uid
   FROM account
- WHERE id >= 100 AND ($1::text[] IS NULL OR tenant = ANY($1)) AND (tenant, username) > ($2, $3)
+ WHERE id >= 100 AND ($1::text[] IS NULL OR tenant = ANY($1)) AND ($2::text[] IS NULL OR username = ANY($2))
+   AND (tenant, username) > ($3, $4)
  ORDER BY tenant, username
- LIMIT $4;
+ LIMIT $5;
 
 -- name: read_leases
 SELECT id, account, job, rate, span, amounts, class, gpus, discount, mode, uid, epoch, node, opened_at, started_at,

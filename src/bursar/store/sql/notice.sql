@@ -59,10 +59,14 @@ UPDATE notice_delivery
  WHERE (webhook, notice) = ($1, $2) AND tries = $3;
 
 -- name: stop
+-- Of two who say so at once the second finds it stopped.
 WITH stopped AS (
-    UPDATE webhook SET stopped = $2 WHERE name = $1
+    UPDATE webhook SET stopped = $2 WHERE name = $1 AND stopped = ''
+    RETURNING name, direction, tenant, url, types, allow_local, created_by
+), forgotten AS (
+    DELETE FROM notice_delivery WHERE webhook = $1
 )
-DELETE FROM notice_delivery WHERE webhook = $1;
+SELECT * FROM stopped;
 
 -- name: receivers
 SELECT name FROM webhook WHERE direction = 'out' AND stopped = '' ORDER BY name;
@@ -75,11 +79,11 @@ RETURNING created_at;
 
 -- name: remove
 WITH removed AS (
-    DELETE FROM webhook WHERE name = $1 RETURNING name
+    DELETE FROM webhook WHERE name = $1 RETURNING name, direction, tenant, url, types, allow_local, created_by
 ), forgotten AS (
     DELETE FROM notice_delivery WHERE webhook = $1
 )
-SELECT count(*) FROM removed;
+SELECT * FROM removed;
 
 -- name: list
 SELECT webhook.name, direction, tenant, url, types, allow_local, created_by, created_at, stopped,

@@ -1,33 +1,40 @@
 -- name: insert
-INSERT INTO token (id, hash, role, tenant, username, node, single_use, created_at, created_by, expires_at)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10);
+INSERT INTO token (id, hash, role, tenant, tenant_uid, username, node, single_use, created_at, created_by, expires_at)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11);
 
 -- name: find
-SELECT id, hash, role, tenant, username, node, single_use, created_at, created_by, expires_at, used_at, used_key,
-       revoked_at
+-- `lives` is whether there is the tenant that it was made for: one of the same name is another.
+SELECT id, hash, role, tenant, tenant_uid, username, node, single_use, created_at, created_by, expires_at, used_at,
+       used_key, revoked_at,
+       tenant = '' OR EXISTS (
+           SELECT FROM object
+            WHERE (object.kind, object.namespace, object.name) = ('Tenant', '', token.tenant)
+              AND object.uid = token.tenant_uid
+       ) AS lives
   FROM token
  WHERE id = ANY($1::text[]);
 
 -- name: list_all
-SELECT id, hash, role, tenant, username, node, single_use, created_at, created_by, expires_at, used_at, used_key,
-       revoked_at
+SELECT id, hash, role, tenant, tenant_uid, username, node, single_use, created_at, created_by, expires_at, used_at,
+       used_key, revoked_at
   FROM token
  ORDER BY created_at, id;
 
 -- name: list_of_tenants
-SELECT id, hash, role, tenant, username, node, single_use, created_at, created_by, expires_at, used_at, used_key,
-       revoked_at
+SELECT id, hash, role, tenant, tenant_uid, username, node, single_use, created_at, created_by, expires_at, used_at,
+       used_key, revoked_at
   FROM token
  WHERE tenant = ANY($1::text[])
  ORDER BY created_at, id;
 
 -- name: revoke
--- The first revocation stands, so that the record says since when the token was dead.
+-- The first revocation stands, so that the record says since when the token was dead. Of two at once the second waits for
+-- the first, and then finds nothing to do.
 UPDATE token
-   SET revoked_at = coalesce(revoked_at, $2), revoked_by = coalesce(revoked_by, $3)
- WHERE id = $1
-RETURNING id, hash, role, tenant, username, node, single_use, created_at, created_by, expires_at, used_at, used_key,
-          revoked_at;
+   SET revoked_at = $2, revoked_by = $3
+ WHERE id = $1 AND revoked_at IS NULL
+RETURNING id, hash, role, tenant, tenant_uid, username, node, single_use, created_at, created_by, expires_at, used_at,
+          used_key, revoked_at;
 
 -- name: consume
 -- Of two who use it at once the second waits for the first's transaction, and then finds it used.
@@ -56,10 +63,11 @@ SELECT EXISTS (SELECT FROM token WHERE role = $1);
 
 -- name: revoke_of_nodes
 -- A later node of the same name is another node.
-UPDATE token SET revoked_at = now(), revoked_by = 'system' WHERE node = ANY($1::text[]) AND revoked_at IS NULL;
-
--- name: revoke_of_tenant
-UPDATE token SET revoked_at = now(), revoked_by = 'system' WHERE tenant = $1 AND revoked_at IS NULL;
+UPDATE token
+   SET revoked_at = now(), revoked_by = 'system'
+ WHERE node = ANY($1::text[]) AND revoked_at IS NULL
+RETURNING id, hash, role, tenant, tenant_uid, username, node, single_use, created_at, created_by, expires_at, used_at,
+          used_key, revoked_at;
 
 -- name: restore
 -- What the token was used for did not happen; unless the same key, asking once more, has come through meanwhile.

@@ -36,3 +36,11 @@ SELECT kind, namespace, name, type, doc, revision
  WHERE revision > $1
    AND kind IN ('Namespace', 'ResourceQuota', 'Settings', 'Tenant', 'Tier')
  ORDER BY revision;
+
+-- name: ended
+-- Served by the partial index change_of_tree, once in the life of a process.
+SELECT name, revision
+  FROM change
+ WHERE kind IN ('Namespace', 'ResourceQuota', 'Settings', 'Tenant', 'Tier')
+   AND kind = 'Tenant' AND type = 'DELETED'
+ ORDER BY revision;

@@ -1,0 +1,37 @@
+"""Lines of the audit log about tokens and webhooks, which are no objects: who made, changed or removed one, and when.
+
+They say what the thing is for, and hold no secret: neither a token's, nor a webhook's, nor the path of its URL, which
+with many receivers is one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlsplit
+
+from bursar.store.change import Note
+from bursar.store.notice import Webhook
+from bursar.store.token import TokenRecord
+from bursar.wire.document import encode
+from bursar.wire.meta import API_VERSION
+
+TOKEN, WEBHOOK = "Token", "Webhook"
+# Kinds of lines that only those who may list such things are shown.
+RESOURCES = {TOKEN: "tokens", WEBHOOK: "webhooks"}
+
+
+def token_note(record: TokenRecord, type_: str, verb: str, actor: str, reason: str = "") -> Note:
+    spec = {"role": record.role, "tenant": record.tenant, "user": record.user, "node": record.node}
+    return Note(TOKEN, record.id, record.tenant, type_, _doc(TOKEN, record.id, spec), actor, verb, reason)
+
+
+def webhook_note(webhook: Webhook, type_: str, verb: str, actor: str, reason: str = "") -> Note:
+    """Webhooks are the administrators' own: the line belongs to no tenant."""
+    host = urlsplit(webhook.url).hostname or ""
+    spec = {"direction": webhook.direction, "tenant": webhook.tenant, "types": webhook.types, "host": host}
+    return Note(WEBHOOK, webhook.name, "", type_, _doc(WEBHOOK, webhook.name, spec), actor, verb, reason)
+
+
+def _doc(kind: str, name: str, spec: dict[str, Any]) -> bytes:
+    said = {key: value for key, value in spec.items() if value}
+    return encode({"apiVersion": API_VERSION, "kind": kind, "metadata": {"name": name}, "spec": said})

@@ -1,0 +1,24 @@
+-- A tenant is deleted: what it leaves behind is filed under NAME@UID, which no later tenant can have.
+
+-- name: file
+-- The accounts are locked already, and nobody makes a token or a webhook for it meanwhile: they hold the tree still.
+WITH accounts AS (
+    UPDATE account SET tenant = $2 WHERE tenant = $1
+), webhooks AS (
+    UPDATE webhook SET tenant = $2 WHERE tenant = $1
+), notices AS (
+    UPDATE notice SET tenant = $2 WHERE tenant = $1 AND spread_at IS NULL
+), tokens AS (
+    UPDATE token
+       SET tenant = $2, revoked_at = coalesce(token.revoked_at, now()),
+           revoked_by = coalesce(token.revoked_by, 'system')
+      FROM (SELECT id, revoked_at FROM token WHERE tenant = $1 ORDER BY id FOR NO KEY UPDATE) AS was
+     WHERE token.id = was.id
+    RETURNING token.id, hash, role, tenant, tenant_uid, username, node, single_use, created_at, created_by, expires_at,
+              used_at, used_key, token.revoked_at, was.revoked_at IS NULL AS lived
+)
+SELECT id, hash, role, tenant, tenant_uid, username, node, single_use, created_at, created_by, expires_at, used_at,
+       used_key, revoked_at
+  FROM tokens
+ WHERE lived
+ ORDER BY id;
