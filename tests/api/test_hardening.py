@@ -298,7 +298,7 @@ async def test_refusals_do_not_grow_with_what_is_wrong(site: Site) -> None:
         await site.post(f"namespaces/{team}/allocations", many),
         await site.patch(f"namespaces/{team}/allocations/job", many, APPLY),
         await site.put("tenants/default", flat),
-        await site.post("nodes", {"metadata": {"name": "n"}, "spec": {"taints": [{"key": "-"}] * 50_000}}),
+        await site.post("nodes", {"metadata": {"name": "n"}, "spec": {"taints": [{"key": "-"}] * 10_000}}),
         await site.post("queues", {"metadata": {"name": "q"}, "spec": flat}),
     ):
         assert reply.status == 400, reply
@@ -344,7 +344,7 @@ def _long_list(length: int) -> Any:
 )
 @pytest.mark.timeout(60)
 async def test_a_patch_moves_no_more_than_it_may(operations: list[Any]) -> None:
-    with pytest.raises(PatchError, match="moves too much"):
+    with pytest.raises(PatchError, match=r"moves too much|moves more than"):
         json_patch(_long_list(100_000), operations)
     json_patch(_long_list(100), operations[:90])
 

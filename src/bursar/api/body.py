@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-import math
-import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
-import yaml
 
-from bursar.api.route import JSON, Call
+from bursar.api.route import JSON, UNREAD, Call
 from bursar.core.names import dns_subdomain
 from bursar.core.refusal import Cause, Code, Refusal, field_fault, invalid
 from bursar.store.request import Claim, RequestKey
-from bursar.wire import protobuf
-from bursar.wire.faults import all_faults, dotted, told_by, without_faulty
+from bursar.wire import protobuf, yaml_text
+from bursar.wire.bounds import (
+    VALUES_MAX,
+    RepeatedKey,
+    TooManyValues,
+    has_more_values,
+    has_more_values_json,
+    require_unique_keys,
+)
+from bursar.wire.faults import VALUES_COMPARED_MAX, all_faults, dotted, leave_out, told_by, without_faulty
 from bursar.wire.kind import Kind, Object
 from bursar.wire.meta import API_VERSION, meta_faults
 
@@ -28,7 +34,10 @@ YAML = ("application/yaml", "application/x-yaml", "text/yaml")
 PROTOBUF = "application/vnd.kubernetes.protobuf"
 REQUEST_ID_CHARS_MAX = 128
 DEPTH_MAX = 64
-YAML_EVENTS_MAX = 20_000
+# Longer bodies are read in a thread.
+INLINE_BYTES_MAX = 16_384
+# What is not a plain, sound object takes longer to read, and to find everything that is wrong with it.
+INLINE_SLOW_BYTES_MAX = 2_048
 NULS_SHOWN_MAX = 10
 FAULTY_MAX = 8  # values that are found to be of the wrong type one after another
 CAUSES_MAX = 50
@@ -36,6 +45,8 @@ CAUSES_IN_MESSAGE_MAX = 10
 # Parameters of the query that change nothing about what is done.
 _NO_MATTER = ("pretty", "fieldManager", "dryRun")
 _NUL_ESCAPED = b"\\u0000"  # the only way to write it in JSON
+T = TypeVar("T")
+
 _SUFFIX = "bcdfghjklmnpqrstvwxz2456789"
 
 
@@ -55,16 +66,46 @@ class Body:
         self.warnings = warnings
 
 
-def read_object(call: Call, kind: Kind) -> Body | Refusal:
+async def read_object(call: Call, kind: Kind) -> Body | Refusal:
     """Decode strictly, in one go; only what fails that is looked at again, to name every fault or to be lenient."""
-    media = call.media_type
-    if media == JSON and _NUL_ESCAPED not in call.body:
-        try:
-            return _checked(call, kind, Body(_decoder(kind.type).decode(call.body)))
-        except (msgspec.ValidationError, RecursionError):
-            pass
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            return invalid(f"the body is not valid JSON: {error}", hint="Check quotes, commas and brackets.")
+    if len(call.body) > INLINE_BYTES_MAX:
+        return await _apart(call, read_object_now, call, kind)
+    body = _read_plain(call, kind)
+    if body is not None:
+        return body
+    if len(call.body) > INLINE_SLOW_BYTES_MAX:
+        return await _apart(call, _read_other, call, kind)
+    return _read_other(call, kind)
+
+
+async def _apart(call: Call, read: Callable[..., T], *arguments: Any) -> T:
+    """Read a body in a thread: the loop that serves others goes on meanwhile. One at a time, tenants in turn."""
+    async with call.house.bodies.taken(call.identity):
+        return await asyncio.to_thread(read, *arguments)
+
+
+def read_object_now(call: Call, kind: Kind) -> Body | Refusal:
+    body = _read_plain(call, kind)
+    return _read_other(call, kind) if body is None else body
+
+
+def _read_plain(call: Call, kind: Kind) -> Body | Refusal | None:
+    """A JSON body whose fields are all known and of the right types; None for all others."""
+    if call.media_type != JSON or _NUL_ESCAPED in call.body:
+        return None
+    try:
+        one = _decoder(kind.type).decode(call.body)
+        require_unique_keys(call.body, one)
+    except (msgspec.ValidationError, RecursionError):
+        return None
+    except RepeatedKey as error:
+        return _repeated(error)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return invalid(f"the body is not valid JSON: {error}", hint="Check quotes, commas and brackets.")
+    return _checked(call, kind, Body(one))
+
+
+def _read_other(call: Call, kind: Kind) -> Body | Refusal:
     document = read_document(call)
     if isinstance(document, Refusal):
         return document
@@ -72,16 +113,49 @@ def read_object(call: Call, kind: Kind) -> Body | Refusal:
     return body if isinstance(body, Refusal) else _checked(call, kind, body)
 
 
+def _repeated(error: RepeatedKey) -> Refusal:
+    return invalid(str(error), hint="Give each key once: readers do not agree which of two values counts.")
+
+
+def _too_many() -> Refusal:
+    return invalid(
+        f"the body has more than {VALUES_MAX} values",
+        hint=f"Send at most {VALUES_MAX} values at once: numbers, strings, lists and objects, at any depth.",
+    )
+
+
+async def weigh(call: Call) -> Refusal | None:
+    """Bound a body that is not short before a handler reads it; what takes long to read is read here."""
+    media = call.media_type
+    if media != PROTOBUF and not _is_yaml(media):
+        if has_more_values_json(call.body):
+            return _too_many()
+        if media == JSON or len(call.body) <= INLINE_BYTES_MAX:
+            return None
+    document = await _apart(call, read_document, call)
+    if isinstance(document, Refusal):
+        return document
+    call.document = document
+    return None
+
+
+def _is_yaml(media: str) -> bool:
+    return media in YAML or media == "application/apply-patch+yaml"
+
+
 def read_document(call: Call) -> Any:
     """The body as plain values, from any media type that is understood."""
+    if call.document is not UNREAD:
+        return call.document
     media = call.media_type
     try:
         if media == PROTOBUF:
             document = protobuf.decode(call.body)
-        elif media in YAML or media == "application/apply-patch+yaml":
+        elif _is_yaml(media):
             document = _read_yaml(call.body)
         elif media == JSON or media.endswith("+json"):
             document = msgspec.json.decode(call.body)
+            require_unique_keys(call.body, document)
         else:
             return Refusal(
                 Code.UNSUPPORTED_MEDIA, f"a body of type {media[:80]!r} is not understood", "Send application/json."
@@ -90,7 +164,11 @@ def read_document(call: Call) -> Any:
             return invalid(f"the body is nested deeper than {DEPTH_MAX} levels")
     except RecursionError:
         return invalid(f"the body is nested deeper than {DEPTH_MAX} levels")
-    except (msgspec.DecodeError, yaml.YAMLError, ArithmeticError, ValueError) as error:
+    except RepeatedKey as error:
+        return _repeated(error)
+    except TooManyValues:
+        return _too_many()
+    except (msgspec.DecodeError, ArithmeticError, ValueError) as error:
         return invalid(f"the body is malformed: {str(error)[:300]}", hint="Check quotes, commas and brackets.")
     if (_NUL_ESCAPED in call.body or not media.endswith("json")) and (causes := _nul_faults(document)):
         return invalid("; ".join(f"{one.field}: {one.message}" for one in causes), *causes)
@@ -116,69 +194,13 @@ def _nul_paths(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str | 
 
 
 def _read_yaml(raw: bytes) -> Any:
-    """YAML without anchors, for an alias can make a small text mean an enormous document; and bounded before it is
-    built, for its reader takes seconds over what is deep or long. What is JSON, as kubectl's is, is read as JSON."""
+    """YAML, or JSON that says it is YAML, as kubectl's does."""
     try:
-        return msgspec.json.decode(raw)
+        document = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        pass
-    depth = 0
-    for count, event in enumerate(yaml.parse(raw, Loader=yaml.CSafeLoader)):
-        if isinstance(event, yaml.AliasEvent):
-            raise ValueError("aliases are not allowed")
-        if isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent) and event.tag not in _TAGS:
-            raise ValueError(f"the tag {str(event.tag)[:63]!r} is not understood")
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > DEPTH_MAX or count > YAML_EVENTS_MAX:
-            raise ValueError(f"YAML may have {DEPTH_MAX} levels and {YAML_EVENTS_MAX} parts; send JSON instead")
-    document = yaml.load(raw, Loader=_JsonLikeLoader)  # noqa: S506
-    _require_text_keys(document)
+        return yaml_text.decode(raw)
+    require_unique_keys(raw, document)
     return document
-
-
-class _JsonLikeLoader(yaml.CSafeLoader):
-    """Only what JSON has: dates stay text, and so does every number that is not written in plain decimals. YAML's
-    numbers to the base of sixty take a time that grows with the square of their length."""
-
-
-_CORE = "tag:yaml.org,2002:"
-_TAGS = (None, "!", *(_CORE + name for name in ("str", "int", "float", "bool", "null", "map", "seq")))
-_NUMBERS = {
-    "int": re.compile(r"[-+]?(?:0|[1-9][0-9]{0,63})\Z"),
-    "float": re.compile(r"[-+]?(?:[0-9]{1,32}\.[0-9]{0,32}|\.[0-9]{1,32})(?:[eE][-+]?[0-9]{1,3})?\Z"),
-}
-_JsonLikeLoader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag.removeprefix(_CORE) not in ("timestamp", *_NUMBERS)]
-    for first, resolvers in yaml.CSafeLoader.yaml_implicit_resolvers.items()
-}
-
-
-def _number(loader: Any, node: Any) -> int | float:
-    """A number, also where a tag and not its form says so."""
-    text = loader.construct_scalar(node)
-    kind = node.tag.removeprefix(_CORE)
-    if not _NUMBERS[kind].match(text):
-        raise ValueError(f"{text[:63]!r} is not a number in plain decimals")
-    value = int(text) if kind == "int" else float(text)
-    if math.isinf(value):
-        raise ValueError(f"{text[:63]!r} is too large a number")
-    return value
-
-
-for _tag, _form in _NUMBERS.items():
-    _JsonLikeLoader.add_implicit_resolver(_CORE + _tag, _form, list("-+.0123456789"))
-    _JsonLikeLoader.add_constructor(_CORE + _tag, _number)
-
-
-def _require_text_keys(value: Any) -> None:
-    if isinstance(value, dict):
-        for key, one in value.items():
-            if not isinstance(key, str):
-                raise ValueError(f"the key {str(key)[:63]} must be text: write it in quotes")
-            _require_text_keys(one)
-    elif isinstance(value, list):
-        for one in value:
-            _require_text_keys(one)
 
 
 def too_deep(value: Any, depth: int = 0) -> bool:
@@ -212,7 +234,7 @@ def convert(call: Call, kind: Kind, document: Any) -> Body | Refusal:
 def faulty(call: Call, kind: Kind, document: Any, error: str) -> Refusal:
     """Every fault: those of the types, and, as far as the rest can be read, those of the meaning."""
     faults = dict(all_faults(kind.type, document) or [told_by(error)])
-    readable = _readable(kind, document, faults)
+    readable = None if has_more_values(document, VALUES_COMPARED_MAX) else _readable(kind, document, faults)
     causes = [Cause("FieldValueInvalid", message, field=path) for path, message in faults.items()]
     if readable is not None:
         # What was left out to read the rest is not missing, and the rest of an element means little without it.
@@ -231,15 +253,16 @@ def _readable(kind: Kind, document: Any, faults: dict[str, str]) -> Object | Non
     """What can be read of a body without the values that are of the wrong type; those that only reading shows to be so
     are added to the faults."""
     try:
-        document = prune(kind.type, document, "", [])
+        kept = without_faulty(kind.type, prune(kind.type, document, "", []), faults)
         for _ in range(FAULTY_MAX):
             try:
-                return msgspec.convert(without_faulty(kind.type, document, faults), kind.type)
+                return msgspec.convert(kept, kind.type)
             except msgspec.ValidationError as error:
                 path, message = told_by(str(error))
                 if not path or path in faults:
                     return None
                 faults[path] = message
+                leave_out(kept, path)
     except (ValueError, TypeError, OverflowError, RecursionError):
         return None
     return None
@@ -258,7 +281,7 @@ def _given(kind_type: Any, value: Any) -> Any:
     meant."""
     struct = _struct_in(kind_type)
     if struct is not None and isinstance(value, dict):
-        types = {one.encode_name: one.type for one in msgspec.structs.fields(struct)}
+        types = _fields_of(struct)
         return {name: _given(types.get(name), one) for name, one in value.items() if one is not None}
     if isinstance(value, list) and (inner := _list_item(kind_type)) is not None:
         return [_given(inner, one) for one in value]
@@ -275,7 +298,7 @@ def prune(kind_type: Any, value: Any, path: str, dropped: list[str]) -> Any:
     """Take out the fields that a type does not know, and say which."""
     struct = _struct_in(kind_type)
     if struct is not None and isinstance(value, dict):
-        fields = {one.encode_name: one.type for one in msgspec.structs.fields(struct)}
+        fields = _fields_of(struct)
         kept: dict[str, Any] = {}
         for name, one in value.items():
             where = f"{path}.{name}" if path else name
@@ -287,6 +310,12 @@ def prune(kind_type: Any, value: Any, path: str, dropped: list[str]) -> Any:
     if isinstance(value, list) and (inner := _list_item(kind_type)) is not None:
         return [prune(inner, one, f"{path}[{index}]", dropped) for index, one in enumerate(value)]
     return value
+
+
+@cache
+def _fields_of(struct: Any) -> dict[str, Any]:
+    """The types of a struct's fields, which take long to look up, by their names on the wire."""
+    return {one.encode_name: one.type for one in msgspec.structs.fields(struct)}
 
 
 def _struct_in(kind_type: Any) -> Any:

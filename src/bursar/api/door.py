@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl
 import structlog
 
 from bursar.api import metrics
+from bursar.api.body import INLINE_SLOW_BYTES_MAX, weigh
 from bursar.api.house import BODY_BYTES_MAX, House
 from bursar.api.problem import answer_of
 from bursar.api.ratelimit import MemoryRateLimit, Verdict, message
@@ -149,6 +150,8 @@ class Door:
                 if isinstance(body, Refusal):
                     return body, rate
                 call.body = body
+                if len(body) > INLINE_SLOW_BYTES_MAX and (refusal := await weigh(call)):
+                    return refusal, rate
             return await call.route.handler(call), rate
         except Overloaded as error:
             return Refusal(Code.OVERLOADED, str(error), "Nothing happened: send the request again later.",

@@ -30,6 +30,7 @@ from bursar.ops import object as ops
 from bursar.ops.command import Command, Written
 from bursar.ops.dispatch import change_command, owner_of
 from bursar.ops.object import conflict
+from bursar.wire.bounds import VALUES_MAX, has_more_values
 from bursar.wire.kind import Kind, Object
 
 MERGE_PATCH = "application/merge-patch+json"
@@ -42,7 +43,7 @@ PATCHES = (MERGE_PATCH, STRATEGIC_PATCH, JSON_PATCH, APPLY_PATCH)
 async def replace_object(call: Call) -> Outcome:
     """PUT: the body is the whole object; what it does not say is gone. The status has its own place."""
     kind = kind_of(call)
-    body = read_object(call, kind)
+    body = await read_object(call, kind)
     if isinstance(body, Refusal):
         return body
     pinned = body.object.metadata.resource_version or ""
@@ -169,6 +170,8 @@ def next_version(
         return invalid(f"the patch cannot be applied: {error}")
     if not isinstance(wanted, dict) or not isinstance(wanted.get("metadata", {}), dict) or too_deep(wanted):
         return invalid("the result of the patch is not an object, or is nested too deep")
+    if has_more_values(wanted, VALUES_MAX):
+        return invalid(f"the result of the patch has more than {VALUES_MAX} values", hint="Remove some of them first.")
     version = str(wanted.get("metadata", {}).get("resourceVersion") or before.revision)
     if version != str(before.revision):
         return conflict(before.key)

@@ -11,7 +11,7 @@ import msgspec
 
 from bursar.api.body import Body, read_document, read_object
 from bursar.api.object import find, key_of, kind_of, namespace_tenant, never_runs, origin_of
-from bursar.api.route import JSON, Answer, Call, Outcome
+from bursar.api.route import JSON, UNREAD, Answer, Call, Outcome
 from bursar.core import answer as told
 from bursar.core.job import all_turns, turn_name
 from bursar.core.lease import FROZEN
@@ -347,7 +347,7 @@ def time_of(seconds: float | None) -> str:
 async def simulate(call: Call) -> Outcome:
     """What would refuse the allocations refuses here as well; of what would be let in the leader is asked. A job is
     the allocations that it would begin with."""
-    bodies = _bodies(call)
+    bodies = await _bodies(call)
     if isinstance(bodies, Refusal):
         return bodies
     tenant = await namespace_tenant(call, kind_of(call))
@@ -387,9 +387,9 @@ def _allocations(creation: Create) -> list[Create]:
     ]  # fmt: skip
 
 
-def _bodies(call: Call) -> list[tuple[Kind, Body]] | Refusal:
+async def _bodies(call: Call) -> list[tuple[Kind, Body]] | Refusal:
     """One allocation or job, or several as `items`; no more allocations than can be tried at once."""
-    bodies = _read_bodies(call)
+    bodies = await _read_bodies(call)
     if isinstance(bodies, Refusal):
         return bodies
     count = sum(plan_of(body.object.spec).width if kind is JOB else 1 for kind, body in bodies)
@@ -401,13 +401,13 @@ def _bodies(call: Call) -> list[tuple[Kind, Body]] | Refusal:
     return bodies
 
 
-def _read_bodies(call: Call) -> list[tuple[Kind, Body]] | Refusal:
+async def _read_bodies(call: Call) -> list[tuple[Kind, Body]] | Refusal:
     document = read_document(call)
     if isinstance(document, Refusal):
         return document
     if not isinstance(document, dict) or "items" not in document:
         kind = _kind_of(document)
-        body = read_object(call, kind)
+        body = await read_object(call, kind)
         return body if isinstance(body, Refusal) else [(kind, body)]
     items = document["items"]
     if not isinstance(items, list) or not 1 <= len(items) <= ITEMS_MAX:
@@ -415,8 +415,8 @@ def _read_bodies(call: Call) -> list[tuple[Kind, Body]] | Refusal:
     bodies: list[tuple[Kind, Body]] = []
     for index, item in enumerate(items):
         kind = _kind_of(item)
-        part = replace(call, body=encode(item), headers={**call.headers, "content-type": JSON})
-        body = read_object(part, kind)
+        part = replace(call, body=encode(item), headers={**call.headers, "content-type": JSON}, document=UNREAD)
+        body = await read_object(part, kind)
         if isinstance(body, Refusal):
             causes = tuple(replace(one, field=f"items[{index}].{one.field}") for one in body.causes)
             return replace(body, message=f"items[{index}]: {body.message}", causes=causes)

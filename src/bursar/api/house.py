@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from bursar.api.depth import Depths
 from bursar.api.identity import Authenticator
 from bursar.api.ratelimit import LIMIT_PER_MINUTE_DEFAULT, RateLimit
+from bursar.api.seats import Seats
 from bursar.core.access import Identity, Reach, reach
 from bursar.core.tree import Tree, is_current, sees, subtree
 from bursar.ops.cluster import ClusterCache
@@ -45,6 +46,7 @@ class House:
     _tree_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     watches: Counter[str] = field(default_factory=Counter)  # how many are open, by whose they are
     states: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(STATES_MAX))
+    bodies: Seats = field(default_factory=lambda: Seats(1, 1))  # long bodies that are being read
     _lists: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LISTS_MAX))
     _fault: str = ""
     _fault_read_at: float = field(default=-1e9)

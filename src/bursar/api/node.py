@@ -24,7 +24,7 @@ from bursar.wire.document import encode
 
 async def register(call: Call) -> Outcome:
     """Create a node. The answer has the node's own token, once."""
-    body, dry = read_object(call, kind_of(call)), dry_run(call)
+    body, dry = await read_object(call, kind_of(call)), dry_run(call)
     if isinstance(body, Refusal):
         return body
     if isinstance(dry, Refusal):

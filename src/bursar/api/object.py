@@ -176,7 +176,7 @@ def _page_of(call: Call, query: Query) -> tuple[Query, int] | Refusal:
 
 async def create(call: Call) -> Outcome:
     kind = kind_of(call)
-    body = read_object(call, kind)
+    body = await read_object(call, kind)
     if isinstance(body, Refusal):
         return body
     return await create_object(call, kind, body)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from bursar.api.house import House
 
 JSON = "application/json"
+UNREAD: Any = object()  # a body that nobody has made a document of yet
 
 
 @dataclass(slots=True)
@@ -30,6 +31,7 @@ class Call:
     body: bytes = b""
     peer: str = ""  # the address that the connection comes from
     subject: str = ""  # the name of the object that the body is of, for refusals of what the path does not name
+    document: Any = UNREAD  # the body as plain values, where it was read before the handler was called
 
     @property
     def is_local(self) -> bool:

@@ -18,8 +18,10 @@ DEPTH_MAX: Final = 64
 OPERATIONS_MAX: Final = 10_000
 # In characters of keys and strings plus one for each value: about the size of the largest body we read.
 COPIED_SIZE_MAX: Final = 3 * 1024 * 1024
-# Values that operations may move in all: with what is moved, and to make or close a gap in an array.
+# Places of arrays that operations may shift in all, to make or close a gap.
 MOVED_MAX: Final = 1_000_000
+# Values that operations may copy or move in all, one by one.
+HANDLED_MAX: Final = 200_000
 
 _PATCH: Final = "$patch"
 _RETAIN_KEYS: Final = "$retainKeys"
@@ -247,7 +249,14 @@ class _Draft:
 
     holder: dict[str, Json]
     copied_size: int = 0
+    handled: int = 0
     moved: int = 0
+
+    def handle(self, value: Json) -> None:
+        """Account for each value in what is copied or moved."""
+        self.handled += _count(value)
+        if self.handled > HANDLED_MAX:
+            raise PatchError(f"the patch copies and moves more than {HANDLED_MAX} values")
 
     def move(self, values: int) -> None:
         """Account for work that grows with the document and not with the patch."""
@@ -310,13 +319,14 @@ def _move(draft: _Draft, operation: Operation) -> None:
         _found(draft, source)
     else:
         value = _take(draft, source)
-        draft.move(_count(value))
+        draft.handle(value)
         _put(draft, destination, value)
 
 
 def _copy(draft: _Draft, operation: Operation) -> None:
     value = _found(draft, _pointer(operation, "from"))
     # Copying a value into itself doubles it, and forty such operations would fill any memory.
+    draft.handle(value)
     draft.copied_size += _size(value)
     if draft.copied_size > COPIED_SIZE_MAX:
         raise PatchError("the patch copies too much")

@@ -1,7 +1,9 @@
 """Every fault of a body, in words.
 
 msgspec stops at the first thing it cannot take, which is right for speed and wrong for people. When it refuses a body,
-the body is held against the JSON schema of the same type, and everything that is wrong with it is listed.
+the body is held against the JSON schema of the same type, and everything that is wrong with it is listed. The schema
+makes a fault of every value that is wrong before the first can be read, and each takes a tenth of a millisecond: of
+bodies with many values only what msgspec said is told.
 """
 
 from __future__ import annotations
@@ -17,7 +19,10 @@ from typing import Any
 import msgspec
 from jsonschema_rs import Draft202012Validator, ValidationError, ValidationErrorKind
 
+from bursar.wire.bounds import has_more_values
+
 FAULTS_MAX = 50
+VALUES_COMPARED_MAX = 512
 VALUE_CHARS_MAX = 63
 PATH_CHARS_MAX = 512
 
@@ -37,7 +42,10 @@ _TYPE_WORDS = {
 
 
 def all_faults(kind_type: type, document: Any) -> list[tuple[str, str]]:
-    """Path and message of everything wrong with a body, in the order of the paths; none where the schema sees none."""
+    """Path and message of everything wrong with a body, in the order of the paths; none where the schema sees none, or
+    the body is too large to be held against it."""
+    if has_more_values(document, VALUES_COMPARED_MAX):
+        return []
     schema, validator = _compiled(kind_type)
     try:
         errors = list(islice(validator.iter_errors(document), FAULTS_MAX))
@@ -60,14 +68,20 @@ def told_by(error: str) -> tuple[str, str]:
 def without_faulty(kind_type: type, document: Any, paths: Iterable[str] = ()) -> Any:
     """A copy of a body that lacks the values which are of the wrong type, and those at these paths: the rest of it may
     be read. Elements of lists keep their places: where one is wrong the list is left out."""
-    _, validator = _compiled(kind_type)
     kept = copy.deepcopy(document)
-    for error in islice(validator.iter_errors(document), FAULTS_MAX):
-        if isinstance(error.kind, _OF_VALUES):
-            _leave_out(kept, list(error.instance_path))
+    if not has_more_values(document, VALUES_COMPARED_MAX):
+        _, validator = _compiled(kind_type)
+        for error in islice(validator.iter_errors(document), FAULTS_MAX):
+            if isinstance(error.kind, _OF_VALUES):
+                _leave_out(kept, list(error.instance_path))
     for path in paths:
-        _leave_out(kept, [int(one[1:-1]) if one.startswith("[") else one for one in _STEPS.findall(path)])
+        leave_out(kept, path)
     return kept
+
+
+def leave_out(document: Any, path: str) -> None:
+    """Take the value at a path out of a body, or the list that it is an element of."""
+    _leave_out(document, [int(one[1:-1]) if one.startswith("[") else one for one in _STEPS.findall(path)])
 
 
 def _leave_out(document: Any, path: list[str | int]) -> None:

@@ -5,8 +5,8 @@ try again in JSON. Such a body is four bytes of magic and an envelope (runtime.U
 message inside. Only the messages that clients really send are known here, as tables of field numbers; fields that the
 tables do not name are skipped, as protobuf asks. What Go's JSON would leave out because it is empty is left out too.
 
-The input is hostile until proven otherwise: whatever is wrong with it is a ProtobufError, and nothing nests deeper than
-the tables do.
+The input is hostile until proven otherwise: whatever is wrong with it is a ProtobufError, nothing nests deeper than the
+tables do, and no more fields are read than a body may have values.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeAlias
+
+from bursar.wire.bounds import VALUES_MAX, TooManyValues
 
 MEDIA_TYPE: Final = "application/vnd.kubernetes.protobuf"
 MAGIC: Final = b"k8s\x00"
@@ -27,6 +29,18 @@ _VARINT_BYTES_MAX: Final = 10
 
 class ProtobufError(ValueError):
     """The body is not a Kubernetes protobuf message, or not one of those that are understood here."""
+
+
+@dataclass(slots=True)
+class Budget:
+    """How many more fields are read, known or not, in all the messages of a body."""
+
+    fields: int = VALUES_MAX
+
+    def spend(self) -> None:
+        self.fields -= 1
+        if self.fields < 0:
+            raise TooManyValues
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +58,7 @@ class Field:
 
 
 Value: TypeAlias = int | bytes  # what the wire has: a number, or bytes
-Reader: TypeAlias = Callable[[Value], Any]
+Reader: TypeAlias = Callable[[Value, Budget], Any]
 Message: TypeAlias = Mapping[int, Field]
 
 
@@ -54,7 +68,8 @@ def decode(body: bytes) -> dict[str, Any]:
         raise ProtobufError(f"protobuf body is too large: at most {BODY_BYTES_MAX} bytes are allowed")
     if not body.startswith(MAGIC):
         raise ProtobufError("protobuf body does not start with the four bytes 'k8s\\0'")
-    envelope = _read_message(_UNKNOWN, body[len(MAGIC) :])
+    budget = Budget()
+    envelope = _read_message(_UNKNOWN, body[len(MAGIC) :], budget)
     if envelope.get("contentEncoding"):
         raise ProtobufError("protobuf body with a content encoding is not understood")
     if envelope.get("contentType", MEDIA_TYPE) != MEDIA_TYPE:
@@ -64,18 +79,18 @@ def decode(body: bytes) -> dict[str, Any]:
     message = MESSAGES.get(kind)
     if message is None:
         raise ProtobufError(f"kind {kind[:NAME_CHARS_MAX]!r} is not understood in protobuf: send it as JSON")
-    return {**type_meta, **_read_message(message, envelope.get("raw", b""))}
+    return {**type_meta, **_read_message(message, envelope.get("raw", b""), budget)}
 
 
 # The wire format.
 
 
-def _read_message(message: Message, data: bytes) -> dict[str, Any]:
+def _read_message(message: Message, data: bytes, budget: Budget) -> dict[str, Any]:
     result: dict[str, Any] = {}
-    for number, value in _wire_fields(data):
+    for number, value in _wire_fields(data, budget):
         field = message.get(number)
         if field is not None:
-            _put(result, field, field.read(value))
+            _put(result, field, field.read(value, budget))
     return result
 
 
@@ -90,10 +105,11 @@ def _put(result: dict[str, Any], field: Field, value: Any) -> None:
         result[field.name] = value
 
 
-def _wire_fields(data: bytes) -> Iterator[tuple[int, Value]]:
+def _wire_fields(data: bytes, budget: Budget) -> Iterator[tuple[int, Value]]:
     """Field number and raw value of each field, in the order in which they come."""
     position = 0
     while position < len(data):
+        budget.spend()
         tag, position = _read_varint(data, position)
         number, wire_type = tag >> 3, tag & 7
         if number == 0:
@@ -137,41 +153,41 @@ def _slice(data: bytes, position: int, length: int) -> tuple[bytes, int]:
 # How values are read.
 
 
-def _raw(value: Value) -> bytes:
+def _raw(value: Value, _: Budget) -> bytes:
     if not isinstance(value, bytes):
         raise ProtobufError("a number stands where bytes should")
     return value
 
 
-def _text(value: Value) -> str:
+def _text(value: Value, budget: Budget) -> str:
     try:
-        return _raw(value).decode()
+        return _raw(value, budget).decode()
     except UnicodeDecodeError:
         raise ProtobufError("text is not UTF-8") from None
 
 
-def _integer(value: Value) -> int:
+def _integer(value: Value, _: Budget) -> int:
     """A signed 64-bit number; negative ones come as two's complement."""
     if not isinstance(value, int):
         raise ProtobufError("bytes stand where a number should")
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
-def _boolean(value: Value) -> bool:
-    return _integer(value) != 0
+def _boolean(value: Value, budget: Budget) -> bool:
+    return _integer(value, budget) != 0
 
 
 def _message(message: Message) -> Reader:
-    return lambda value: _read_message(message, _raw(value))
+    return lambda value, budget: _read_message(message, _raw(value, budget), budget)
 
 
-def _quantity(value: Value) -> str:
-    return str(_read_message(_QUANTITY, _raw(value)).get("string", "0"))
+def _quantity(value: Value, budget: Budget) -> str:
+    return str(_read_message(_QUANTITY, _raw(value, budget), budget).get("string", "0"))
 
 
-def _time(value: Value) -> str | None:
+def _time(value: Value, budget: Budget) -> str | None:
     """RFC 3339 in whole seconds; an empty message is Go's zero time, which JSON shows as null."""
-    seconds = _read_message(_TIME, _raw(value)).get("seconds")
+    seconds = _read_message(_TIME, _raw(value, budget), budget).get("seconds")
     if seconds is None:
         return None
     try:

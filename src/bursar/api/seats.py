@@ -1,0 +1,54 @@
+"""Seats: how many may do something costly at once, and how many of them for one tenant.
+
+A tenant that asks for more than its share waits behind its own requests, and not before those of others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from bursar.core.access import Identity
+
+
+def party(identity: Identity) -> str:
+    """Whose share a request is counted against: a tenant's, a node's, or that of a user without a tenant."""
+    if identity.node:
+        return f"node:{identity.node}"
+    return f"tenant:{identity.tenant}" if identity.tenant else f"{identity.role}:{identity.user}"
+
+
+class Seats:
+    def __init__(self, total: int, each: int) -> None:
+        self._each = each
+        self._all = asyncio.Semaphore(total)
+        self._shares: dict[str, _Share] = {}
+
+    def __len__(self) -> int:
+        """How many parties have a seat, or wait for one."""
+        return len(self._shares)
+
+    @asynccontextmanager
+    async def taken(self, identity: Identity) -> AsyncIterator[None]:
+        """A seat for the length of a block."""
+        who = party(identity)
+        share = self._shares.setdefault(who, _Share(self._each))
+        share.users += 1
+        try:
+            async with share.seats, self._all:
+                yield
+        finally:
+            share.users -= 1
+            if not share.users:
+                del self._shares[who]
+
+
+class _Share:
+    """One party's part of the seats, kept while any of its requests has one or waits for one."""
+
+    __slots__ = ("seats", "users")
+
+    def __init__(self, each: int) -> None:
+        self.seats = asyncio.Semaphore(each)
+        self.users = 0

@@ -1,0 +1,90 @@
+"""How much a body may hold, and that it says nothing twice.
+
+A body is bounded by its values and not only by its bytes: checking one value takes a thousand times as long as reading
+it. Values are counted before anything is built from them, and bodies that are too short to hold many are not counted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import msgspec
+
+VALUES_MAX = 25_000
+
+_encode = msgspec.json.Encoder().encode
+
+# A string, whole or cut short; an empty object or list; what begins another value. Nothing is tried twice, so the time
+# grows with the length of the text alone.
+_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[{]\s*+[\]}]|([,\[{])', re.DOTALL)
+# Each value is at most a key, a string, a comma or bracket, and an empty object: more tokens are no JSON.
+_TOKENS_PER_VALUE = 4
+
+
+class TooManyValues(ValueError):
+    """A body has more values than are read."""
+
+    def __init__(self, values_max: int = VALUES_MAX) -> None:
+        super().__init__(f"the body has more than {values_max} values")
+
+
+class RepeatedKey(ValueError):
+    """An object of a body has a key twice: readers do not agree which of the two values counts."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"the key {key[:63]!r} is given twice in one object")
+
+
+def has_more_values_json(raw: bytes, values_max: int = VALUES_MAX) -> bool:
+    """Whether a JSON text has more values than this, at any depth. Of what is no JSON, either answer is right."""
+    if len(raw) <= 2 * values_max:
+        return False  # A value takes two bytes, itself and a comma.
+    if raw.count(b",") + raw.count(b"[") + raw.count(b"{") < values_max:
+        return False  # Also if none of them stood inside a string.
+    values, tokens_left = 1, _TOKENS_PER_VALUE * values_max
+    for token in _TOKEN.finditer(raw):
+        values += token.lastindex is not None
+        tokens_left -= 1
+        if values > values_max or not tokens_left:
+            return True
+    return values > values_max
+
+
+def has_more_values(document: Any, values_max: int) -> bool:
+    """Whether a document of plain values has more of them than this. It stops at the first that is too many."""
+    left, waiting = values_max, [document]
+    while waiting:
+        value = waiting.pop()
+        left -= 1
+        if left < 0 or (isinstance(value, dict | list) and len(value) > left):
+            return True
+        if isinstance(value, dict):
+            waiting.extend(value.values())
+        elif isinstance(value, list):
+            waiting.extend(value)
+    return False
+
+
+def require_unique_keys(raw: bytes, value: Any) -> None:
+    """Refuse a JSON text that gives a key twice in one object.
+
+    The value that was read from it is written again: where nothing was escaped and the colons are as many as before,
+    no key was lost. That is so for nearly all bodies, and costs less than looking at the keys.
+    """
+    if b"\\" not in raw and raw.count(b":") == _encode(value).count(b":"):
+        return
+    # Numbers are of no interest here, and the longest would take long to read.
+    json.loads(raw.decode(), object_pairs_hook=_without_repetition, parse_int=len, parse_float=len, parse_constant=len)
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> Any:
+    if len(dict(pairs)) == len(pairs):
+        return None
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            raise RepeatedKey(key)
+        seen.add(key)
+    raise AssertionError("a shorter dictionary has lost a key")
