@@ -72,7 +72,7 @@ async def test_the_template_has_the_last_word_and_its_labels_come_along(lab: Off
     assert isinstance(found, Stored)
     one = msgspec.json.decode(found.doc)
     assert one["metadata"]["labels"] == {"app": "x", "bursar.io/job": "train"}
-    assert one["metadata"]["annotations"] == {"note": "y"}
+    assert one["metadata"]["annotations"] == {"note": "y", "bursar.io/job-index": "0"}
     assert (one["spec"]["priority"], one["spec"]["queue"], one["spec"]["priorityClass"]) == (7, "default", "batch-high")
     assert found.charge.facts.priority_class == "batch-high"
 

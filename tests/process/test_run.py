@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from agents import Agent, await_phase, joined_agent, living, part, status_of, until
 from bursar.client import Client
@@ -19,6 +20,12 @@ from server import BURSAR, Server, data_directory, started
 pytestmark = pytest.mark.timeout(240)
 
 SECONDS_MAX = 60
+ROOT = Path(__file__).resolve().parents[2]
+APART = {
+    "requiredDuringSchedulingIgnoredDuringExecution": [
+        {"labelSelector": {"matchLabels": {"app": "line"}}, "topologyKey": "kubernetes.io/hostname"}
+    ]
+}
 
 
 @pytest.fixture(scope="module")
@@ -216,3 +223,31 @@ def test_work_that_is_interrupted_leaves_nothing_behind(
         assert process.wait(SECONDS_MAX) == 143
     assert not living(seconds)
     assert not status_of(client, name)
+
+
+# Together.
+
+
+def test_members_of_a_gang_find_each_other_and_train(house: Server, client: Client, agents: list[Agent]) -> None:
+    [document] = yaml.safe_load_all((ROOT / "examples" / "distributed.yaml").read_text())
+    spec = document["spec"]["template"]["spec"]
+    spec["scheduling"] = {"affinity": {"podAntiAffinity": APART}}
+    document["spec"]["template"]["metadata"] = {"labels": {"app": "line"}}
+    client.jobs("default").create(document)
+    ended = until(
+        lambda: (now := client.jobs("default").get("line")["status"]).get("completionTime") and now, "the training"
+    )
+    assert ended["phase"] == "Succeeded", ended
+    members = [client.allocations("default").get(f"line-{index}") for index in range(2)]
+    assert {one["status"]["nodeName"] for one in members} == {"n1", "n2"}
+    assert [(one["status"]["rank"], one["status"]["size"]) for one in members] == [(0, 2), (1, 2)]
+    for index in range(2):
+        shown = bursar(house, "logs", f"line-{index}")
+        assert shown.stdout == f"rank {index} of 2: y = 3.00x -2.00\n", shown.stderr
+
+
+def test_the_exit_code_is_that_of_the_first_node_that_failed(house: Server, agents: list[Agent], name: str) -> None:
+    script = "if [ $BURSAR_RANK = 0 ]; then exec sleep 600; fi; exit 5"
+    ran = bursar(house, "run", "--name", name, "--nodes", "2", "--cpus", "100m", "--", "sh", "-c", script)
+    assert ran.returncode == 5, ran.stderr
+    assert "exit code 5 on n" in ran.stderr

@@ -20,7 +20,7 @@ from bursar.agent.clock import boot_seconds
 from bursar.agent.deadline import Deadline
 from bursar.agent.environment import User, mark
 from bursar.agent.events import Ended
-from bursar.agent.folder import Claim, Exit, Folder, boot_id, sweep
+from bursar.agent.folder import STDIN, Claim, Exit, Folder, boot_id, sweep
 from bursar.agent.work import Place, Run, Usage
 
 log = structlog.get_logger()
@@ -45,6 +45,7 @@ class Child:
     announcement: int = -1  # a pipe on which it says that the command has started
     kill_at: float | None = None
     stop_reason: str = ""
+    stdin: bytes | None = None  # what the command reads
     forced: bool = False  # its processes are being killed without its shim
     lost: bool = False  # its shim is gone, and what it leaves behind may not be dead yet
     usage: Usage = field(default_factory=Usage)
@@ -58,6 +59,9 @@ class Child:
     def spawn(self, env: Mapping[str, str], owner: User, cgroups: Cgroups, options: Mapping[str, object]) -> None:
         """Where that fails, it may have come any distance: `abandon` it."""
         self.folder.prepare()
+        if self.stdin is not None:
+            self.folder.write_stdin(self.stdin)
+            self.stdin, options = None, {**options, "stdin": STDIN}
         self.write_deadline()
         self.group = cgroups.make(self.mark, cgroup.limits_of(self.run.requests, self.run.limits))
         cwd = self.run.working_dir or owner.home

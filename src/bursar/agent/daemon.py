@@ -18,6 +18,7 @@ from bursar.agent.clock import boot_seconds
 from bursar.agent.door import Snapshot
 from bursar.agent.escrow import window
 from bursar.agent.folder import boot_id
+from bursar.agent.prepare import Ask
 from bursar.agent.probe import Probe
 from bursar.agent.shell import Event, Settings, Shell, hear
 from bursar.agent.speech import NO_LOAD, Answer, Beat
@@ -83,6 +84,10 @@ class Daemon:
         with suppress(TimeoutError):
             async with asyncio.timeout(FIRST_LOOK_SECONDS_MAX):
                 await self._weigh()
+
+    def ask_with(self, ask: Ask) -> None:
+        """Whom to ask what commands need before they are started."""
+        self._shell.ask = ask
 
     async def run(self, poke: Callable[[], None]) -> None:
         """Until it is cancelled. `poke` is called when there is news."""

@@ -156,6 +156,11 @@ class Door(NodeAgentServicer):
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "beats are heard by the control plane, not by agents")
         yield pb.HeartbeatResponse()  # What makes this a stream.
 
+    async def PrepareAllocation(self, request: pb.PrepareRequest, context: Any) -> pb.PrepareResponse:  # noqa: N802
+        del request
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "the control plane is asked that, not agents")
+        return pb.PrepareResponse()
+
     async def BindAllocation(self, request: pb.BindRequest, context: Any) -> pb.BindResponse:  # noqa: N802
         await self._admit(context, request.node_id)
         run = read_directive(request.directive)

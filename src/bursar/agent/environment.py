@@ -60,6 +60,9 @@ def environment(run: Run, node: str, owner: User, inherited: Mapping[str, str]) 
         "BURSAR_NODE_COUNT": str(len(run.nodes or (node,))),
         "BURSAR_NODE_RANK": str(run.nodes.index(node) if node in run.nodes else 0),
     }
+    if run.job:
+        index = "" if run.job_index is None else str(run.job_index)
+        env |= {"BURSAR_JOB": run.job, "BURSAR_JOB_INDEX": index, "JOB_COMPLETION_INDEX": index}
     if run.wipe:
         env |= {"BURSAR_CLAIM": run.uid}
     return env | _devices(run)

@@ -19,6 +19,7 @@ from bursar.agent.deadline import LEASE_EXPIRED, Deadline, format_deadline, pars
 from bursar.agent.environment import MARK, User
 
 VOID = b"void\n"  # a claim that keeps a shim from coming late: nobody wants it any more
+STDIN = "stdin"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 PROC = Path("/proc")
 LOADER = ("LD_LIBRARY_PATH",)  # without which some interpreters do not find themselves
@@ -100,6 +101,10 @@ class Folder:
         data = b"".join(f"{key}={value}\0".encode("utf-8", "surrogateescape") for key, value in fields)
         self._replace("spec", data)
         self._replace("group", msgspec.json.encode(None if group is None else _group_paths(group)))
+
+    def write_stdin(self, data: bytes) -> None:
+        """The shim removes it when the command has it open."""
+        self._replace(STDIN, data)
 
     def write_deadline(
         self, at: float, grace_seconds: float | None = None, freeze_until: float = 0.0, reason: str = LEASE_EXPIRED

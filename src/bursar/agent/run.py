@@ -96,6 +96,7 @@ async def _serve(
     async with opened_door(daemon, listen, identity=identity) as port:
         daemon.address = advertised(listen, port, advertise=settings.advertise, server=server)
         stream = Stream(settings.name, papers, daemon)
+        daemon.ask_with(stream.prepare)
         tasks = [asyncio.create_task(stream.run(), name="stream"), asyncio.create_task(daemon.run(stream.poke))]
         log.info("the agent is up", node=settings.name, address=daemon.address, servers=list(papers.addresses))
         print(f"bursar agent is ready: node {settings.name}, listening on {daemon.address}", flush=True)

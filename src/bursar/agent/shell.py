@@ -37,6 +37,7 @@ from bursar.agent.folder import Claim, Folder, boot_id, sweep
 from bursar.agent.journal import Began, Gone, Journal, Line, Over, began
 from bursar.agent.leavings import remove_all, remove_old
 from bursar.agent.meter import gpus
+from bursar.agent.prepare import Ask, NotGiven, nobody, prepare
 from bursar.agent.state import Forget, Instruction, Limit, Machine, MoveDeadline, SignalStop, Start
 from bursar.agent.work import Place, Run, Usage
 from bursar.apart import apart
@@ -98,6 +99,7 @@ class Shell:
         self._tidied_at = -math.inf
         self._tidying = threading.Lock()
         self._owed: list[Line] = []  # ends that could not be written yet
+        self.ask: Ask = nobody  # what commands need before they are started
 
     # Life.
 
@@ -285,11 +287,18 @@ class Shell:
 
     async def _launch(self, child: Child) -> None:
         try:
+            needed = await prepare(self.ask, child.run, lambda: self._closed or child.kill_at is not None)
+            if needed is None and child.kill_at is None:
+                self._children.pop(child.run.place, None)
+                return  # The next life of the agent starts it.
+            if needed is None:
+                raise NotGiven("it was told to stop before")
+            child.stdin = needed.stdin
             async with self._launches:
                 owner = user() if child.run.wipe else self._user
                 if child.run.wipe:
                     await self._clear()
-                env = environment(child.run, self._node, owner, os.environ)
+                env = needed.add_to(environment(child.run, self._node, owner, os.environ), child.run.env)
                 await asyncio.to_thread(child.spawn, env, owner, self.cgroups, self._options(child.run))
             self._watch(child)
         except Exception as error:

@@ -399,6 +399,9 @@ def _become(fields: Fields, output: int, report: int) -> None:
             signal(number, SIG_DFL)
         os.dup2(output, 1)
         os.dup2(output, 2)
+        if stdin := _one(fields, b"stdin"):
+            os.dup2(os.open(stdin, os.O_RDONLY), 0)
+            os.unlink(stdin)
         os.umask(0o022)
         stage = "user"
         _change_user(fields)

@@ -175,6 +175,9 @@ def _read_run(message: pb.SchedulingDirective) -> Run:
         nodes=tuple(message.nodes),
         exclusive=message.exclusive,
         annotations=dict(message.annotations),
+        job=message.job,
+        job_index=message.job_index if message.HasField("job_index") else None,
+        prepare=message.prepare,
     )
 
 
@@ -210,6 +213,9 @@ def directive_message(directive: Directive) -> pb.SchedulingDirective:
         nodes=directive.nodes,
         exclusive=directive.exclusive,
         annotations=directive.annotations,
+        job=directive.job,
+        job_index=directive.job_index,
+        prepare=directive.prepare,
     )
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import grpc
 import structlog
@@ -22,11 +22,16 @@ import structlog
 from bursar.agent.clock import boot_seconds
 from bursar.agent.identity import IdentityError
 from bursar.agent.papers import Papers
+from bursar.agent.prepare import Away
 from bursar.agent.speech import Answer, Beat, beat_message, read_answer
 from bursar.agent.trouble import REFUSED, Telling, Trouble, join_trouble, stream_trouble
+from bursar.agent.work import Run
 from bursar.client.errors import BursarError
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 from bursar.wire.scheduler.v1.node_agent_pb2_grpc import NodeAgentStub
+
+if TYPE_CHECKING:
+    from bursar.wire.scheduler.v1.node_agent_pb2_grpc import NodeAgentAsyncStub
 
 log = structlog.get_logger()
 
@@ -36,6 +41,7 @@ SILENCE_BEATS = 3
 BACKOFF_SECONDS_MIN = 0.1
 BACKOFF_SECONDS_MAX = 5.0
 REQUEST_SECONDS = 60.0  # the same certificate is asked for again so often
+PREPARE_SECONDS = 10.0
 LASTING_SECONDS = 5.0  # a stream that lasted so long was a good one
 
 Call: TypeAlias = "grpc.aio.StreamStreamCall[pb.HeartbeatRequest, pb.HeartbeatResponse]"
@@ -77,10 +83,22 @@ class Stream:
         self._requested_at = -math.inf
         self._beat_seconds = BEAT_SECONDS
         self._telling = Telling(clock)
+        self._stub: NodeAgentAsyncStub | None = None  # while there is a stream
         self.connected = asyncio.Event()  # the control plane has answered on this stream
 
     def poke(self) -> None:
         self._poked.set()
+
+    async def prepare(self, run: Run) -> pb.PrepareResponse:
+        """What a command needs, asked beside the stream. What is not placed here any more is said to be stopped by
+        the stream."""
+        if self._stub is None or not self.connected.is_set():
+            raise Away
+        request = pb.PrepareRequest(node_id=self._name, allocation_id=run.uid, epoch=run.epoch)
+        try:
+            return await self._stub.PrepareAllocation(request, timeout=PREPARE_SECONDS)
+        except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
+            raise Away from error
 
     async def run(self) -> None:
         turn = random.randrange(1 << 16)  # noqa: S311 - so that nodes do not all begin with the same address
@@ -118,7 +136,8 @@ class Stream:
     async def _talk(self, address: str) -> None:
         """Speak and listen until one of the two comes to an end."""
         async with self._papers.channel(address) as channel:
-            call = NodeAgentStub(channel).Heartbeat()
+            self._stub = NodeAgentStub(channel)
+            call = self._stub.Heartbeat()
             self._seq, self._heard_at = 0, self._clock()
             self._sent.clear()
             speaking = asyncio.create_task(self._speak(call), name="stream-speak")
@@ -131,6 +150,7 @@ class Stream:
             finally:
                 for task in (speaking, listening):
                     task.cancel()
+                self._stub = None
                 await asyncio.gather(speaking, listening, return_exceptions=True)
                 call.cancel()
 

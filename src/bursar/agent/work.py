@@ -32,6 +32,9 @@ class Run:
     nodes: tuple[str, ...] = ()
     exclusive: bool = False
     annotations: Mapping[str, str] = field(default_factory=dict)  # those under bursar.io/
+    job: str = ""
+    job_index: int | None = None
+    prepare: bool = False  # the control plane is to be asked what it needs before it is started
     wipe: bool = False  # no allocation: the node is to be wiped, by the agent's own user
 
     @property

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from msgspec import Struct
+
 from bursar.core.charge import Amounts
 
 
@@ -44,13 +46,22 @@ class Gang:
 GangKey = tuple[str, str]  # (namespace, group id)
 
 
+class Peer(Struct, frozen=True, array_like=True):
+    """A member of a gang that was placed, and where. `index` is the one it works on in its job, else −1."""
+
+    name: str
+    index: int
+    nodes: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class GangRow:
-    """How many members a gang has, and whether they were charged as a set."""
+    """How many members a gang has, whether they were charged as a set, and where they were placed, in rank order."""
 
     min_members: int
     members: int = 0
     charged: bool = False
+    peers: tuple[Peer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

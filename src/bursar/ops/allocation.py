@@ -29,6 +29,11 @@ from bursar.wire.document import encode
 
 GRACE_SECONDS = 30
 
+# What a status tells of one placement, and not of the next.
+OF_A_PLACEMENT = (
+    "nodeName", "nodeId", "nodes", "startTime", "allocatedResources", "scheduledTime", "failure", "rank", "size",
+)  # fmt: skip
+
 PLACED = frozenset({Phase.SCHEDULED, Phase.RUNNING})
 
 _decode = msgspec.json.Decoder(Allocation).decode
@@ -175,7 +180,7 @@ def take_frozen(status: dict[str, Any]) -> None:
 
 def requeued_status(status: dict[str, Any], why: Mapping[str, Any], at: str) -> dict[str, Any]:
     """Waiting again: nothing of where it ran is left, but why it does not."""
-    for name in ("nodeName", "nodeId", "nodes", "startTime", "allocatedResources", "scheduledTime", "failure"):
+    for name in OF_A_PLACEMENT:
         status.pop(name, None)
     status["restarts"] = status.get("restarts", 0) + 1
     status["lastRestart"] = {"reason": why["reason"] or "Requeued", "time": at}

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from msgspec import Struct
 
-from bursar.core.allocation import GangKey, Phase, Request
+from bursar.core.allocation import GangKey, Peer, Phase, Request
 from bursar.core.charge import Charge
 from bursar.core.claim import kept_off
 from bursar.core.eviction import Reason as Stopped
@@ -27,6 +27,7 @@ from bursar.core.paying import Payment, leases_of, paid_by, payment_of
 from bursar.core.placing import Placing, Target, bound_charge, place
 from bursar.core.quantity import format_granted
 from bursar.core.quota import Move
+from bursar.core.rank import joined, rank_of, ranked, size_of
 from bursar.core.refusal import Cause, Code, Refusal
 from bursar.core.sheet import Sheet
 from bursar.core.wording import quota_refusal
@@ -35,6 +36,7 @@ from bursar.ops.command import Command, Reply, Result
 from bursar.ops.feeding import feed
 from bursar.ops.object import not_found
 from bursar.ops.office import Office, timestamp
+from bursar.wire.allocation import job_index_in
 
 STOPPED = frozenset(Stopped)
 
@@ -48,6 +50,8 @@ NAMED_MAX = 8  # nodes of one allocation, where it is told in words where it is
 
 # The revision of each member of a unit once it is placed, or why none of them is.
 Bound: TypeAlias = tuple[int, ...] | Refusal
+
+Ranked: TypeAlias = tuple[int, int]  # its rank in its gang, and how many there are
 
 # Plans repeat a few amounts for ever.
 _text = lru_cache(4096)(format_granted)
@@ -127,8 +131,27 @@ class Bind(Command):
             for lease in chain.from_iterable(leases):
                 refusal = sheet.book.open(lease, started=False)
                 assert refusal is None, "what was not lacking can be opened"
+        ranks = self._rank(sheet) if sheet.gangs else {}
         saving = zip(self.members, placings, leases, strict=True)
-        return tuple([_save(sheet, self.origin, *one) for one in saving])
+        return tuple([_save(sheet, self.origin, *one, ranks.get(one[0].key)) for one in saving])
+
+    def _rank(self, sheet: Sheet) -> dict[Key, Ranked]:
+        """Who is who in each gang: it is placed all at once, so its members can be told of each other."""
+        ranks: dict[Key, Ranked] = {}
+        for gang in self.gangs():
+            if (row := sheet.gangs.get(gang)) is None:
+                continue
+            members = [one for one in self.members if (one.key.namespace, one.gang) == gang]
+            coming = [
+                Peer(one.key.name, job_index_in(sheet.objects[one.key].doc), tuple(at.node for at in one.targets))
+                for one in members
+            ]
+            runs = any(phase_of(one) in PLACED for one in sheet.members(*gang))
+            peers = joined(row.peers, coming) if runs else ranked(coming)
+            sheet.set_gang(gang, replace(row, peers=peers))
+            size = size_of(peers)
+            ranks |= {one.key: (rank_of(peers, one.key.name) or 0, size) for one in members}
+        return ranks
 
     def pays(self, sheet: Sheet) -> Iterable[Payment]:
         for member in self.members:
@@ -211,7 +234,9 @@ def _kept_off(sheet: Sheet, member: Member) -> Refusal | None:
     return None
 
 
-def _save(sheet: Sheet, origin: Origin, member: Member, placing: Placing, leases: Sequence[Lease]) -> Write:
+def _save(
+    sheet: Sheet, origin: Origin, member: Member, placing: Placing, leases: Sequence[Lease], place: Ranked | None
+) -> Write:
     before = sheet.objects[member.key]
     status = status_of(before)
     # Higher than that of any earlier placement, so that late comers are told apart; also than of those made after the
@@ -232,6 +257,8 @@ def _save(sheet: Sheet, origin: Origin, member: Member, placing: Placing, leases
     _set_bound(status, member, placing, epoch, timestamp(sheet.now))
     if paid:
         show_leases(status, paid)
+    if place is not None:
+        status["rank"], status["size"] = place
     return sheet.put(with_status(before, status, node=member.targets[0].node, charge=placing.charge), origin)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -26,7 +26,7 @@ from bursar.core.value import replace
 from bursar.ops.allocation import set_condition, status_of
 from bursar.ops.object import new_draft
 from bursar.ops.office import new_uid, timestamp
-from bursar.wire.allocation import ALLOCATION, Allocation
+from bursar.wire.allocation import ALLOCATION, JOB_INDEX, Allocation
 from bursar.wire.document import encode, is_ending
 from bursar.wire.job import (
     JOB_LABEL,
@@ -205,19 +205,22 @@ def member_drafts(
         labels={**template_labels(spec), JOB_LABEL: job.name},
         owner_references=[OwnerReference("Job", job.name, uid, API_VERSION, controller=True)],
     )
-    if notes := template_annotations(spec):
-        metadata.annotations = notes
+    notes = template_annotations(spec)
+    metadata.annotations = {**notes, JOB_INDEX: str(turns[0].index)}
     first = new_draft(ALLOCATION, Allocation(metadata=metadata, spec=made), user=user)
     first = replace(first, gang=gang.group_id if gang is not None else "")
-    return (first, *_copies(first, metadata, job, turns[1:])), gang
+    return (first, *_copies(first, metadata, job, turns[1:], notes)), gang
 
 
-def _copies(first: Stored, metadata: ObjectMeta, job: Key, turns: Sequence[Turn]) -> list[Stored]:
+def _copies(
+    first: Stored, metadata: ObjectMeta, job: Key, turns: Sequence[Turn], notes: Mapping[str, str]
+) -> list[Stored]:
     """The same again under other names: there may be thousands, and only the metadata differs."""
     head, tail = first.doc.split(encode(metadata), 1)
     copies = []
     for turn in turns:
         metadata.name, metadata.uid = turn_name(job.name, turn), new_uid(ALLOCATION.uid_prefix)
+        metadata.annotations = {**notes, JOB_INDEX: str(turn.index)}
         doc = b"".join((head, encode(metadata), tail))
         copies.append(replace(first, key=member_key(job, turn), uid=metadata.uid, doc=doc))
     return copies

@@ -40,6 +40,7 @@ from bursar.rpc.hub import STOPPING, SUPERSEDED, Context, Hub, Place, Stream, no
 from bursar.rpc.identity import identity_of, other_node, revoked
 from bursar.rpc.late import hear_last, measured_of
 from bursar.rpc.moved import follow_leases, is_fenced
+from bursar.rpc.prepare import PreparingService
 from bursar.rpc.problem import STATUS
 from bursar.rpc.proof import sign
 from bursar.rpc.speech import (
@@ -62,7 +63,6 @@ from bursar.rpc.wipe import hear_wipes, is_wipe, wipe_wanted
 from bursar.store.beat import Claim, SeenBeat, UsageRow, WantedPlace, WantedSet
 from bursar.store.database import Unavailable
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
-from bursar.wire.scheduler.v1 import node_agent_pb2_grpc as pb_grpc
 
 log = structlog.get_logger()
 
@@ -83,7 +83,7 @@ class Refused(Exception):
         self.why = why
 
 
-class AgentService(pb_grpc.NodeAgentServicer):
+class AgentService(PreparingService):
     """The control plane's side. With `insecure` no certificate is asked for, and a node is believed its name."""
 
     def __init__(self, office: Office, hub: Hub, *, insecure: bool) -> None:

@@ -29,6 +29,7 @@ from bursar.core.quantity import format_amount, is_bytes
 from bursar.core.refusal import Code, Refusal, invalid
 from bursar.store.beat import UsageRow, WantedPlace
 from bursar.store.change import Change
+from bursar.wire.allocation import JOB_INDEX
 from bursar.wire.limits import amounts_faults
 from bursar.wire.meta import Quantity
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
@@ -228,11 +229,18 @@ class _Spec(Struct, rename="camel"):
     command: list[str] = []
     env: list[_EnvVar] | dict[str, str] = []
     working_dir: str = ""
+    stdin: bool = False
     on_node_lost: str = ""
+
+
+class _Owner(Struct):
+    kind: str = ""
+    name: str = ""
 
 
 class _Metadata(Struct, rename="camel"):
     annotations: dict[str, str] = {}
+    owner_references: list[_Owner] = []
     deletion_timestamp: str = ""
     deletion_grace_period_seconds: int = GRACE_SECONDS
 
@@ -263,6 +271,7 @@ class _Status(Struct, rename="camel"):
     reason: str = ""
     message: str = ""
     nodes: list[_PlacedOn] = []
+    size: int = 0  # of its gang
     eviction: _Eviction | None = None
 
 
@@ -328,6 +337,8 @@ def frozen_place(place: WantedPlace, node: str) -> bool:
 def run_directive(order: Order, node: str, kill_grace_seconds: int = GRACE_SECONDS) -> pb.SchedulingDirective:
     spec, metadata = order.document.spec, order.document.metadata
     devices = next((one.devices for one in order.status.nodes if one.name == node), {})
+    job = next((one.name for one in metadata.owner_references if one.kind == "Job"), "")
+    index = metadata.annotations.get(JOB_INDEX, "") if job else ""
     env = spec.env if isinstance(spec.env, dict) else {one.name: one.value for one in spec.env}
     return pb.SchedulingDirective(
         type=pb.DIRECTIVE_TYPE_RUN,
@@ -351,6 +362,10 @@ def run_directive(order: Order, node: str, kill_grace_seconds: int = GRACE_SECON
         grace_seconds=kill_grace_seconds,
         nodes=order.nodes,
         exclusive=spec.exclusive,
+        job=job,
+        job_index=int(index) if index.isdigit() else None,
+        # Who runs with others, or reads what somebody sends, has to be told more than is written down here.
+        prepare=bool(spec.command) and (spec.stdin or order.status.size > 1 or len(order.nodes) > 1),
         annotations={name: text for name, text in metadata.annotations.items() if name.startswith(ANNOTATIONS)},
     )
 

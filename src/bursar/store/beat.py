@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Struct
 
+from bursar.core.allocation import Peer
 from bursar.core.claim import Claim as NodeClaim
 from bursar.core.liveness import Standing
 from bursar.core.object import Key
@@ -21,6 +22,7 @@ from bursar.store.statements import statements
 
 SQL = statements("beat")
 
+_decode_peers = msgspec.json.Decoder(tuple[Peer, ...]).decode
 _decode_claim = msgspec.json.Decoder(NodeClaim).decode
 
 LOAD_SECONDS_MAX = 300  # what was measured before says nothing of now
@@ -160,6 +162,32 @@ async def load_wanted(db: Connection, nodes: Iterable[str]) -> dict[str, WantedS
                 )
             )  # fmt: skip
     return {node: WantedSet(revision, tuple(some), claims.get(node)) for node, some in places.items()}
+
+
+class Needed(NamedTuple):
+    """A placement, and what it has to be given before it is started."""
+
+    key: Key
+    epoch: int
+    doc: bytes
+    status: bytes
+    peers: tuple[Peer, ...] = ()
+    stdin: bytes | None = None  # None where nobody has sent it yet
+
+
+async def load_needed(db: Connection, node: str, uid: str) -> Needed | None:
+    """Of what is placed on a node; None where it is not."""
+    row = await db.fetchrow(SQL.prepare, node, uid)
+    if row is None:
+        return None
+    key = Key("Allocation", row["namespace"], row["name"])
+    peers = _decode_peers(row["peers"]) if row["peers"] else ()
+    return Needed(key, row["epoch"], row["doc"], row["status"] or b"{}", peers, row["stdin"])
+
+
+async def load_addresses(db: Connection, nodes: Iterable[str]) -> dict[str, str]:
+    """Where nodes can be reached: as an administrator says, else where the agent serves its calls; else empty."""
+    return {row["name"]: row["address"] for row in await db.fetch(SQL.addresses, sorted(set(nodes)))}
 
 
 async def load_address(db: Connection, node: str) -> str:

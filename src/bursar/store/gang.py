@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from bursar.core.allocation import GangKey, GangRow
+import msgspec
+
+from bursar.core.allocation import GangKey, GangRow, Peer
+from bursar.store.columns import documents
 from bursar.store.database import Connection
 from bursar.store.statements import statements
 
 SQL = statements("gang")
+
+_encode_peers = msgspec.json.Encoder().encode
+_decode_peers = msgspec.json.Decoder(tuple[Peer, ...]).decode
 
 
 def _columns(keys: Iterable[GangKey]) -> tuple[list[str], list[str]]:
@@ -28,7 +34,10 @@ async def lock(db: Connection, keys: Iterable[GangKey]) -> None:
 async def load(db: Connection, keys: Iterable[GangKey]) -> dict[GangKey, GangRow]:
     rows = await db.fetch(SQL.read, *_columns(keys))
     return {
-        (row["namespace"], row["name"]): GangRow(row["min_members"], row["members"], row["charged"]) for row in rows
+        (row["namespace"], row["name"]): GangRow(
+            row["min_members"], row["members"], row["charged"], _decode_peers(row["peers"]) if row["peers"] else ()
+        )
+        for row in rows
     }
 
 
@@ -41,5 +50,6 @@ async def save(db: Connection, gangs: Mapping[GangKey, GangRow], *, locked: Iter
             [gangs[key].min_members for key in ordered],
             [gangs[key].members for key in ordered],
             [gangs[key].charged for key in ordered],
+            documents([_encode_peers(gangs[key].peers) for key in ordered]),
         )
     await db.execute(SQL.remove_empty, *_columns(locked))

@@ -36,6 +36,7 @@ GANG_SIZE = "scheduler.example.com/gang-size"
 MAX_WAIT = "scheduler.example.com/max-wait"
 CHECKPOINT_INTERVAL = "bursar.io/checkpoint-interval"
 DATA_READY = "bursar.io/data-ready"
+JOB_INDEX = "bursar.io/job-index"  # the one that an allocation works on in its job; written when it is made
 
 FAULTS_MAX = 50
 COUNTED = frozenset({"allocations", "nodes", "pods"})  # dimensions of quotas that nobody asks a node for
@@ -138,6 +139,8 @@ class AllocationStatus(Wire):
     estimated_start_time: Text = UNSET
     priority: int | UnsetType = UNSET  # the one that is in force; shown in tables
     scheduled_time: Text = UNSET  # when it was placed, the last time
+    rank: int | UnsetType = UNSET  # in its gang, of its first node
+    size: int | UnsetType = UNSET  # of its gang, counted in nodes
     epoch: int | UnsetType = UNSET  # how often it was placed: each placement has a higher one
     eviction: EvictionNotice | UnsetType = UNSET
     nominated: list[Nomination] | UnsetType = UNSET
@@ -177,6 +180,23 @@ def gang_spec(spec: AllocationSpec) -> GangScheduling | None:
     inner = spec.scheduling.gang_scheduling if isinstance(spec.scheduling, Scheduling) else UNSET
     gang = spec.gang_scheduling if isinstance(spec.gang_scheduling, GangScheduling) else inner
     return gang if isinstance(gang, GangScheduling) else None
+
+
+class _Notes(msgspec.Struct):
+    annotations: dict[str, str] = {}
+
+
+class _Noted(msgspec.Struct):
+    metadata: _Notes
+
+
+_decode_notes = msgspec.json.Decoder(_Noted).decode
+
+
+def job_index_in(doc: bytes) -> int:
+    """The index that a stored allocation works on in its job; −1 where it is of none."""
+    said = _decode_notes(doc).metadata.annotations.get(JOB_INDEX, "") if JOB_INDEX.encode() in doc else ""
+    return int(said) if said.isascii() and said.isdigit() and len(said) < 9 else -1
 
 
 def facts_of(spec: AllocationSpec) -> Facts:

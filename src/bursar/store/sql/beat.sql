@@ -60,6 +60,23 @@ SELECT (SELECT value FROM revision) AS revision, line.node, (SELECT claim FROM n
        ) AS placed ON true
  ORDER BY line.node, placed.uid;
 
+-- name: prepare
+-- What is placed on a node, with what it has to be given before it is started there.
+SELECT placement.namespace, placement.name, placement.epoch, object.doc, object.status, gang.peers, stdin.data AS stdin
+  FROM placement
+  JOIN object ON (object.kind, object.namespace, object.name) = ('Allocation', placement.namespace, placement.name)
+             AND object.uid = placement.uid
+  LEFT JOIN gang ON (gang.namespace, gang.name) = (object.namespace, object.gang)
+  LEFT JOIN allocation_stdin AS stdin ON stdin.uid = placement.uid
+ WHERE placement.node = $1 AND placement.uid = $2;
+
+-- name: addresses
+-- What administrators say goes before what agents say.
+SELECT object.name, coalesce(object.doc #>> '{metadata,annotations,bursar.io/address}', seen.address, '') AS address
+  FROM object
+  LEFT JOIN node_seen AS seen ON seen.node = object.name
+ WHERE object.kind = 'Node' AND object.namespace = '' AND object.name = ANY($1);
+
 -- name: address
 SELECT address FROM node_seen WHERE node = $1;
 

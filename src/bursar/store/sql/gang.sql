@@ -16,15 +16,15 @@ SELECT count(*) FROM (
 ) AS locked;
 
 -- name: read
-SELECT namespace, name, min_members, members, charged
+SELECT namespace, name, min_members, members, charged, peers
   FROM gang
  WHERE (namespace, name) IN (SELECT * FROM unnest($1::text[], $2::text[]));
 
 -- name: save
 UPDATE gang
-   SET min_members = line.min_members, members = line.members, charged = line.charged
-  FROM unnest($1::text[], $2::text[], $3::integer[], $4::integer[], $5::boolean[])
-       AS line (namespace, name, min_members, members, charged)
+   SET min_members = line.min_members, members = line.members, charged = line.charged, peers = line.peers::json
+  FROM unnest($1::text[], $2::text[], $3::integer[], $4::integer[], $5::boolean[], string_to_array($6, chr(31)))
+       AS line (namespace, name, min_members, members, charged, peers)
  WHERE (gang.namespace, gang.name) = (line.namespace, line.name);
 
 -- name: remove_empty

@@ -110,6 +110,7 @@ class HeartbeatRequest(message.Message):
     ADDRESS_FIELD_NUMBER: builtins.int
     CERTIFICATE_REQUEST_FIELD_NUMBER: builtins.int
     NONCE_FIELD_NUMBER: builtins.int
+    FEATURES_FIELD_NUMBER: builtins.int
     node_id: builtins.str
     """The node's name; it must be that of the certificate."""
     timestamp: builtins.int
@@ -140,6 +141,10 @@ class HeartbeatRequest(message.Message):
     def capacity(self) -> containers.ScalarMap[builtins.str, builtins.str]:
         """What the node has; in the first beat, and when it changes."""
 
+    @builtins.property
+    def features(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """What the agent can do beyond the first version of this protocol, in the first beat of a stream: "stdin"."""
+
     def __init__(
         self,
         *,
@@ -156,10 +161,11 @@ class HeartbeatRequest(message.Message):
         address: builtins.str = ...,
         certificate_request: builtins.bytes = ...,
         nonce: builtins.str = ...,
+        features: abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["current_usage", b"current_usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["address", b"address", "agent_version", b"agent_version", "capacity", b"capacity", "certificate_request", b"certificate_request", "conditions", b"conditions", "current_usage", b"current_usage", "inventory", b"inventory", "node_id", b"node_id", "nonce", b"nonce", "pod_statuses", b"pod_statuses", "protocol_version", b"protocol_version", "seq", b"seq", "timestamp", b"timestamp"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["address", b"address", "agent_version", b"agent_version", "capacity", b"capacity", "certificate_request", b"certificate_request", "conditions", b"conditions", "current_usage", b"current_usage", "features", b"features", "inventory", b"inventory", "node_id", b"node_id", "nonce", b"nonce", "pod_statuses", b"pod_statuses", "protocol_version", b"protocol_version", "seq", b"seq", "timestamp", b"timestamp"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -314,6 +320,9 @@ class SchedulingDirective(message.Message):
     EXCLUSIVE_FIELD_NUMBER: builtins.int
     ANNOTATIONS_FIELD_NUMBER: builtins.int
     PAID_FIELD_NUMBER: builtins.int
+    JOB_FIELD_NUMBER: builtins.int
+    JOB_INDEX_FIELD_NUMBER: builtins.int
+    PREPARE_FIELD_NUMBER: builtins.int
     type: DirectiveType.ValueType
     allocation_id: builtins.str
     """The allocation's uid. Its epoch rises with every placement: an older one is of the past."""
@@ -333,6 +342,11 @@ class SchedulingDirective(message.Message):
     exclusive: builtins.bool
     paid: builtins.bool
     """Whether it may run only for as long as LeaseGrants pay for it. With `leased` both must hold."""
+    job: builtins.str
+    """The job that it is of, and the index that it works on there; a retry has the same."""
+    job_index: builtins.int
+    prepare: builtins.bool
+    """Whether PrepareAllocation is to be called before it is started."""
     @builtins.property
     def resources(self) -> ResourceRequirements: ...
     @builtins.property
@@ -376,10 +390,97 @@ class SchedulingDirective(message.Message):
         exclusive: builtins.bool = ...,
         annotations: abc.Mapping[builtins.str, builtins.str] | None = ...,
         paid: builtins.bool = ...,
+        job: builtins.str = ...,
+        job_index: builtins.int | None = ...,
+        prepare: builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["resources", b"resources"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["_job_index", b"_job_index", "job_index", b"job_index", "resources", b"resources"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["allocation_id", b"allocation_id", "annotations", b"annotations", "command", b"command", "devices", b"devices", "env", b"env", "epoch", b"epoch", "exclusive", b"exclusive", "grace_seconds", b"grace_seconds", "leased", b"leased", "message", b"message", "name", b"name", "namespace", b"namespace", "nodes", b"nodes", "paid", b"paid", "reason", b"reason", "resources", b"resources", "tenant", b"tenant", "ttl_seconds", b"ttl_seconds", "type", b"type", "working_dir", b"working_dir"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_job_index", b"_job_index", "allocation_id", b"allocation_id", "annotations", b"annotations", "command", b"command", "devices", b"devices", "env", b"env", "epoch", b"epoch", "exclusive", b"exclusive", "grace_seconds", b"grace_seconds", "job", b"job", "job_index", b"job_index", "leased", b"leased", "message", b"message", "name", b"name", "namespace", b"namespace", "nodes", b"nodes", "paid", b"paid", "prepare", b"prepare", "reason", b"reason", "resources", b"resources", "tenant", b"tenant", "ttl_seconds", b"ttl_seconds", "type", b"type", "working_dir", b"working_dir"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__job_index: _TypeAlias = typing.Literal["job_index"]  # noqa: Y015
+    _WhichOneofArgType__job_index: _TypeAlias = typing.Literal["_job_index", b"_job_index"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__job_index) -> _WhichOneofReturnType__job_index | None: ...
+
+@typing.final
+class PrepareRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: builtins.int
+    ALLOCATION_ID_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    node_id: builtins.str
+    allocation_id: builtins.str
+    epoch: builtins.int
+    def __init__(
+        self,
+        *,
+        node_id: builtins.str = ...,
+        allocation_id: builtins.str = ...,
+        epoch: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["allocation_id", b"allocation_id", "epoch", b"epoch", "node_id", b"node_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class PrepareResponse(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    PEERS_FIELD_NUMBER: builtins.int
+    RANK_FIELD_NUMBER: builtins.int
+    PORT_FIELD_NUMBER: builtins.int
+    WAIT_FIELD_NUMBER: builtins.int
+    STDIN_FIELD_NUMBER: builtins.int
+    rank: builtins.int
+    """The place of this node among them."""
+    port: builtins.int
+    """A port that all of them are told, for the first to listen on. Nobody reserves it."""
+    wait: builtins.bool
+    """Whether its standard input has not come yet: ask again."""
+    stdin: builtins.bytes
+    @builtins.property
+    def peers(self) -> containers.RepeatedCompositeFieldContainer[Peer]:
+        """All that run with it as one, itself among them, in the order of their ranks; empty where it runs alone."""
+
+    def __init__(
+        self,
+        *,
+        peers: abc.Iterable[Peer] | None = ...,
+        rank: builtins.int = ...,
+        port: builtins.int = ...,
+        wait: builtins.bool = ...,
+        stdin: builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["peers", b"peers", "port", b"port", "rank", b"rank", "stdin", b"stdin", "wait", b"wait"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class Peer(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    ALLOCATION_FIELD_NUMBER: builtins.int
+    NODE_FIELD_NUMBER: builtins.int
+    ADDRESS_FIELD_NUMBER: builtins.int
+    allocation: builtins.str
+    node: builtins.str
+    address: builtins.str
+    """The host that the node's agent can be reached at; the node's name where nobody said."""
+    def __init__(
+        self,
+        *,
+        allocation: builtins.str = ...,
+        node: builtins.str = ...,
+        address: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["address", b"address", "allocation", b"allocation", "node", b"node"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -39,6 +39,11 @@ class NodeAgentStub:
                 request_serializer=bursar_dot_wire_dot_scheduler_dot_v1_dot_node__agent__pb2.HeartbeatRequest.SerializeToString,
                 response_deserializer=bursar_dot_wire_dot_scheduler_dot_v1_dot_node__agent__pb2.HeartbeatResponse.FromString,
                 _registered_method=True)
+        self.PrepareAllocation = channel.unary_unary(
+                '/scheduler.v1.NodeAgent/PrepareAllocation',
+                request_serializer=bursar_dot_wire_dot_scheduler_dot_v1_dot_node__agent__pb2.PrepareRequest.SerializeToString,
+                response_deserializer=bursar_dot_wire_dot_scheduler_dot_v1_dot_node__agent__pb2.PrepareResponse.FromString,
+                _registered_method=True)
         self.BindAllocation = channel.unary_unary(
                 '/scheduler.v1.NodeAgent/BindAllocation',
                 request_serializer=bursar_dot_wire_dot_scheduler_dot_v1_dot_node__agent__pb2.BindRequest.SerializeToString,
@@ -66,6 +71,13 @@ class NodeAgentServicer:
 
     def Heartbeat(self, request_iterator, context):
         """A node's beats, and what it is wanted to do. Served by the control plane.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PrepareAllocation(self, request, context):
+        """What a command has to be given before it can be started: its peers, its standard input. Served by the control plane.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -106,6 +118,11 @@ def add_NodeAgentServicer_to_server(servicer, server):
                     servicer.Heartbeat,
                     request_deserializer=bursar_dot_wire_dot_scheduler_dot_v1_dot_node__agent__pb2.HeartbeatRequest.FromString,
                     response_serializer=bursar_dot_wire_dot_scheduler_dot_v1_dot_node__agent__pb2.HeartbeatResponse.SerializeToString,
+            ),
+            'PrepareAllocation': grpc.unary_unary_rpc_method_handler(
+                    servicer.PrepareAllocation,
+                    request_deserializer=bursar_dot_wire_dot_scheduler_dot_v1_dot_node__agent__pb2.PrepareRequest.FromString,
+                    response_serializer=bursar_dot_wire_dot_scheduler_dot_v1_dot_node__agent__pb2.PrepareResponse.SerializeToString,
             ),
             'BindAllocation': grpc.unary_unary_rpc_method_handler(
                     servicer.BindAllocation,
@@ -155,6 +172,33 @@ class NodeAgent:
             '/scheduler.v1.NodeAgent/Heartbeat',
             bursar_dot_wire_dot_scheduler_dot_v1_dot_node__agent__pb2.HeartbeatRequest.SerializeToString,
             bursar_dot_wire_dot_scheduler_dot_v1_dot_node__agent__pb2.HeartbeatResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PrepareAllocation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scheduler.v1.NodeAgent/PrepareAllocation',
+            bursar_dot_wire_dot_scheduler_dot_v1_dot_node__agent__pb2.PrepareRequest.SerializeToString,
+            bursar_dot_wire_dot_scheduler_dot_v1_dot_node__agent__pb2.PrepareResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,126 @@
+"""What a command has to be given before its node can start it: who runs with it, and its standard input.
+
+An agent asks for it, of what is placed on its node and nothing else. The members of a gang are placed all at once, so
+each can be told of all the others, and where their nodes can be reached. All are of one namespace, so of one tenant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from bursar.core.address import host_of, is_address
+from bursar.core.allocation import Peer
+from bursar.core.names import dns_subdomain
+from bursar.core.rank import meeting_port, rank_of
+from bursar.core.refusal import Code, Refusal, invalid
+from bursar.ops.office import Office
+from bursar.rpc.identity import identity_of, other_node, revoked
+from bursar.rpc.problem import STATUS
+from bursar.store import beat as store
+from bursar.store.beat import Needed
+from bursar.store.database import Unavailable
+from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
+from bursar.wire.scheduler.v1 import node_agent_pb2_grpc as pb_grpc
+
+_AWAY = Refusal(Code.UNAVAILABLE, "the database is away", "Ask again.")
+
+
+class PreparingService(pb_grpc.NodeAgentServicer):
+    """The part of the service that answers it."""
+
+    _office: Office
+    _insecure: bool
+
+    async def PrepareAllocation(self, request: pb.PrepareRequest, context: Any) -> pb.PrepareResponse:  # noqa: N802
+        answer = await self._prepare(request, context)
+        if isinstance(answer, Refusal):
+            await context.abort(STATUS[answer.code], answer.message)
+            raise AssertionError("abort does not return")
+        return answer
+
+    async def _prepare(self, request: pb.PrepareRequest, context: Any) -> pb.PrepareResponse | Refusal:
+        identity = identity_of(context, insecure=self._insecure)
+        if isinstance(identity, Refusal):
+            return identity
+        if refusal := other_node(identity, request.node_id):
+            return refusal
+        node = request.node_id if identity is None else identity.node
+        if faults := dns_subdomain(node):
+            return invalid(f"node_id {faults[0]}")
+        try:
+            if refusal := await revoked(self._office.database, identity):
+                return refusal
+            return await prepared(self._office, node, request.allocation_id, request.epoch)
+        except Unavailable:
+            return _AWAY
+
+
+async def prepared(office: Office, node: str, uid: str, epoch: int) -> pb.PrepareResponse | Refusal:
+    """What is needed for one placement on a node."""
+    async with office.database.reader() as db:
+        needed = await store.load_needed(db, node, uid)
+        if needed is None or needed.epoch != epoch:
+            return Refusal(Code.STALE, f"{uid} is not placed on node {node} in epoch {epoch}")
+        peers = _peers(needed)
+        addresses = await store.load_addresses(db, {one for peer in peers for one in peer.nodes}) if peers else {}
+    answer = _together(needed, peers, addresses, node, uid)
+    if _decode_document(needed.doc).spec.stdin:
+        answer.wait, answer.stdin = needed.stdin is None, needed.stdin or b""
+    return answer
+
+
+class _Placed(Struct):
+    name: str
+
+
+class _Status(Struct):
+    nodes: list[_Placed] = []
+
+
+class _Spec(Struct):
+    stdin: bool = False
+
+
+class _Document(Struct):
+    spec: _Spec
+
+
+_decode_status = msgspec.json.Decoder(_Status).decode
+_decode_document = msgspec.json.Decoder(_Document).decode
+
+
+def _peers(needed: Needed) -> tuple[Peer, ...]:
+    """Its gang; else itself, where it runs on several nodes."""
+    if rank_of(needed.peers, needed.key.name) is not None:
+        return needed.peers
+    nodes = tuple(one.name for one in _decode_status(needed.status).nodes)
+    return (Peer(needed.key.name, -1, nodes),) if len(nodes) > 1 else ()
+
+
+def _together(
+    needed: Needed, peers: tuple[Peer, ...], addresses: Mapping[str, str], node: str, uid: str
+) -> pb.PrepareResponse:
+    if not peers:
+        return pb.PrepareResponse()
+    own = next(one for one in peers if one.name == needed.key.name)
+    first = (rank_of(peers, own.name) or 0) + (own.nodes.index(node) if node in own.nodes else 0)
+    # The first of a gang has another name with every try; what runs on several nodes, another epoch.
+    meeting = f"{needed.key.namespace}/{peers[0].name}" if len(peers) > 1 else f"{uid}/{needed.epoch}"
+    return pb.PrepareResponse(
+        peers=[
+            pb.Peer(allocation=one.name, node=at, address=_host(addresses.get(at, "")) or at)
+            for one in peers
+            for at in one.nodes
+        ],
+        rank=first,
+        port=meeting_port(meeting),
+    )
+
+
+def _host(address: str) -> str:
+    """Agents say HOST:PORT; administrators may leave out the port, which nobody here asks for."""
+    return host_of(address) if is_address(address) else address
