@@ -47,7 +47,7 @@ async def test_who_comes_is_told_all_that_is_wanted_of_it(door: Door) -> None:
     assert list(run.command) == ["train", "--fast"]
     assert dict(run.env) == {"A": "1", "B": ""}
     assert (run.working_dir, run.ttl_seconds, run.leased, run.grace_seconds) == ("/work", 3600, True, 30)
-    assert dict(run.resources.requests) == {"cpu": "4000m", "nvidia.com/gpu": "2"}
+    assert dict(run.resources.requests) == {"cpu": "4", "nvidia.com/gpu": "2"}
     assert list(run.devices["nvidia.com/gpu"].indices) == [0, 1]
     assert list(run.nodes) == ["n1"]
     stop = next(one for one in answer.directives if one.type == STOP)
