@@ -12,6 +12,7 @@ import httpx2
 import uvicorn
 
 import bursar
+from bursar.api.connection import Gate
 from bursar.api.door import Door
 from bursar.api.house import House
 from bursar.api.routes import build_routes
@@ -152,11 +153,12 @@ async def opened_site(database_url: str, **settings: Any) -> AsyncIterator[Site]
 
 
 @asynccontextmanager
-async def served(house: House) -> AsyncIterator[str]:
+async def served(house: House, gate: Gate | None = None) -> AsyncIterator[str]:
     """The house's door behind a socket on loopback."""
     door = Door(house, build_routes(bursar.__version__))
+    gate = Gate() if gate is None else gate
     config = uvicorn.Config(
-        door, http="httptools", ws="none", lifespan="off", log_level="warning", access_log=False, date_header=False,
+        door, http=gate.protocol(), ws="none", lifespan="off", log_level="warning", access_log=False, date_header=False,
         server_header=False, timeout_graceful_shutdown=1,
     )  # fmt: skip
     server = uvicorn.Server(config)
@@ -165,12 +167,14 @@ async def served(house: House) -> AsyncIterator[str]:
         listener.bind(("127.0.0.1", 0))
         listener.listen(512)
         running = asyncio.create_task(server.serve(sockets=[listener]))
+        looking = asyncio.create_task(gate.keep_looking())
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             server.should_exit = True
             door.end_streams()
             await running
+            looking.cancel()
 
 
 def allocation(

@@ -13,6 +13,9 @@ from bursar.api.oidc import OidcSettings
 from bursar.api.ratelimit import LIMIT_PER_MINUTE_DEFAULT
 from bursar.core.address import is_loopback_host
 
+CONNECTIONS_MAX = 20_000
+CONNECTIONS_PER_ADDRESS_MAX = 512
+
 
 class ConfigError(Exception):
     """A setting that cannot be used; the message says which, and what would do."""
@@ -73,6 +76,8 @@ class Settings:
     grpc_shared: bool = False  # other processes serve at the same address
     grpc_admin: Address | None = None  # where administrators and tenants are served over gRPC
     waldur: WaldurSettings | None = None
+    connections: int = CONNECTIONS_MAX
+    connections_per_address: int = CONNECTIONS_PER_ADDRESS_MAX
 
     @property
     def grpc_address(self) -> str:

@@ -49,6 +49,14 @@ CERT = click.option(
 KEY = click.option("--tls-key", type=click.Path(path_type=Path, exists=True), help="The certificate's key.")
 
 
+CONNECTIONS = click.option(
+    "--connections", default=20_000, show_default=True, type=click.IntRange(16), metavar="N",
+    help="HTTP connections that an API process has open at once.",
+)  # fmt: skip
+PER_ADDRESS = click.option(
+    "--connections-per-address", default=512, show_default=True, type=click.IntRange(1), metavar="N",
+    help="How many of them one address may have that have shown no good token.",
+)  # fmt: skip
 TOKEN_FILE = click.option(
     "--admin-token-file", type=click.Path(path_type=Path), help="Write an admin token here, mode 0600."
 )
@@ -73,6 +81,8 @@ TOKEN_FILE = click.option(
 @click.option("--tls", type=click.Choice(["auto"]), help="auto: HTTPS with a certificate of our own CA.")
 @CERT
 @KEY
+@CONNECTIONS
+@PER_ADDRESS
 def serve(**options: Any) -> None:
     """Start everything on this machine: PostgreSQL if none is named, the API, the controller."""
     import bursar.serve
@@ -92,6 +102,8 @@ def serve(**options: Any) -> None:
 @REDIS
 @CERT
 @KEY
+@CONNECTIONS
+@PER_ADDRESS
 @TOKEN_FILE
 @click.option("--fd", type=int, default=None, hidden=True, help="A listening socket, inherited.")
 @click.option("--grpc-shared", is_flag=True, hidden=True, help="Others serve gRPC at the same address.")
@@ -223,6 +235,8 @@ async def _simulated(
 
 def _settings(options: dict[str, Any]) -> Settings:
     from bursar.config import (
+        CONNECTIONS_MAX,
+        CONNECTIONS_PER_ADDRESS_MAX,
         ConfigError,
         Settings,
         oidc_from_environment,
@@ -253,6 +267,8 @@ def _settings(options: dict[str, Any]) -> Settings:
             grpc_shared=options.get("grpc_shared", False),
             grpc_admin=parse_address(options["grpc_admin"], "--grpc-admin") if options.get("grpc_admin") else None,
             waldur=waldur_from_environment(),
+            connections=options.get("connections", CONNECTIONS_MAX),
+            connections_per_address=options.get("connections_per_address", CONNECTIONS_PER_ADDRESS_MAX),
         )
     except ConfigError as error:
         raise click.UsageError(str(error)) from error

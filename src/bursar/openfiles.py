@@ -10,3 +10,8 @@ def allow_open_files() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def open_files_max() -> int:
+    """How many this process may have open now."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

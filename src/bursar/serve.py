@@ -22,6 +22,7 @@ from typing import Any
 import structlog
 import uvloop
 
+from bursar.api.connection import Bounds
 from bursar.api.serve import door_of, opened_house, serve_http
 from bursar.api.tls import ensure_server_certificate
 from bursar.bridges.webhook import run_webhooks
@@ -38,7 +39,7 @@ from bursar.loops.nodes import run_nodes
 from bursar.loops.reconcile import run_reconcile
 from bursar.loops.schedule import run_schedule
 from bursar.loops.upkeep import run_upkeep
-from bursar.openfiles import allow_open_files
+from bursar.openfiles import allow_open_files, open_files_max
 from bursar.ops.bootstrap import prepare
 from bursar.ops.collector import calm_collector
 from bursar.ops.office import Office, now
@@ -51,6 +52,7 @@ from bursar.store.migrate import MigrationError
 log = structlog.get_logger()
 
 STOP_SECONDS = 10.0
+RESERVED_FILES = 256  # of an API process, for everything but HTTP connections
 BACKOFF_SECONDS = (0.0, 0.2, 0.5, 1.0, 2.0, 5.0)
 READY = "ready"
 READY_SECONDS_MAX = 60.0
@@ -140,7 +142,8 @@ async def _api(settings: Settings, fd: int | None) -> int:
                 raise _cannot_serve_grpc(settings.grpc_admin, "--grpc-admin", str(error)) from error
         calm_collector()
         print(READY, flush=True)
-        await serve_http(door, listener, tls_cert=settings.tls_cert, tls_key=settings.tls_key)
+        bounds = Bounds(min(settings.connections, open_files_max() - RESERVED_FILES), settings.connections_per_address)
+        await serve_http(door, listener, tls_cert=settings.tls_cert, tls_key=settings.tls_key, bounds=bounds)
     return 0
 
 
@@ -440,6 +443,8 @@ def _children(settings: Settings, listener: socket.socket) -> list[Child]:
         shared += ["--grpc-admin", str(settings.grpc_admin)]
     if settings.workers > 1:
         shared.append("--grpc-shared")
+    shared += ["--connections", str(settings.connections)]
+    shared += ["--connections-per-address", str(settings.connections_per_address)]
     children = [Child(f"api-{index}", shared, environment, (fd,)) for index in range(settings.workers)]
     children.append(Child("controller", ["controller"], environment))
     if settings.waldur is not None:

@@ -213,12 +213,11 @@ async def test_everything_is_read_in_pages_of_one_snapshot(site: Site) -> None:
     assert len(revisions) == 1
 
 
-async def test_a_big_state_is_sent_as_it_is_read_and_nothing_is_missing_after_it(
+async def test_a_big_state_is_put_away_page_by_page_and_nothing_is_missing_after_it(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch_module, "STATE_BYTES", 1000)
-    load_all = listing.load_all
-    monkeypatch.setattr(listing, "load_all", lambda db, query: load_all(db, query, page=3))
+    monkeypatch.setattr(watch_module, "STATE_PAGE", 3)
+    monkeypatch.setattr(site.house.spools, "memory_each", 2000)
     team = await site.namespace()
     path = f"namespaces/{team}/allocations"
     names = [f"job-{index:02}" for index in range(20)]
@@ -243,9 +242,16 @@ async def test_those_who_list_everything_wait_for_each_other(site: Site, monkeyp
         return await load_page(db, query)
 
     monkeypatch.setattr(listing, "load_page", slow)
-    replies = await asyncio.gather(*(site.get("queues") for _ in range(12)))
+    teams = [await site.namespace() for _ in range(4)]
+    tokens = [await site.token("viewer", tenant=team) for team in teams]
+    most = 0
+    replies = await asyncio.gather(*(site.get("queues", token=token) for token in tokens for _ in range(3)))
     assert {one.status for one in replies} == {200}
     assert most == house_module.LISTS_MAX == 4
+    most = 0
+    replies = await asyncio.gather(*(site.get("queues", token=tokens[0]) for _ in range(6)))
+    assert {one.status for one in replies} == {200}
+    assert most == house_module.LISTS_EACH_MAX == 2, "the seats of others stay free"
 
 
 # How many there may be.

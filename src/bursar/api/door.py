@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote
 
 import structlog
 
@@ -22,6 +22,7 @@ from bursar.api.house import BODY_BYTES_MAX, House
 from bursar.api.problem import answer_of
 from bursar.api.ratelimit import MemoryRateLimit, Verdict, message
 from bursar.api.route import Answer, BrokenOff, Call, Outcome, Route, Stream
+from bursar.api.seats import party
 from bursar.core.access import Identity, Role, allows
 from bursar.core.refusal import Code, Refusal, invalid
 from bursar.ops.lane import Closed, Overloaded
@@ -38,7 +39,12 @@ ANONYMOUS = Identity(user="", role=Role.VIEWER)
 BODY_SECONDS_MAX = 30.0
 QUERY_CHARS_MAX = 16_384
 
-_PARAMETER = "/"  # what no segment can be
+RESERVE_PART = 10  # one in so many of a tenant's requests is kept for its administrators
+
+_PARAMETER = "\0"  # what no segment can be
+_ONCE = (b"authorization", b"content-type", b"idempotency-key", b"host")
+_PLAIN = ((b"x-content-type-options", b"nosniff"),)
+_SECURE = (*_PLAIN, (b"strict-transport-security", b"max-age=31536000"))
 _GONE: tuple[type[Exception], ...] = (*AWAY, Closed)
 
 
@@ -57,9 +63,9 @@ class Router:
             names = [segment[1:-1] for segment in _segments(route.path) if segment.startswith("{")]
             place.setdefault("", {})[route.method] = (route, names)
 
-    def find(self, path: str) -> _Found:
+    def find(self, segments: list[str]) -> _Found:
         """The routes at a path, by method, and the values of its parameters."""
-        found: _Found = self._find(self._tree, _segments(path), 0, [])
+        found: _Found = self._find(self._tree, segments, 0, [])
         return found
 
     def _find(self, place: dict[str, Any], segments: list[str], at: int, values: list[str]) -> Any:
@@ -77,6 +83,30 @@ def _segments(path: str) -> list[str]:
     # One slash at the end is a habit of clients; a second one is an empty name, and nobody's.
     inner = path.removeprefix("/").removesuffix("/")
     return inner.split("/") if inner else []
+
+
+def _segments_of(scope: Scope) -> list[str]:
+    """The segments of a request's path, each decoded by itself: an encoded slash is part of a name."""
+    raw: bytes | None = scope.get("raw_path")
+    if raw is None or b"%" not in raw:
+        return _segments(scope["path"])
+    return [unquote(segment) for segment in _segments(raw.decode("ascii", "replace"))]
+
+
+def _know(scope: Scope) -> None:
+    """A token was good: its connection does not count as a stranger's any more. Not every call has a connection."""
+    connection = scope["state"].get("connection") if "state" in scope else None
+    if connection is not None and not connection.is_known:
+        connection.know()
+
+
+def _given_twice(headers: list[tuple[bytes, bytes]]) -> Refusal | None:
+    """A header that says who asks, or for what, is given once: others on the way may have looked at the other one."""
+    names = [name for name, _ in headers]
+    for name in _ONCE:
+        if names.count(name) > 1:
+            return invalid(f"the header {name.decode()} is given {names.count(name)} times", hint="Send it once.")
+    return None
 
 
 class Door:
@@ -103,18 +133,22 @@ class Door:
         if isinstance(outcome, Refusal):
             outcome = _refused(outcome, scope, call, request_id)
         status = 200
+        always = _SECURE if scope.get("scheme") == "https" else _PLAIN
         if isinstance(outcome, Stream):
-            await self._stream(outcome, request_id, receive, send)
+            await self._stream(outcome, [*always, *_told(request_id, rate)], receive, send, request_id)
         else:
             status = outcome.status
-            await _send_answer(outcome, request_id, rate, send, head=scope["method"] == "HEAD")
+            told = [*always, *_told(request_id, rate)]
+            await _send_answer(outcome, told, send, head=scope["method"] == "HEAD")
         _account(scope, route, status, time.perf_counter() - started, request_id)
 
     def _call(self, scope: Scope, headers: dict[str, str], request_id: str) -> Call | Refusal:
         """The route that a request is for."""
         method = scope["method"]
-        # The path comes decoded. A name with a NUL character can be nobody's: the database cannot even be asked for it.
-        found = self._router.find(scope["path"]) if "\0" not in scope["path"] else None
+        if len(headers) != len(scope["headers"]) and (refusal := _given_twice(scope["headers"])):
+            return refusal
+        # A name with a NUL character can be nobody's: the database cannot even be asked for it.
+        found = self._router.find(_segments_of(scope)) if "\0" not in scope["path"] else None
         if found is None:
             return Refusal(
                 Code.NOT_FOUND, "the server could not find the requested resource", "See /docs for what there is."
@@ -138,6 +172,7 @@ class Door:
                 if isinstance(identity, Refusal):
                     return identity, None
                 call.identity = identity
+                _know(scope)
                 rate = await self._take(identity, call.route)
                 if rate is not None and not rate.allowed:
                     return _limited(identity, rate), rate
@@ -171,17 +206,24 @@ class Door:
     async def _take(self, identity: Identity, route: Route) -> Verdict | None:
         if identity.role is Role.SYSTEM_ADMIN or route.free:
             return None
-        key = f"node:{identity.node}" if identity.role is Role.NODE else f"tenant:{identity.tenant or identity.user}"
-        limits = self._house.limits
+        limits, limit = self._house.limits, self._house.requests_per_minute
         if isinstance(limits, MemoryRateLimit):
-            return limits.take_now(key, self._house.requests_per_minute)
-        return await limits.take(key, self._house.requests_per_minute)
+            rate = limits.take_now(party(identity), limit)
+        else:
+            rate = await limits.take(party(identity), limit)
+        if rate.allowed or identity.role is not Role.TENANT_ADMIN:
+            return rate
+        # Who would stop a flood of their tenant's requests is not locked out by it.
+        reserve = await limits.take(f"reserve:{identity.tenant}", max(1, limit // RESERVE_PART))
+        return reserve if reserve.allowed else rate
 
-    async def _stream(self, stream: Stream, request_id: str, receive: Receive, send: Send) -> None:
+    async def _stream(
+        self, stream: Stream, told: list[tuple[bytes, bytes]], receive: Receive, send: Send, request_id: str
+    ) -> None:
         headers = [
             (b"content-type", stream.media_type.encode()),
             (b"cache-control", b"no-cache"),
-            (b"x-request-id", request_id.encode()),
+            *told,
             *((name.lower().encode(), value.encode()) for name, value in stream.headers.items()),
         ]
         try:
@@ -336,18 +378,24 @@ class _Deadline:
             self._task.uncancel()
 
 
-async def _send_answer(answer: Answer, request_id: str, rate: Verdict | None, send: Send, *, head: bool) -> None:
-    headers = [
-        (b"content-type", answer.media_type.encode()),
-        (b"content-length", b"%d" % len(answer.body)),
-        (b"x-request-id", request_id.encode("latin-1")),
-    ]
+def _told(request_id: str, rate: Verdict | None) -> list[tuple[bytes, bytes]]:
+    """What every answer says of its request."""
+    told = [(b"x-request-id", request_id.encode("latin-1"))]
     if rate is not None:
-        headers += [
+        told += [
             (b"x-ratelimit-limit", b"%d" % rate.limit),
             (b"x-ratelimit-remaining", b"%d" % rate.remaining),
             (b"x-ratelimit-reset", b"%d" % rate.reset_epoch_seconds),
         ]
+    return told
+
+
+async def _send_answer(answer: Answer, told: list[tuple[bytes, bytes]], send: Send, *, head: bool) -> None:
+    headers = [
+        (b"content-type", answer.media_type.encode()),
+        (b"content-length", b"%d" % len(answer.body)),
+        *told,
+    ]
     headers += [(name.lower().encode(), value.encode("utf-8", "replace")) for name, value in answer.headers.items()]
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     await send({"type": "http.response.body", "body": b"" if head else answer.body})

@@ -10,6 +10,7 @@ from bursar.api.depth import Depths
 from bursar.api.identity import Authenticator
 from bursar.api.ratelimit import LIMIT_PER_MINUTE_DEFAULT, RateLimit
 from bursar.api.seats import Seats
+from bursar.api.spool import Spools
 from bursar.core.access import Identity, Reach, reach
 from bursar.core.tree import Tree, is_current, sees, subtree
 from bursar.ops.cluster import ClusterCache
@@ -18,16 +19,16 @@ from bursar.ops.inquiry import Inquiries
 from bursar.ops.office import Office
 from bursar.ops.output import Keeper
 from bursar.ops.priority import Priorities
-from bursar.store import listing
 from bursar.store.database import AWAY, Database
-from bursar.store.listing import Page, Query
 
 TREE_AGE_SECONDS_MAX = 1.0
 READY_SECONDS_MAX = 2.0
 READY_AGE_SECONDS_MAX = 0.5
-# How many may read everything at once: each holds all of it in memory, or a connection for as long as it takes.
+# How many may read everything at once, and how many of one tenant: each holds a connection to the database meanwhile.
 LISTS_MAX = 4
+LISTS_EACH_MAX = 2
 STATES_MAX = 4
+STATES_EACH_MAX = 1
 BODY_BYTES_MAX = 1_500_000
 
 
@@ -45,9 +46,10 @@ class House:
     _tree_read_at: float = field(default=-1e9)
     _tree_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     watches: Counter[str] = field(default_factory=Counter)  # how many are open, by whose they are
-    states: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(STATES_MAX))
+    states: Seats = field(default_factory=lambda: Seats(STATES_MAX, STATES_EACH_MAX))
+    lists: Seats = field(default_factory=lambda: Seats(LISTS_MAX, LISTS_EACH_MAX))
+    spools: Spools = field(default_factory=Spools)  # long answers that are being read
     bodies: Seats = field(default_factory=lambda: Seats(1, 1))  # long bodies that are being read
-    _lists: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LISTS_MAX))
     _fault: str = ""
     _fault_read_at: float = field(default=-1e9)
     _fault_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -82,14 +84,6 @@ class House:
     def forget_tree(self) -> None:
         """This process changed the tree: who asks next sees the change."""
         self._tree_read_at = -1e9
-
-    async def load_list(self, query: Query) -> Page:
-        """A page of objects. Those who ask for everything at once wait for each other."""
-        if query.limit:
-            async with self.database.reader() as db:
-                return await listing.load_page(db, query)
-        async with self._lists, self.database.reader() as db:
-            return await listing.load_page(db, query)
 
     async def fault(self) -> str:
         """Why requests cannot be served now; empty when they can. However many ask, the database is asked once."""

@@ -14,6 +14,13 @@ REQUESTS = Counter("bursar_requests_total", "Requests by route, method and statu
 SECONDS = Histogram(
     "bursar_request_seconds", "Time to answer, by route and method.", ["route", "method"], buckets=_SECONDS
 )
+CONNECTIONS = Gauge("bursar_connections", "HTTP connections open now.")
+CONNECTIONS_REFUSED = Counter(
+    "bursar_connections_refused_total",
+    "HTTP connections that were refused or ended, by the bound they ran into.",
+    ["bound"],
+)
+SPOOLED = Gauge("bursar_spooled_bytes", "Long answers that wait in files to be read.")
 WATCHERS = Gauge("bursar_watchers", "Watches open now.")
 WATCHERS_LET_GO = Counter("bursar_watchers_let_go_total", "Watchers disconnected because they did not keep up.")
 USAGE = Gauge("bursar_usage", "What each tenant uses, by dimension and state.", ["tenant", "dimension", "state"])

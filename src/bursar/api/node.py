@@ -10,7 +10,7 @@ import msgspec
 from bursar.api.body import Body, dry_run, read_object
 from bursar.api.edit import patch_object, replace_object
 from bursar.api.object import create_object, get, kind_of
-from bursar.api.route import JSON, Answer, Call, Outcome
+from bursar.api.route import JSON, NO_STORE, Answer, Call, Outcome
 from bursar.core.access import Role
 from bursar.core.refusal import Code, Refusal
 from bursar.ops import token as token_ops
@@ -82,7 +82,7 @@ async def _create(call: Call, body: Body) -> Outcome:
     if isinstance(made, Refusal):
         return made
     document.setdefault("status", {})["token"] = made[1]
-    return Answer(outcome.status, encode(document), headers=outcome.headers)
+    return Answer(outcome.status, encode(document), headers={**outcome.headers, **NO_STORE})
 
 
 def others_node(call: Call) -> Refusal | None:

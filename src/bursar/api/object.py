@@ -5,14 +5,18 @@ from __future__ import annotations
 import base64
 import json
 import time
+from collections.abc import Sequence
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
 
 from bursar.api.body import Body, claim_of, dry_run, read_object
 from bursar.api.line import QUEUED, queue_of, with_glimpse, with_place
-from bursar.api.route import JSON, Answer, Call, Outcome
+from bursar.api.route import JSON, Answer, Call, Outcome, Stream
+from bursar.api.seats import party
 from bursar.api.show import rows, show, show_written
+from bursar.api.spool import Spool, SpooledPieces, SpoolFull
 from bursar.api.table import table, wants_table
 from bursar.api.watch import watch
 from bursar.core.access import reach
@@ -25,7 +29,8 @@ from bursar.ops.ceiling import unsatisfiable
 from bursar.ops.command import Reply, Written
 from bursar.ops.dispatch import create_command, owner_of
 from bursar.ops.object import not_found
-from bursar.store.listing import Item, Query
+from bursar.store import listing
+from bursar.store.listing import Item, Page, Query
 from bursar.store.request import Claim
 from bursar.wire.allocation import gang_of
 from bursar.wire.document import encode, render_list
@@ -34,6 +39,8 @@ from bursar.wire.kind import Kind, Object
 from bursar.wire.namespace import DEFAULT_TENANT, TENANT_LABEL
 
 LIMIT_MAX = 10_000
+PAGE_MAX = 200  # objects that are read by one statement
+WHOLE_BYTES_MAX = 256 << 10  # what is sent at once; more waits in a spool for who does not read
 _NOT_OURS = invalid("the continue token is not one of ours", hint="Start the list anew, without it.")
 
 
@@ -134,22 +141,82 @@ async def list_objects(call: Call, query: Query) -> Outcome:
     page = _page_of(call, query)
     if isinstance(page, Refusal):
         return page
+    if call.query.get("includeObject", "Metadata") not in ("None", "Metadata", "Object"):
+        return invalid("includeObject must be None, Metadata or Object")
     query, first_revision = page
-    found = await call.house.load_list(query)
-    revision = first_revision or found.revision
-    token = ""
+    if not 0 < query.limit <= PAGE_MAX:
+        return await _list_in_pages(call, query, first_revision)
+    async with call.house.database.reader() as db:
+        found = await listing.load_page(db, query)
+    items = b",".join(await _shown(call, found.items))
+    head, tail = _around(call, first_revision or found.revision, found)
+    if len(items) <= WHOLE_BYTES_MAX:
+        return Answer(200, b"".join((head, items, tail)))
+    spool = call.house.spools.open(party(call.identity))
+    try:
+        await spool.write(items)
+    except SpoolFull as full:
+        spool.close()
+        return full.refusal
+    return _spooled(head, spool, tail)
+
+
+async def _list_in_pages(call: Call, query: Query, first_revision: int) -> Outcome:
+    """A list that may be long: it is read and put away page by page, and sent when nothing is held for it any more."""
+    house = call.house
+    spool = house.spools.open(party(call.identity))
+    try:
+        async with (
+            house.lists.taken(call.identity),
+            house.database.reader() as db,
+            aclosing(listing.load_all(db, query, PAGE_MAX)) as pages,
+        ):
+            async for found in pages:
+                if items := await _shown(call, found.items):
+                    await spool.write(b"," * bool(spool.size) + b",".join(items))
+        head, tail = _around(call, first_revision or found.revision, found)
+        if spool.size <= WHOLE_BYTES_MAX:
+            body = b"".join([head, *[piece async for piece in spool.read()], tail])
+            spool.close()
+            return Answer(200, body)
+        return _spooled(head, spool, tail)
+    except SpoolFull as full:
+        spool.close()
+        return full.refusal
+    except BaseException:
+        spool.close()
+        raise
+
+
+def _spooled(head: bytes, spool: Spool, tail: bytes) -> Stream:
+    """An answer of known length whose middle is in a spool. Cut short, it must not look whole."""
+    length = len(head) + spool.size + len(tail)
+    return Stream(SpooledPieces(head, spool, tail), JSON, {"Content-Length": str(length)}, breaks=True)
+
+
+async def _shown(call: Call, items: Sequence[Item]) -> list[bytes]:
+    """Objects of a list, or rows of a table."""
+    kind = kind_of(call)
+    if not wants_table(call.headers.get("accept", "")):
+        return await show(call.house.database, kind, items)
+    include: Any = call.query.get("includeObject", "Metadata")
+    plain = await rows(call.house, kind, items)
+    shown = table(kind, plain, now_seconds=time.time(), include_object=include, with_columns=False)
+    return [encode(row) for row in shown["rows"]]
+
+
+def _around(call: Call, revision: int, found: Page) -> tuple[bytes, bytes]:
+    """What stands before the objects of a list, or the rows of a table, and what stands behind them."""
+    kind, token = kind_of(call), ""
     if found.more:
         last = found.items[-1]
         token = base64.urlsafe_b64encode(encode([revision, last.namespace, last.name])).decode()
-    kind = kind_of(call)
     if wants_table(call.headers.get("accept", "")):
         meta = {"resourceVersion": str(revision), **({"continue": token} if token else {})}
-        plain = await rows(call.house, kind, found.items)
-        include: Any = call.query.get("includeObject", "Metadata")
-        if include not in ("None", "Metadata", "Object"):
-            return invalid("includeObject must be None, Metadata or Object")
-        return Answer(200, encode(table(kind, plain, now_seconds=time.time(), list_meta=meta, include_object=include)))
-    return Answer(200, render_list(kind, await show(call.house.database, kind, found.items), revision, token))
+        whole = encode(table(kind, (), now_seconds=0, list_meta=meta))
+    else:
+        whole = render_list(kind, (), revision, token)
+    return whole[:-2], whole[-2:]
 
 
 def _page_of(call: Call, query: Query) -> tuple[Query, int] | Refusal:

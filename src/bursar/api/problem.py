@@ -16,6 +16,8 @@ _encode = msgspec.json.Encoder().encode
 TABLE: dict[Code, tuple[int, str]] = {
     Code.INVALID: (400, "BadRequest"),
     Code.TOO_LARGE: (413, "RequestEntityTooLarge"),
+    Code.URL_TOO_LONG: (414, "RequestURITooLong"),
+    Code.HEADERS_TOO_LARGE: (431, "RequestHeaderFieldsTooLarge"),
     Code.UNSUPPORTED_MEDIA: (415, "UnsupportedMediaType"),
     Code.METHOD_NOT_ALLOWED: (405, "MethodNotAllowed"),
     Code.NOT_ACCEPTABLE: (406, "NotAcceptable"),

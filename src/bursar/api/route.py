@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from bursar.api.house import House
 
 JSON = "application/json"
+NO_STORE = {"Cache-Control": "no-store"}  # of answers that hold a secret which is nowhere else
 UNREAD: Any = object()  # a body that nobody has made a document of yet
 
 

@@ -14,8 +14,9 @@ import structlog
 import uvicorn
 
 import bursar
+from bursar.api.connection import Bounds, Gate
 from bursar.api.door import Door
-from bursar.api.house import House
+from bursar.api.house import LISTS_MAX, STATES_MAX, House
 from bursar.api.identity import Authenticator
 from bursar.api.oidc import Oidc, OidcSettings
 from bursar.api.ratelimit import LIMIT_PER_MINUTE_DEFAULT, MemoryRateLimit, RateLimit, RedisRateLimit
@@ -27,6 +28,8 @@ from bursar.store.database import Database
 log = structlog.get_logger()
 
 GRACE_SECONDS = 5
+# More than may read everything at once, for some of them need a second connection for what is joined.
+READERS = LISTS_MAX + STATES_MAX + 2
 
 
 @asynccontextmanager
@@ -38,7 +41,7 @@ async def opened_house(
     oidc: OidcSettings | None = None,
     grpc_address: str = "",
 ) -> AsyncIterator[House]:
-    database = await Database.open(database_url, readers=8)
+    database = await Database.open(database_url, readers=READERS)
     office = await Office.open(database)
     feed = Feed(database)
     office.on_commit.append(feed.nudge)
@@ -63,13 +66,19 @@ def door_of(house: House) -> Door:
 
 
 async def serve_http(
-    door: Door, listener: socket.socket, *, tls_cert: Path | None = None, tls_key: Path | None = None
+    door: Door,
+    listener: socket.socket,
+    *,
+    tls_cert: Path | None = None,
+    tls_key: Path | None = None,
+    bounds: Bounds | None = None,
 ) -> None:
     """Serve until told to stop by a signal; answer what was begun, and let watchers go."""
+    gate = Gate(bounds)
     config = uvicorn.Config(
         door,
         loop="uvloop",
-        http="httptools",
+        http=gate.protocol(),
         ws="none",
         lifespan="off",
         log_level="warning",
@@ -88,7 +97,11 @@ async def serve_http(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _stop, server, door)
-    await server.serve(sockets=[listener])
+    looking = asyncio.create_task(gate.keep_looking())
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        looking.cancel()
 
 
 def _is_news(record: logging.LogRecord) -> bool:

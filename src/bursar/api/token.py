@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from bursar.api.body import claim_of, dry_run, read_document
-from bursar.api.route import Answer, Call, Outcome
+from bursar.api.route import NO_STORE, Answer, Call, Outcome
 from bursar.core.access import Role, grantable, reach
 from bursar.core.duration import DurationError, parse_seconds
 from bursar.core.refusal import Cause, Code, Refusal, invalid
@@ -109,7 +109,7 @@ async def create(call: Call) -> Outcome:
             if claim is not None:
                 await request_store.forget(db, [claim.key])
             return made
-    return Answer(201, encode(shown(*made)))
+    return Answer(201, encode(shown(*made)), headers=NO_STORE)
 
 
 async def _made(call: Call, db: Connection, wanted: NewToken) -> tuple[TokenRecord, str] | Refusal:

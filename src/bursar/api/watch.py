@@ -18,9 +18,11 @@ import msgspec
 from bursar.api import metrics
 from bursar.api.problem import body_of
 from bursar.api.route import JSON, Call, Outcome, Stream
+from bursar.api.seats import party
 from bursar.api.show import JOINED, rows, show
+from bursar.api.spool import SpoolFull
 from bursar.api.table import table, wants_table
-from bursar.core.access import Identity, Reach, reach
+from bursar.core.access import Reach, reach
 from bursar.core.refusal import Code, Refusal, invalid
 from bursar.core.selector import matches, matches_fields
 from bursar.core.tree import is_current, saw
@@ -41,9 +43,7 @@ KEEPALIVE_SECONDS = 15.0
 TIMEOUT_SECONDS = 3600
 WATCHES_PER_TENANT_MAX = 1000
 WATCHES_MAX = 20_000
-# What there is is read in one transaction: up to so many bytes before the first is sent, and in all within so long.
-STATE_BYTES = 8 << 20
-STATE_SECONDS_MAX = 120.0
+STATE_PAGE = 200
 INITIAL_END = "k8s.io/initial-events-end"
 
 
@@ -79,7 +79,7 @@ class Events:
     def __init__(self, one: Watch, pieces: AsyncGenerator[bytes, None]) -> None:
         self._one = one
         self._pieces = pieces
-        self._seat = _seat(one.call.identity)
+        self._seat = party(one.call.identity)
         self._taken = True
         one.call.house.watches[self._seat] += 1
         metrics.WATCHERS.inc()
@@ -147,17 +147,10 @@ async def watch(call: Call, query: Query) -> Outcome:
     return Stream(Events(one, _events(one, from_state=not start or initial, mark_end=initial)), media)
 
 
-def _seat(identity: Identity) -> str:
-    """Whose watch it is counted as."""
-    if identity.node:
-        return f"node:{identity.node}"
-    return f"tenant:{identity.tenant}" if identity.tenant else f"user:{identity.user}"
-
-
 def no_seat(call: Call) -> Refusal | None:
     """Every watch costs memory for as long as it lasts: there are so many seats, and so many of them for one tenant."""
     watches, hint = call.house.watches, "End watches that are not needed, or try again later."
-    if watches[_seat(call.identity)] >= WATCHES_PER_TENANT_MAX:
+    if watches[party(call.identity)] >= WATCHES_PER_TENANT_MAX:
         message = f"{WATCHES_PER_TENANT_MAX} watches of yours are open here, and more are not allowed"
         return Refusal(Code.RATE_LIMITED, message, hint, retry_after_seconds=10)
     if watches.total() >= WATCHES_MAX:
@@ -220,23 +213,27 @@ async def check_identity(one: Watch) -> None:
 
 async def _current_state(one: Watch, *, mark_end: bool) -> AsyncGenerator[bytes, None]:
     """What there is now, as ADDED events; the watch goes on from the revision of that state."""
-    house, until = one.call.house, time.monotonic() + STATE_SECONDS_MAX
-    waiting: list[Item] = []
-    size = 0
-    async with house.states, house.database.reader() as db, aclosing(listing.load_all(db, one.query)) as pages:
-        async for page in pages:
-            revision = page.revision
-            waiting += page.items
-            size += sum(len(item.doc) + len(item.status) for item in page.items)
-            if size > STATE_BYTES:
-                yield b"".join(await _rendered(one, "ADDED", waiting))
-                waiting, size = [], 0
+    house = one.call.house
+    spool = house.spools.open(party(one.call.identity))
+    try:
+        # Put away before anything is sent: who reads slowly, or not at all, holds no seat and no connection.
+        async with (
+            house.states.taken(one.call.identity),
+            house.database.reader() as db,
+            aclosing(listing.load_all(db, one.query, STATE_PAGE)) as pages,
+        ):
+            async for page in pages:
+                revision = page.revision
+                if page.items:
+                    await spool.write(b"".join(await _rendered(one, "ADDED", page.items)))
+        async with aclosing(spool.read()) as pieces:
+            async for piece in pieces:
+                yield piece
                 await check_identity(one)
-                if time.monotonic() > until:
-                    raise Lagging
-    # Most states end here before anything is sent: whoever reads slowly holds no connection.
-    if waiting:
-        yield b"".join(await _rendered(one, "ADDED", waiting))
+    except SpoolFull as full:
+        raise Over(full.refusal) from None
+    finally:
+        spool.close()
     one.seen = revision
     if mark_end:
         yield _bookmark(one, {INITIAL_END: "true"})

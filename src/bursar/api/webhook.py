@@ -9,7 +9,7 @@ import msgspec
 from bursar.api import payment
 from bursar.api.action import read_action
 from bursar.api.credit import continue_place, continue_token, limit_of
-from bursar.api.route import Answer, Call, Outcome, Param, Route
+from bursar.api.route import NO_STORE, Answer, Call, Outcome, Param, Route
 from bursar.core.refusal import Refusal, invalid
 from bursar.ops import notice as ops
 from bursar.ops.office import timestamp
@@ -151,7 +151,7 @@ async def create(call: Call) -> Outcome:
         call.identity.actor,
     )  # fmt: skip
     made = await ops.add_webhook(call.house.office, webhook, wanted.secret)
-    return made if isinstance(made, Refusal) else Answer(201, encode(shown(*made)))
+    return made if isinstance(made, Refusal) else Answer(201, encode(shown(*made)), headers=NO_STORE)
 
 
 async def list_webhooks(call: Call) -> Outcome:

@@ -30,6 +30,17 @@ def api(seconds: float, watchers: int, as_json: bool) -> None:
 
 
 @bench.command()
+@click.option("--seconds", default=5.0, show_default=True, type=click.FloatRange(0.1), help="How long each part lasts.")
+@click.option("--list-mb", default=41, show_default=True, type=click.IntRange(1, 400), help="Length of each list.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, last.")
+def abuse(as_json: bool, **options: Any) -> None:
+    """What a tenant's requests take beside half-open connections, and watches and lists that nobody reads."""
+    from bursar.bench.abuse import run
+
+    _report(run(log=_say, **options), as_json)
+
+
+@bench.command()
 @click.option("--nodes", default=5000, show_default=True, type=click.IntRange(1), help="How many nodes.")
 @click.option("--allocations", default=20_000, show_default=True, type=click.IntRange(1), help="How many to place.")
 @click.option(

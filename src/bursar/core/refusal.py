@@ -15,6 +15,8 @@ class Code(StrEnum):
     # What no retry will cure, unless the request changes.
     INVALID = "invalid"
     TOO_LARGE = "too_large"
+    URL_TOO_LONG = "url_too_long"
+    HEADERS_TOO_LARGE = "headers_too_large"
     UNSUPPORTED_MEDIA = "unsupported_media"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     NOT_ACCEPTABLE = "not_acceptable"

@@ -6,10 +6,11 @@ may, what their role allows, and what a request id stands for; what is refused t
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Final, NoReturn, TypeVar
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 import grpc
 import msgspec
@@ -133,13 +134,16 @@ async def _put(
     pieces = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> Event:
-        return pieces.pop() if pieces else {"type": "http.disconnect"}
+        if not pieces:
+            await asyncio.get_running_loop().create_future()  # Nobody leaves before the answer is whole.
+        return pieces.pop()
 
     async def send(event: Event) -> None:
         sent.append(event)
 
     scope = {
-        "type": "http", "method": method, "path": path, "query_string": urlencode(query).encode(), "headers": headers,
+        "type": "http", "method": method, "path": path, "raw_path": quote(path).encode(),
+        "query_string": urlencode(query).encode(), "headers": headers,
         "client": None,
     }  # fmt: skip
     await door(scope, receive, send)

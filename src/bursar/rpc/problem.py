@@ -14,6 +14,8 @@ from bursar.wire.scheduler.v1 import admin_pb2 as pb
 STATUS: dict[Code, grpc.StatusCode] = {
     Code.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
     Code.TOO_LARGE: grpc.StatusCode.INVALID_ARGUMENT,
+    Code.URL_TOO_LONG: grpc.StatusCode.INVALID_ARGUMENT,
+    Code.HEADERS_TOO_LARGE: grpc.StatusCode.INVALID_ARGUMENT,
     Code.UNSUPPORTED_MEDIA: grpc.StatusCode.INVALID_ARGUMENT,
     Code.METHOD_NOT_ALLOWED: grpc.StatusCode.UNIMPLEMENTED,
     Code.NOT_ACCEPTABLE: grpc.StatusCode.INVALID_ARGUMENT,

@@ -17,6 +17,8 @@ from bursar.store.database import Connection
 
 # How long whoever reads everything may take between two pages; the transaction is open meanwhile.
 PAUSE_SECONDS_MAX = 10
+# How long a page of everything should be, as far as the one before it tells.
+PAGE_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +85,45 @@ async def load_page(db: Connection, query: Query) -> Page:
 
 
 async def load_all(db: Connection, query: Query, page: int = 500) -> AsyncGenerator[Page, None]:
-    """Everything, a page at a time, all of it from one snapshot: every page has the same revision."""
-    query = replace(query, limit=page)
+    """Everything up to the limit, a page at a time, all of it from one snapshot: every page has the same revision.
+
+    A page is as long as its bytes allow, by the length of those before it. What fits into the first one is read by a
+    single statement: no transaction is needed for it.
+    """
+    found = await load_page(db, replace(query, limit=_first(query.limit, page)))
+    if not found.more or len(found.items) == query.limit:
+        yield found
+        return
     async with db.transaction(isolation="repeatable_read", readonly=True):
-        found = await load_page(db, query)
-        if found.more:
-            await db.execute(f"SET LOCAL idle_in_transaction_session_timeout = '{PAUSE_SECONDS_MAX}s'")
-        while found.more:
+        await db.execute(f"SET LOCAL idle_in_transaction_session_timeout = '{PAUSE_SECONDS_MAX}s'")
+        following = await _following(db, query, found, page, len(found.items))
+        if following.revision != found.revision:
+            # Something changed between the two: both are read again, in this snapshot.
+            found = await load_page(db, replace(query, limit=_first(query.limit, page)))
+            following = await _following(db, query, found, page, len(found.items))
+        seen = len(found.items)
+        while found.more and seen != query.limit:
             yield found
-            last = found.items[-1]
-            found = await load_page(db, replace(query, after=(last.namespace, last.name)))
+            found = following
+            seen += len(found.items)
+            if found.more and seen != query.limit:
+                following = await _following(db, query, found, page, seen)
     yield found
+
+
+def _first(limit: int, page: int) -> int:
+    return min(limit, page) if limit else page
+
+
+async def _following(db: Connection, query: Query, found: Page, page: int, seen: int) -> Page:
+    """The page after one that has more behind it."""
+    if not found.more or seen == query.limit:
+        return found
+    last = found.items[-1]
+    size = sum(len(item.doc) + len(item.status) for item in found.items)
+    step = max(1, min(4 * page, PAGE_BYTES * len(found.items) // max(size, 1)))
+    limit = min(step, query.limit - seen) if query.limit else step
+    return await load_page(db, replace(query, after=(last.namespace, last.name), limit=limit))
 
 
 async def load_live(db: Connection, query: Query) -> list[Seen]:
