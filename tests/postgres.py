@@ -1,6 +1,5 @@
 """PostgreSQL for the tests: one embedded server per run (per xdist worker), and a database of its own for each test."""
 
-import importlib.util
 import os
 import shutil
 import tempfile
@@ -13,8 +12,10 @@ import pytest
 import pytest_asyncio
 from anyio.from_thread import start_blocking_portal
 
+from bursar.ops.bootstrap import prepare
 from bursar.store.database import Connection, connect
 from bursar.store.embedded import Embedded, start
+from bursar.store.migrate import migrate
 
 TEMPLATE = "bursar_template"
 MEMORY = Path("/dev/shm")
@@ -52,17 +53,23 @@ def postgres_admin(embedded_postgres: Embedded) -> str:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def database_template(embedded_postgres: Embedded) -> str:
-    """A migrated database to clone; PostgreSQL demands that nobody is connected to it."""
-    await _as_admin(embedded_postgres, f"CREATE DATABASE {TEMPLATE} OWNER bursar")
-    if importlib.util.find_spec("bursar.store.migrate"):
-        from bursar.store.migrate import migrate
+async def blank_template(embedded_postgres: Embedded) -> str:
+    """A migrated database without a single object, to clone; PostgreSQL demands that nobody is connected to it."""
+    name = f"{TEMPLATE}_blank"
+    await _as_admin(embedded_postgres, f"CREATE DATABASE {name} OWNER bursar")
+    connection = await asyncpg.connect(_url(embedded_postgres, name))
+    try:
+        await migrate(connection)
+    finally:
+        await connection.close()
+    return name
 
-        connection = await asyncpg.connect(_url(embedded_postgres, TEMPLATE))
-        try:
-            await migrate(connection)
-        finally:
-            await connection.close()
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def database_template(embedded_postgres: Embedded, blank_template: str) -> str:
+    """A database to clone, with the objects that every new installation has."""
+    await _as_admin(embedded_postgres, f"CREATE DATABASE {TEMPLATE} TEMPLATE {blank_template} OWNER bursar")
+    await prepare(_url(embedded_postgres, TEMPLATE))
     return TEMPLATE
 
 

@@ -1,6 +1,7 @@
 """Objects over HTTP: every verb of Kubernetes, alone and in races."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -80,6 +81,23 @@ async def test_a_merge_patch_removes_by_null(site: Site) -> None:
     reply = await site.patch(f"tenants/{name}", body)
     assert reply.body["metadata"]["labels"] == {"b": "2"}
     assert reply.body["spec"] == {"limits": {"cpu": "5"}}
+
+
+@pytest.mark.parametrize(
+    ("media", "patch"),
+    [
+        ("application/merge-patch+json", {"spec": None}),
+        (STRATEGIC, {"spec": None}),
+        (JSON_PATCH, [{"op": "remove", "path": "/spec"}]),
+        (JSON_PATCH, [{"op": "replace", "path": "/spec", "value": None}]),
+    ],
+)
+async def test_a_patch_does_not_remove_the_whole_spec_and_its_limits(site: Site, media: str, patch: Any) -> None:
+    name = site.name("t")
+    await site.post("tenants", {"metadata": {"name": name}, "spec": {"limits": {"nodes": 3}}})
+    reply = await site.patch(f"tenants/{name}", patch, media)
+    assert (reply.status, "spec to null" in reply.body["message"]) == (400, True)
+    assert (await site.get(f"tenants/{name}")).body["spec"]["limits"] == {"nodes": 3}
 
 
 async def test_a_strategic_patch_merges_lists_by_their_key(site: Site) -> None:

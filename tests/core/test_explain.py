@@ -47,6 +47,15 @@ def test_short_of_gpus_says_how_many_are_needed_how_many_there_are_and_where() -
     assert found.reason.short == (Short(GPU, 4000, 2000, 3, 2),)
 
 
+def test_matching_nodes_that_take_no_work_are_named() -> None:
+    world = world_of(4)
+    world.put_node("closed", {"cpu": 8000, GPU: 8000}, labels={}, cordoned=True)
+    world.put_node("silent", {"cpu": 8000, GPU: 8000}, labels={}, ready=False)
+    world.put_node("other", {"cpu": 8000, GPU: 8000}, labels={}, taints=(Taint("keep-off"),), cordoned=True)
+    found = told(waiting(world, ask("a", 8)), "a").reason
+    assert found.closed == (("closed", "cordoned"), ("silent", "not ready"))
+
+
 def test_what_could_be_placed_at_once_has_not_been_tried_yet() -> None:
     found = told(waiting(world_of(8), ask("a")), "a")
     assert (found.reason.why, found.others, found.starts_at) == (Why.NOT_TRIED, (), NOW)

@@ -46,6 +46,22 @@ GPU = "nvidia.com/gpu"
             ),
         ),
         (
+            Reason(
+                Why.NO_CAPACITY,
+                GPU,
+                4,
+                (("together", 3),),
+                (Short("nodes", 4, 3, 0),),
+                matching=3,
+                closed=(("a", "cordoned"), ("b", "not ready")),
+            ),
+            "there is no room for all 4 nodes at once: 3 would fit now, on 3 nodes of 3; a is cordoned, b is not ready",
+            (
+                "An administrator can uncordon a or bring b back. "
+                "Wait for something to end, add a node, or ask for less."
+            ),
+        ),
+        (
             Reason(Why.NO_CAPACITY, "nodes", 4, short=(Short("nodes", 3, 1, 3),), matching=4),
             "3 whole nodes asked: 1 of 4 matching nodes are empty",
             "Wait for something to end, add a node, or ask for less.",

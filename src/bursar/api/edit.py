@@ -172,6 +172,12 @@ def next_version(
         return invalid("the result of the patch is not an object, or is nested too deep")
     if has_more_values(wanted, VALUES_MAX):
         return invalid(f"the result of the patch has more than {VALUES_MAX} values", hint="Remove some of them first.")
+    if document.get("spec") and wanted.get("spec") is None and call.route.subresource != "status":
+        return Refusal(
+            Code.INVALID,
+            "the patch sets spec to null, which would remove all of it, every limit and setting included",
+            "Name the fields to change; a field that is set to null is removed. An empty spec is written as {}.",
+        )
     version = str(wanted.get("metadata", {}).get("resourceVersion") or before.revision)
     if version != str(before.revision):
         return conflict(before.key)

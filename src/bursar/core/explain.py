@@ -214,7 +214,9 @@ def _there(world: World) -> Bools:
 
 
 def _detailed(world: World, slot: Slot, reason: Reason) -> Reason:
-    """Where no node matches, each constraint by its name, with the nodes that it alone keeps out."""
+    """The reason with the nodes behind it: matching nodes that are closed, and, where no node matches, each constraint
+    by its name with the nodes that it alone keeps out."""
+    reason = replace(reason, closed=_closed(world, slot))
     if reason.why is not Why.NO_MATCHING_NODES:
         return reason
     there = _there(world)
@@ -224,6 +226,14 @@ def _detailed(world: World, slot: Slot, reason: Reason) -> Reason:
             (name, count) for name, met in _constraints(world, slot) if (count := int(np.count_nonzero(there & ~met)))
         ),
     )
+
+
+def _closed(world: World, slot: Slot) -> tuple[tuple[str, str], ...]:
+    """Nodes that match and take no work, because they are cordoned or not ready."""
+    fleet = world.fleet
+    rows = np.flatnonzero(_there(world) & ~fleet.now.open & world.terrains.of(slot.ask.shape.where).allowed)
+    names = sorted((fleet.names[row], "cordoned" if fleet.cordoned[row] else "not ready") for row in rows.tolist())
+    return tuple(names)
 
 
 def _constraints(world: World, slot: Slot) -> list[tuple[str, Bools]]:

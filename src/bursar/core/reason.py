@@ -80,6 +80,7 @@ class Reason:
     until: float = 0.0
     absent: str = ""  # the topology in which nobody is that it must be near
     matching: int = 0  # nodes that take work and are right by labels and taints
+    closed: tuple[tuple[str, str], ...] = ()  # (node, why it takes no work): matching nodes that could help
     said: str = ""  # by whoever refused it, with its numbers
     hint: str = ""
 

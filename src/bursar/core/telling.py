@@ -6,6 +6,7 @@ cannot be paid for is told as the account said it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from bursar.core.quantity import format_amount
@@ -16,6 +17,7 @@ from bursar.core.wording import dimension_label
 BEYOND_SHARE: Final = "; it is beyond its tenant's fair share, and the first to go when others need theirs"
 CONSTRAINTS_TOLD_MAX: Final = 8
 SHORTAGES_TOLD_MAX: Final = 4
+NODES_TOLD_MAX: Final = 3
 
 # Constraints that have no name of their own.
 _CONSTRAINTS: Final = {
@@ -48,7 +50,7 @@ def sentence(reason: Reason) -> str:
     """What keeps it waiting."""
     match reason.why:
         case Why.NO_NODES_ACTIVE:
-            return _no_nodes(reason)
+            return _no_nodes(reason) + _closed(reason)
         case Why.GANG_INCOMPLETE:
             return f"waiting for gang members: {reason.members} of {reason.members_min} are there"
         case Why.QUOTA_EXCEEDED:
@@ -64,7 +66,7 @@ def sentence(reason: Reason) -> str:
         case Why.SPREAD:
             return f"every node with room is where too many of its kind are already{_kept_out(reason, Why.SPREAD)}"
         case Why.NO_CAPACITY:
-            return _no_room(reason) + _kept_out_by_company(reason)
+            return _no_room(reason) + _kept_out_by_company(reason) + _closed(reason)
         case _:  # it needs no numbers, or cannot be paid for
             return _PLAIN.get(reason.why) or reason.said or "it cannot be paid for"
 
@@ -73,7 +75,7 @@ def help(reason: Reason) -> str:  # noqa: A001 - the word for it
     """What would let it run."""
     match reason.why:
         case Why.NO_NODES_ACTIVE:
-            return "Add a node, uncordon one, or bring one back that is not ready."
+            return _open_nodes(reason) or "Add a node, uncordon one, or bring one back that is not ready."
         case Why.GANG_INCOMPLETE:
             missing = reason.members_min - reason.members
             return f"Submit {missing} more with the same groupId, or ask for a smaller minMembers."
@@ -88,7 +90,7 @@ def help(reason: Reason) -> str:  # noqa: A001 - the word for it
         case Why.SPREAD:
             return "Free room in the emptier domains, raise maxSkew, or use whenUnsatisfiable: ScheduleAnyway."
         case Why.NO_CAPACITY:
-            return _more_room(reason) + _easier_company(reason)
+            return _open_nodes(reason) + _more_room(reason) + _easier_company(reason)
         case _:
             return _PLAIN_HELP.get(reason.why) or reason.hint or "Top up the account, or ask a billing admin."
 
@@ -191,6 +193,29 @@ def _kept_out_by_company(reason: Reason) -> str:
 def _easier_company(reason: Reason) -> str:
     named = [constraint(name) for name, count in reason.excluded if name in _COMPANY and count]
     return f" Or make {' and '.join(named)} a preference." if named else ""
+
+
+def _closed(reason: Reason) -> str:
+    """The matching nodes that take no work, by name."""
+    if not reason.closed:
+        return ""
+    told = [f"{name} is {state}" for name, state in reason.closed[:NODES_TOLD_MAX]]
+    more = len(reason.closed) - len(told)
+    return "; " + ", ".join([*told, *([f"{more} more are cordoned or not ready"] if more else [])])
+
+
+def _open_nodes(reason: Reason) -> str:
+    """How to let matching nodes take work again."""
+    cordoned = [name for name, state in reason.closed if state == "cordoned"]
+    silent = [name for name, state in reason.closed if state != "cordoned"]
+    steps = [f"uncordon {_some(cordoned)}"] if cordoned else []
+    steps += [f"bring {_some(silent)} back"] if silent else []
+    return f"An administrator can {' or '.join(steps)}. " if steps else ""
+
+
+def _some(names: Sequence[str]) -> str:
+    told = ", ".join(names[:NODES_TOLD_MAX])
+    return f"{told} and {len(names) - NODES_TOLD_MAX} more" if len(names) > NODES_TOLD_MAX else told
 
 
 def _matching(reason: Reason) -> int:
