@@ -30,6 +30,7 @@ from bursar.store.request import Claim, RequestKey
 from bursar.wire.kinds import BY_NAME
 
 TEST = Origin("user:test", "test")
+BINDING = Origin("user:test", "bind")
 GPU = "nvidia.com/gpu"
 
 
@@ -140,7 +141,7 @@ async def bind_unit(
     for one in unit:
         if isinstance(one, Refusal):
             return one
-    command = bind_ops.Bind.unit([one for one in unit if not isinstance(one, Refusal)], TEST, fence)
+    command = bind_ops.Bind.unit([one for one in unit if not isinstance(one, Refusal)], BINDING, fence)
     return await office.binding.submit(command, namespace)
 
 

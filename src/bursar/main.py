@@ -13,6 +13,7 @@ import click
 
 from bursar.cli.connection import Connection, connected
 from bursar.cli.main import cli
+from bursar.core.wording import counted
 
 if TYPE_CHECKING:
     from bursar.client import AsyncClient
@@ -199,7 +200,7 @@ async def _simulate(connection: Connection, shape: Shape, keep: bool, ways: dict
 
     def tell() -> None:
         if is_terminal:
-            line = f"{simulated.running} allocations running, {simulated.ended} ended"
+            line = f"{counted(simulated.running, 'allocation')} running, {simulated.ended} ended"
             print(f"\r{line}\x1b[K", end="\n" if stop.is_set() else "", file=sys.stderr, flush=True)
 
     for one in (signal.SIGINT, signal.SIGTERM):

@@ -2,7 +2,8 @@
 
 import pytest
 
-from houses import Site, allocation, node
+from houses import TABLE, Site, allocation, node
+from offices import bind
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -49,3 +50,17 @@ async def test_the_events_of_settings_are_for_those_who_see_everything(site: Sit
         assert ("Settings" in kinds) is told
         reply = await site.get("events", token=token, fieldSelector=f"involvedObject.name={name}")
         assert {one["involvedObject"]["kind"] for one in reply.body["items"]} == {"Node"}
+
+
+async def test_a_placement_is_an_event_of_kubernetes_with_its_age(site: Site) -> None:
+    team, worker = await site.namespace(), await node(site)
+    name = worker["metadata"]["name"]
+    await site.post(f"namespaces/{team}/allocations", allocation("one", cpu=1))
+    await bind(site.house.office, team, "one", name)
+    chosen = {"fieldSelector": "involvedObject.name=one,reason=Scheduled"}
+    (event,) = (await site.get(f"namespaces/{team}/events", **chosen)).body["items"]
+    assert (event["message"], event["type"]) == (f"placed on {name}", "Normal")
+    table = await site.get(f"namespaces/{team}/events", headers={"accept": TABLE}, **chosen)
+    age, *rest = table.body["rows"][0]["cells"]
+    assert age.endswith("s")
+    assert rest == ["Normal", "Scheduled", "allocation/one", f"placed on {name}"]

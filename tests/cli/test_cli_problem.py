@@ -1,5 +1,8 @@
 """How trouble is told, and with which exit code."""
 
+import subprocess
+import sys
+
 import pytest
 
 from bursar.cli.problem import Problem, exit_code, rendered, tell
@@ -87,3 +90,14 @@ def test_the_next_step_is_told(error: errors.BursarError, step: str, capsys: pyt
 def test_our_own_problems_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert tell(Problem("no such file", "look again", 3)) == 3
     assert capsys.readouterr().err == "Error: no such file\n  hint: look again\n"
+
+
+def test_a_reader_that_left_is_no_error() -> None:
+    """`bursar COMMAND | head -1`: quiet, with the exit code of a program that SIGPIPE ended."""
+    command = [sys.executable, "-m", "bursar.cli", "completion", "bash"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141

@@ -18,7 +18,7 @@ GPU = "nvidia.com/gpu"
         ),
         (
             Reason(Why.NO_CAPACITY, GPU, 1, short=(Short(GPU, 4000, 0, 1, 1),), matching=1),
-            "no node has 4 nvidia.com/gpu free: none of 1 matching node has any",
+            "no node has 4 nvidia.com/gpu free: the only matching node has none",
             "Wait for 4 more nvidia.com/gpu to come free on one node, or add a node.",
         ),
         (

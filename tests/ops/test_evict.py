@@ -9,8 +9,10 @@ import pytest
 from bursar.core.allocation import Phase
 from bursar.core.eviction import Notice, Reason, Rule
 from bursar.core.object import Stored
+from bursar.ops import bind as bind_ops
 from bursar.ops import evict as evict_ops
 from bursar.ops import object as object_ops
+from bursar.ops.bind import Note
 from bursar.ops.command import Written
 from bursar.ops.evict import Preempt, Victim, preempt
 from bursar.ops.office import Office, now
@@ -73,6 +75,21 @@ async def test_what_was_stopped_waits_again_and_keeps_its_place(office: Office, 
     assert code(await bind(office, "default", "low", "n1")) == "ok"
     assert document(await end(office, "default", "low"))["status"]["phase"] == "Succeeded"
     await assert_books_balance(office)
+
+
+async def test_evicted_work_says_why_it_waits_now_beside_why_it_was_stopped(office: Office) -> None:
+    await node(office, "n1", gpu=2)
+    await running(office, "low", "n1")
+    await stop(office, "low")
+    await says(office, "n1", "low", Phase.CANCELLED)
+    uid = (await stored(office, "low")).uid
+    note = Note(key=key("low"), origin=TEST, uid=uid, reason="no_capacity", message="no node has 1 GPU free")
+    for _ in range(2):
+        assert code((await bind_ops.note(office, [note]))[0]) == "ok"
+    told = await status(office, "low")
+    assert (told["reason"], told["message"]) == ("Preempted", "Preempted by prod/urgent")
+    (condition,) = told["conditions"]
+    assert (condition["reason"], condition["message"]) == ("no_capacity", "no node has 1 GPU free")
 
 
 async def test_what_had_succeeded_by_itself_has_succeeded(office: Office) -> None:

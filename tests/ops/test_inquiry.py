@@ -116,7 +116,7 @@ async def test_a_question_that_fails_is_answered_with_an_error_and_the_next_one_
 ) -> None:
     async with leading(office, small_world("a")):
         broken = Simulate([Draft("u", "physics", {}, msgspec.Raw(b'{"metadata":{},"spec":7}'))], {})
-        refused = await inquiries.simulate(broken)
+        refused = await inquiries.ask(broken, seconds=60)
         assert isinstance(refused, Refusal)
         assert (refused.code, "could not answer" in refused.message) == (Code.UNAVAILABLE, True)
         async with office.database.reader() as db:
@@ -192,7 +192,10 @@ async def test_a_leader_that_is_loading_its_world_answers_when_it_has_it(office:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_glance_tells_the_position(office: Office, inquiries: Inquiries) -> None:
+async def test_a_glance_tells_the_position(
+    office: Office, inquiries: Inquiries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inquiry_ops, "GLIMPSE_SECONDS_MAX", 60.0)
     async with leading(office, small_world("a", "b")):
         seen = await inquiries.glimpse(Look("b"))
         assert seen is not None

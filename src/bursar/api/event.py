@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from itertools import islice
 from typing import Any
+
+import msgspec
 
 from bursar.api.route import Answer, Call, Outcome
 from bursar.api.table import wants_table
 from bursar.core.access import Reach, allows, reach
+from bursar.core.duration import format_age
+from bursar.core.happening import Standing, tell
 from bursar.core.object import Key
 from bursar.core.refusal import invalid
 from bursar.core.selector import Op, Selector, SelectorError, matches_fields, parse_fields
 from bursar.core.tree import Tree, saw
 from bursar.ops.audit import RESOURCES
-from bursar.ops.office import timestamp
+from bursar.ops.office import now, timestamp
 from bursar.ops.warn import BUDGETS
 from bursar.store import change as store
 from bursar.store.change import Happening
@@ -36,7 +41,6 @@ FIELDS = (
 CATALOGUE = ("Node", "PriorityClass", "Queue", "Tier")
 CLAIMING = frozenset({"claim", "release"})
 
-_REASONS = {"ADDED": "Created", "MODIFIED": "Changed", "DELETED": "Deleted"}
 # What is told of tenants' budgets has a word of its own: (reason, type).
 _TOLD = {
     (BUDGETS, "warn"): ("BudgetWarning", "Warning"),
@@ -62,7 +66,7 @@ async def list_events(call: Call) -> Outcome:
     events = newest[::-1]
     meta = {"resourceVersion": str(revision)}
     if wants_table(call.headers.get("accept", "")):
-        return Answer(200, encode(_table(events, meta)))
+        return Answer(200, encode(_table(events, meta, now())))
     return Answer(200, encode({"kind": "EventList", "apiVersion": "v1", "metadata": meta, "items": events}))
 
 
@@ -126,10 +130,11 @@ def event_of(one: Happening) -> dict[str, Any]:
     }
     if key.namespace:
         what["namespace"] = key.namespace
-    told = _TOLD.get((one.actor, one.verb))
-    reason, type_ = told or (_REASONS[one.type], "Normal")
-    message = f"{one.verb} by {one.actor}" + (f": {one.reason}" if one.reason else "")
-    message = one.reason if told else message
+    if of_budgets := _TOLD.get((one.actor, one.verb)):
+        (reason, type_), message = of_budgets, one.reason
+    else:
+        told = tell(one.type, one.verb, one.actor, one.reason, _standing(one))
+        reason, type_, message = told.reason, "Warning" if told.warning else "Normal", told.message
     return {
         "kind": "Event",
         "apiVersion": "v1",
@@ -151,7 +156,24 @@ def event_of(one: Happening) -> dict[str, Any]:
     }
 
 
-def _table(events: list[dict[str, Any]], meta: dict[str, str]) -> dict[str, Any]:
+class _Status(msgspec.Struct, rename="camel"):
+    phase: str = "Pending"
+    node_name: str = ""
+    message: str = ""
+    exit_code: int | None = None
+
+
+_status = msgspec.json.Decoder(_Status)
+
+
+def _standing(one: Happening) -> Standing | None:
+    if one.status is None:
+        return None
+    after = _status.decode(one.status)
+    return Standing(after.phase, after.node_name, after.message, after.exit_code)
+
+
+def _table(events: list[dict[str, Any]], meta: dict[str, str], at: datetime) -> dict[str, Any]:
     columns = ("Last Seen", "Type", "Reason", "Object", "Message")
     return {
         "kind": "Table",
@@ -163,7 +185,7 @@ def _table(events: list[dict[str, Any]], meta: dict[str, str]) -> dict[str, Any]
         "rows": [
             {
                 "cells": [
-                    one["lastTimestamp"],
+                    format_age(int((at - datetime.fromisoformat(one["lastTimestamp"])).total_seconds())),
                     one["type"],
                     one["reason"],
                     f"{one['involvedObject']['kind'].lower()}/{one['involvedObject']['name']}",

@@ -73,10 +73,24 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             ctx.exit(problem.INTERRUPTED)
-        except (click.exceptions.Exit, click.ClickException, click.Abort, BrokenPipeError):
+        except BrokenPipeError:
+            # The reader has gone, as in `bursar get … | head -1`: end quietly, as a program that SIGPIPE ends.
+            _stop_writing()
+            ctx.exit(problem.PIPE_CLOSED)
+        except (click.exceptions.Exit, click.ClickException, click.Abort):
             raise
         except Exception as error:
             ctx.exit(problem.tell(error))
+
+
+def _stop_writing() -> None:
+    """Send the rest of standard output nowhere, so that flushing it at the end does not fail."""
+    import os
+    import sys
+
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def load(target: str) -> click.Command:

@@ -21,6 +21,7 @@ CONFLICT = 5
 QUOTA_EXCEEDED = 6
 UNAVAILABLE = 7
 INTERRUPTED = 130
+PIPE_CLOSED = 141  # as a shell reports a program that SIGPIPE ended
 
 WHICH_SERVER = "--url, BURSAR_URL or `bursar context` say which server is asked"
 

@@ -15,6 +15,7 @@ from bursar.cli.following import Lines, Sink
 Document = Mapping[str, Any]
 
 ENDED = frozenset({"Succeeded", "Failed", "Cancelled"})
+STOPPED = frozenset({"Preempted", "Drained", "Evicted", "NodeLost"})  # reasons of work that was placed before
 
 
 class Teller(Protocol):
@@ -106,19 +107,33 @@ def standing(status: Document) -> str:
     phase = str(status.get("phase") or "Pending")
     where = ", ".join(str(one["name"]) for one in status.get("nodes") or [])
     if phase == "Pending":
-        message = str(status.get("message") or "the scheduler has not tried it yet")
+        message, stopped = why_pending(status)
         # Some reasons say by themselves that it waits.
         parts = [message if message.startswith("waiting ") else f"waits: {message}"]
         if status.get("queuePosition"):
             parts.append(f"number {status['queuePosition']} in line")
         if status.get("estimatedStartTime"):
             parts.append(f"may start about {status['estimatedStartTime']}")
+        if stopped:
+            parts.append(f"stopped earlier: {stopped}")
         return "; ".join(parts)
     if phase == "Terminating":
         notice = status.get("eviction") or {}
         return f"is being stopped: {notice['message']}" if notice.get("message") else "is being stopped"
     words = {"Scheduled": "starts", "Running": "runs"}.get(phase, phase.lower())
     return f"{words} on {where}" if where else words
+
+
+def why_pending(status: Document) -> tuple[str, str]:
+    """Why a pending allocation waits now, and why it was stopped before, where it was."""
+    message = str(status.get("message") or "")
+    conditions = status.get("conditions") or ()
+    waiting = (one for one in conditions if one["type"] == "Scheduled" and one["status"] == "False")
+    scheduled: Document = next(waiting, {})
+    current = str(scheduled.get("message") or "")
+    if scheduled.get("reason") == status.get("reason") or not current:
+        return message or "the scheduler has not tried it yet", ""
+    return current, message if status.get("reason") in STOPPED else ""
 
 
 class Events:

@@ -10,7 +10,8 @@ import click
 from bursar.cli.connection import Connection, connected
 from bursar.cli.output import NONE, age, print_rows, to_json
 from bursar.core.duration import format_age
-from bursar.core.quantity import amount, canonical, percent
+from bursar.core.quantity import amount, percent, readable
+from bursar.core.wording import counted
 
 Document = Mapping[str, Any]
 
@@ -41,8 +42,8 @@ def top(connection: Connection, as_json: bool) -> None:
 def show_cluster(answer: Document) -> None:
     cluster, scheduling = answer["cluster"], answer.get("scheduling")
     nodes = cluster["nodes"]
-    counts = f"{nodes['ready']} ready, {nodes['notReady']} not ready, {nodes['cordoned']} cordoned"
-    click.echo(f"{nodes['total']} nodes: {counts}")
+    counts = f"{nodes['ready']} ready, {nodes['notReady']} not ready, {nodes['cordoned']} ready but cordoned"
+    click.echo(f"{counted(nodes['total'], 'node')}: {counts}")
     if scheduling:
         average, longest = (_wait(scheduling[f"{one}SchedulingLatencyMs"] / 1000) for one in ("avg", "p99"))
         waits = f", after {average} on average, p99 {longest}" if scheduling["p99SchedulingLatencyMs"] else ""
@@ -62,10 +63,8 @@ def _resource(name: str, one: Document) -> list[str]:
 
 
 def _amount(name: str, value: object) -> str:
-    """As `bursar get nodes` writes it: whole cores, not thousandths of them."""
-    if value is None:
-        return NONE
-    return canonical(name, value) if name == "cpu" else str(value)
+    """For people: whole cores, not thousandths of them, and memory in the largest unit."""
+    return NONE if value is None else readable(name, amount(name, value))
 
 
 def _queue(one: Document) -> list[str]:

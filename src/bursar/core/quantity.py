@@ -85,6 +85,17 @@ def canonical(dimension: str, text: object) -> str:
     return format_amount(dimension, amount(dimension, text))
 
 
+def readable(dimension: str, amount: int) -> str:
+    """An amount for people: bytes in the largest unit, rounded to a tenth (`3.0Ti`); everything else exactly."""
+    if not is_bytes(dimension):
+        return format_amount(dimension, amount)
+    for suffix, size in reversed(_BINARY.items()):
+        # What would round to 1024 of a unit is one of the next.
+        if amount * 20 >= size * 20 - size // 1024:
+            return f"{amount / size:.1f}{suffix}"
+    return str(amount)
+
+
 def is_bytes(dimension: str) -> bool:
     """Whether the dimension is counted in whole bytes. Its name decides, so that a new resource needs no code."""
     return dimension in _BYTES_NAMES or dimension.endswith(_BYTES_ENDINGS) or dimension.startswith(_BYTES_BEGINNINGS)

@@ -15,6 +15,7 @@ from bursar.core.charge import Amounts
 from bursar.core.node import DEVICES_MAX, WHOLE, is_device
 from bursar.core.quantity import format_amount
 from bursar.core.refusal import Cause, Code, Refusal
+from bursar.core.wording import counted
 
 PODS: Final = "pods"
 CAUSES_TOLD_MAX: Final = 10  # in the message; the rest stand among the details
@@ -158,7 +159,7 @@ def _too_many_nodes(demand: Demand, able: int) -> Refusal:
     what = f"large enough for {_together(demand.requests)}" if demand.requests else "registered"
     message = f"{demand.nodes} nodes requested, the cluster has {able} {what}"
     cause = _counted("ExceedsNodes", message, "spec.nodes", able, demand.nodes)
-    return _unsatisfiable((cause,), f"Ask for at most {able} nodes, for less on each of them, or add nodes.")
+    return _unsatisfiable((cause,), f"Ask for at most {counted(able, 'node')}, for less on each of them, or add nodes.")
 
 
 def _too_many_members(demand: Demand, fit: int) -> Refusal:
@@ -169,7 +170,9 @@ def _too_many_members(demand: Demand, fit: int) -> Refusal:
         each += " on a node of its own"
     message = f"a gang of {demand.members} requested, {each}; the cluster holds {fit} when it is empty"
     cause = _counted("ExceedsCluster", message, "spec.gangScheduling.minMembers", fit, demand.members)
-    return _unsatisfiable((cause,), f"Ask for at most {fit} members, for less for each of them, or add nodes.")
+    return _unsatisfiable(
+        (cause,), f"Ask for at most {counted(fit, 'member')}, for less for each of them, or add nodes."
+    )
 
 
 def _counted(reason: str, message: str, field: str, has: int, wants: int) -> Cause:

@@ -11,7 +11,7 @@ from typing import Final
 
 from bursar.core.quantity import format_amount
 from bursar.core.reason import MEMBERS, NODES, Reason, Short, Why
-from bursar.core.wording import dimension_label
+from bursar.core.wording import counted, dimension_label
 
 # Of what runs: said behind where it does.
 BEYOND_SHARE: Final = "; it is beyond its tenant's fair share, and the first to go when others need theirs"
@@ -58,7 +58,7 @@ def sentence(reason: Reason) -> str:
         case Why.NO_CLAIMED_NODES:
             return _not_claimed(reason)
         case Why.NO_MATCHING_NODES:
-            return f"none of {_count(reason.nodes, 'node')} is of the kind that is asked for{_kept_out(reason)}"
+            return f"none of {counted(reason.nodes, 'node')} is of the kind that is asked for{_kept_out(reason)}"
         case Why.AFFINITY:
             return _not_near(reason)
         case Why.ANTI_AFFINITY:
@@ -98,7 +98,7 @@ def help(reason: Reason) -> str:  # noqa: A001 - the word for it
 def _no_nodes(reason: Reason) -> str:
     if not reason.nodes:
         return "there are no nodes"
-    return f"none of {_count(reason.nodes, 'node')} takes work: all are cordoned or not ready"
+    return f"none of {counted(reason.nodes, 'node')} takes work: all are cordoned or not ready"
 
 
 def _not_claimed(reason: Reason) -> str:
@@ -140,7 +140,7 @@ def _no_room(reason: Reason) -> str:
     together = dict(reason.excluded).get(_TOGETHER)
     if together is not None:
         (one,) = reason.short
-        where = f"on {_count(together, 'node')} of {matching}"
+        where = f"on {counted(together, 'node')} of {matching}"
         return f"there is no room for all {one.needs} {one.resource} at once: {one.has} would fit now, {where}"
     if not reason.short:
         what = f" {reason.resource}" if reason.resource else ""
@@ -149,18 +149,18 @@ def _no_room(reason: Reason) -> str:
     if everywhere:
         return "; ".join(_short(one, matching) for one in everywhere[:SHORTAGES_TOLD_MAX])
     lacking = [f"{one.nodes} lack {_needed(one)}" for one in reason.short[:SHORTAGES_TOLD_MAX]]
-    return f"none of {_count(matching, 'matching node')} has all of it free: {', '.join(lacking)}"
+    return f"none of {counted(matching, 'matching node')} has all of it free: {', '.join(lacking)}"
 
 
 def _short(one: Short, matching: int) -> str:
     if one.resource == NODES:
-        return f"{_count(one.needs, 'whole node')} asked: {one.has} of {_count(matching, 'matching node')} are empty"
+        return f"{counted(one.needs, 'whole node')} asked: {one.has} of {counted(matching, 'matching node')} are empty"
     if not one.has:
-        return f"no node has {_needed(one)} free: none of {_count(matching, 'matching node')} has any"
+        none = "the only matching node has none" if matching == 1 else f"none of {matching} matching nodes has any"
+        return f"no node has {_needed(one)} free: {none}"
     if one.has >= one.needs:
-        return (
-            f"no node has {_needed(one)} free on devices that nothing else uses, of {_count(matching, 'matching node')}"
-        )
+        where = f"of {counted(matching, 'matching node')}"
+        return f"no node has {_needed(one)} free on devices that nothing else uses, {where}"
     return f"no node has {_needed(one)} free: the most is {_amount(one.resource, one.has)}, on {_part(one, matching)}"
 
 
@@ -169,7 +169,7 @@ def _needed(one: Short) -> str:
 
 
 def _part(one: Short, matching: int) -> str:
-    return f"{max(1, one.most_nodes)} of {_count(matching, 'matching node')}"
+    return f"{max(1, one.most_nodes)} of {counted(matching, 'matching node')}"
 
 
 def _more_room(reason: Reason) -> str:
@@ -264,7 +264,3 @@ def _which(reason: Reason) -> str:
 
 def _amount(resource: str, amount: int) -> str:
     return format_amount(resource, amount)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -297,8 +297,11 @@ def _where(rooms: Sequence[NodeRoom]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note(Command):
-    """Why a pending allocation waits. Only another reason is a change: its numbers move all the time. What was stopped
-    goes on saying by whom until it is placed again; why it waits is told to who asks."""
+    """Record why a pending allocation waits. Only another reason is a change: its numbers move all the time.
+
+    The reason and message of an evicted allocation go on saying why it was stopped until it is placed again; its
+    condition `Scheduled` says why it waits now.
+    """
 
     uid: str
     reason: str
@@ -314,11 +317,18 @@ class Note(Command):
         if refusal := waits_no_more(before):
             return refusal
         status = status_of(before)
-        if status.get("reason") == self.reason or status.get("reason") in STOPPED:
+        if self.reason in (status.get("reason"), _waits_for(status)):
             return unchanged(before)
-        status |= {"reason": self.reason, "message": self.message}
+        if status.get("reason") not in STOPPED:
+            status |= {"reason": self.reason, "message": self.message}
         set_condition(status, "Scheduled", "False", self.reason, self.message, timestamp(sheet.now))
         return sheet.put(with_status(before, status), self.origin)
+
+
+def _waits_for(status: Mapping[str, Any]) -> str:
+    """The reason of the condition `Scheduled`, where the allocation is not placed."""
+    found = (one for one in status.get("conditions", ()) if one["type"] == "Scheduled" and one["status"] == "False")
+    return str(next((one.get("reason") for one in found), ""))
 
 
 # Verbs.

@@ -65,6 +65,7 @@ class Happening(NamedTuple):
     verb: str
     reason: str
     at: datetime
+    status: str | None = None  # of an allocation that changed
 
 
 class Note(NamedTuple):
@@ -139,6 +140,7 @@ def _happening(row: Any) -> Happening:
         row["verb"],
         row["reason"],
         row["at"],
+        row["status"],
     )
 
 

@@ -29,14 +29,16 @@ SELECT child.relname AS name
 UPDATE revision SET floor = greatest(floor, $1) WHERE id = 1;
 
 -- name: events_of_object
-SELECT revision, kind, namespace, name, uid, tenant, type, actor, verb, reason, at
+SELECT revision, kind, namespace, name, uid, tenant, type, actor, verb, reason, at,
+       CASE WHEN kind = 'Allocation' AND type = 'MODIFIED' THEN status END AS status
   FROM change
  WHERE name = $1 AND namespace = $2 AND ($3 = '' OR kind = $3)
  ORDER BY revision DESC
  LIMIT $4;
 
 -- name: events
-SELECT revision, kind, namespace, name, uid, tenant, type, actor, verb, reason, at
+SELECT revision, kind, namespace, name, uid, tenant, type, actor, verb, reason, at,
+       CASE WHEN kind = 'Allocation' AND type = 'MODIFIED' THEN status END AS status
   FROM change
  WHERE revision > $1
    AND ($2 = '' OR namespace = $2 OR ($2 = 'default' AND namespace = ''))
