@@ -110,7 +110,8 @@ def test_the_command_needs_no_dashes_before_it(empty_server: Server, namespace: 
         ([], 2, "Missing argument"),
         (["--workdir", "here", "--", "true"], 1, "must be an absolute path"),
         (["--env", "1A=x", "--", "true"], 1, "not the name of a variable"),
-        (["--mem", "lots", "--", "true"], 1, "memory"),
+        (["--mem", "lots", "--", "true"], 2, "'lots' is not a size; use, for example, 20Gi"),
+        (["--mem", "20", "--", "true"], 2, "20 is 20 bytes, too little for any command; did you mean 20Gi?"),
         (["--name", "A_b", "--", "true"], 1, "name"),
     ],
 )

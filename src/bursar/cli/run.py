@@ -34,6 +34,7 @@ LOOK_SECONDS = 3.0
 # When it has ended, what it wrote last is waited for, unless nothing comes for so long.
 REST_SECONDS_MAX = 15.0
 NAME_CHARS_MAX = 40
+MEMORY_BYTES_MIN = 2**20  # less is a unit that was forgotten
 
 
 def _variable(_: click.Context, __: click.Parameter, given: Sequence[str]) -> dict[str, str]:
@@ -46,11 +47,33 @@ def _variable(_: click.Context, __: click.Parameter, given: Sequence[str]) -> di
     return variables
 
 
+def _memory(_: click.Context, __: click.Parameter, given: str) -> str:
+    """A size that somebody means: `--mem 20` would be 20 bytes."""
+    from bursar.core.quantity import QuantityError, amount
+
+    if not given:
+        return given
+    try:
+        size = amount("memory", given)
+    except QuantityError:
+        raise click.BadParameter(f"{given[:40]!r} is not a size; use, for example, 20Gi or 500Mi") from None
+    if size < MEMORY_BYTES_MIN:
+        unit = f"; did you mean {given}Gi?" if given.isdigit() else ""
+        raise click.BadParameter(f"{given} is {size} bytes, too little for any command{unit}")
+    return given
+
+
 @click.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False})
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 @click.option("--gpus", type=click.FloatRange(0), metavar="N", help="GPUs on each node; a fraction is part of one.")
 @click.option("--cpus", default="1", show_default=True, metavar="N", help="CPUs on each node, such as 4 or 500m.")
-@click.option("--mem", default="", metavar="SIZE", help="Memory on each node, such as 16Gi: what it gets, and no more.")
+@click.option(
+    "--mem",
+    default="",
+    callback=_memory,
+    metavar="SIZE",
+    help="Memory on each node, such as 16Gi: what it gets, and no more.",
+)
 @click.option("--nodes", type=click.IntRange(1), metavar="N", help="On how many nodes; the command runs on each.")
 @click.option("--name", default="", help="The allocation's name; else one is made up.")
 @click.option("--env", multiple=True, callback=_variable, metavar="NAME=VALUE", help="A variable; repeatable.")

@@ -23,6 +23,7 @@ Document = Mapping[str, Any]
 
 # What is work, and where it is listed.
 KINDS = {"Job": "jobs", "Allocation": "allocations"}
+JOB_LABEL = "bursar.io/job"  # on each allocation of a job
 WHAT_TO_NAME = "name an allocation or a job, as in `train-0` or `job/train`"
 
 
@@ -31,11 +32,18 @@ WHAT_TO_NAME = "name an allocation or a job, as in `train-0` or `job/train`"
 @namespace_option
 @click.option("--user", metavar="NAME", help="Somebody else's work, of the same tenant or as tenant/name.")
 @click.option("--everybody", is_flag=True, help="Everybody's work.")
-@click.option("--ended", is_flag=True, help="Also what has ended.")
+@click.option("--ended", is_flag=True, help="Also finished work.")
+@click.option("--all", "unfolded", is_flag=True, help="Also each allocation of a job, on a line of its own.")
 @click.option("--json", "as_json", is_flag=True, help="The objects, as the API gives them.")
 @connected
 def status(
-    connection: Connection, name: str | None, user: str | None, everybody: bool, ended: bool, as_json: bool
+    connection: Connection,
+    name: str | None,
+    user: str | None,
+    everybody: bool,
+    ended: bool,
+    unfolded: bool,
+    as_json: bool,
 ) -> None:
     """Show how your work stands, and why it waits.
 
@@ -46,15 +54,15 @@ def status(
     bursar status train-1 -n ml-team  # or job/train
     """
     if name is not None:
-        if user or everybody or ended:
-            raise click.UsageError("a name is enough: leave out --user, --everybody and --ended")
+        if user or everybody or ended or unfolded:
+            raise click.UsageError("a name is enough: leave out --user, --everybody, --ended and --all")
         document = _find(connection, name)
         click.echo(to_json(document) if as_json else "\n".join(told(document)))
         return
     if user and everybody:
         raise click.UsageError("--user and --everybody do not go together")
     whose = "" if everybody else _whose(connection, user)
-    works = sorted(_works(connection, whose, ended=ended), key=_place)
+    works = sorted(_works(connection, whose, ended=ended, unfolded=unfolded), key=_place)
     if as_json:
         click.echo(to_json({"apiVersion": "v1", "kind": "List", "items": works}))
     elif works:
@@ -132,13 +140,15 @@ def _whose(connection: Connection, user: str | None) -> str:
     return f"{tenant}/{name}" if tenant and "/" not in name else name
 
 
-def _works(connection: Connection, whose: str, *, ended: bool) -> Iterator[Document]:
-    """Jobs, and allocations, those of jobs as well: each waits or runs by itself."""
+def _works(connection: Connection, whose: str, *, ended: bool, unfolded: bool) -> Iterator[Document]:
+    """Jobs and allocations. A job may have thousands of allocations: its own line counts them, unless unfolded."""
     selector = _selector(whose, ended=ended)
+    folded = {"Allocation": f"!{JOB_LABEL}"}
     for kind in KINDS:
         everything = _all(connection, kind)
         chosen = everything(connection.namespace) if connection.namespace else everything
-        for one in chosen.list(field_selector=selector):
+        labels = "" if unfolded else folded.get(kind, "")
+        for one in chosen.list(label_selector=labels, field_selector=selector):
             yield {"kind": kind, **one}
 
 
