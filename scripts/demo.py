@@ -261,8 +261,9 @@ def audit(story: Story) -> None:
         "GET", "/api/v1/namespaces/lab/events", query={"fieldSelector": "involvedObject.name=fill-2"}
     )["items"]
     found.sort(key=lambda event: int(event["metadata"]["resourceVersion"]))
-    table(("REVISION", "WHAT"), [(event["metadata"]["resourceVersion"], event["message"]) for event in found])
-    expect(any("system:scheduler" in event["message"] for event in found), "the scheduler is in the audit")
+    rows = [(event["metadata"]["resourceVersion"], event["source"]["component"], event["message"]) for event in found]
+    table(("REVISION", "WHO", "WHAT"), rows)
+    expect(any(who == "system:scheduler" for _, who, _ in rows), "the scheduler is in the audit")
 
 
 STORY = (set_up, quick, gang, job, refuse, wait_for_room, preempt, drain, audit)
