@@ -77,7 +77,7 @@ async def test_who_preempted_and_why_is_in_the_audit(site: Site) -> None:
     await preempt(site, team, "low", reason="because")
     events = await site.get(f"namespaces/{team}/events", fieldSelector="involvedObject.name=low")
     assert any(
-        "preempt by user:admin" in one["message"] and "because" in one["message"] for one in events.body["items"]
+        one["source"]["component"] == "user:admin" and "because" in one["message"] for one in events.body["items"]
     ), events.body
 
 
