@@ -273,21 +273,23 @@ async def test_the_lease_of_an_allocation_is_its_nodes_to_deal_with(site: Site) 
     assert await money(site) == before
 
 
-async def test_a_new_price_holds_from_the_next_extension_on(site: Site) -> None:
+async def test_a_new_price_holds_for_what_an_extension_adds(site: Site) -> None:
     one = await bank(site)
     kind = one.tenant  # a class of its own
     for per_second in ("0.01", "0.02"):
         assert (await site.post("prices", {"resource": GPU, "class": kind, "per_second": per_second})).status == 201
         if per_second == "0.01":
-            lease = await one.leased(gpu_type=kind, gpu_count=1)
+            lease = await one.leased(gpu_type=kind, gpu_count=1, window_seconds=300)
     assert (await site.get(f"leases/{lease}")).body["rate_per_sec"] == "0.01"
     assert (await one.act(lease, "extend", delta_seconds=5)).body["rate_per_sec"] == "0.02"
     shown = (await site.get(f"leases/{lease}")).body
-    # What had passed was posted as it was held, and all that is paid ahead is held at the new price.
-    assert Decimal("0.39") < Decimal(shown["held"]) <= Decimal("0.4")
+    # All that was paid before keeps its rate.
+    before, added = shown["segments"]
+    assert (before["rate_per_sec"], added) == ("0.01", {"rate_per_sec": "0.02", "seconds": 5})
+    assert Decimal(shown["held"]) == Decimal("0.01") * Decimal(str(before["seconds"])) + Decimal("0.1")
     closed = await one.act(lease, "close")
     ran = Decimal(micros(shown["opened_at"], closed.body["closed_at"])) / 1_000_000
-    assert Decimal("0.01") * ran < Decimal(closed.body["cost"]) < Decimal("0.02") * ran
+    assert Decimal(closed.body["cost"]) == Decimal("0.01") * ran
     balance = await one.balance()
     assert Decimal(balance["posted"]) == 50 - Decimal(closed.body["cost"])
 

@@ -132,7 +132,7 @@ def test_a_measured_end_is_settled_exactly() -> None:
     assert book.entries[-1].type is Type.REFUND
 
 
-def test_a_price_change_counts_from_the_next_beat_on() -> None:
+def test_a_price_change_counts_for_what_is_paid_after_it() -> None:
     later = Price(GPU, "h100", nanocredits("0.02"), START + 7 * MICROS)
     book = book_of("50", Price(GPU, "h100", nanocredits("0.01"), 0), later)
     lease = opened(book)
@@ -140,12 +140,17 @@ def test_a_price_change_counts_from_the_next_beat_on() -> None:
     book.beat(lease, 1)
     after(book, 5)
     book.beat(lease, 2)
-    assert credits_of(lease.posted) == "0.4", "the old price up to the beat"
-    assert credits_of(lease.held) == "1.2", "the new one from then on"
-    after(book, 5)
+    assert credits_of(lease.posted) == "0.4"
+    assert credits_of(lease.held) == "0.8", "10 s that were paid before at the old price, and 5 s at the new one"
+    assert lease.open_segments == ((nanocredits("0.04"), 10 * MICROS), (nanocredits("0.08"), 5 * MICROS))
+    after(book, 12)
     book.close(lease)
-    assert credits_of(lease.posted) == "0.8"
-    assert lease.cost_of(15 * MICROS) == lease.posted
+    assert credits_of(lease.posted) == "0.96", "20 s at the old price, 2 s at the new one"
+    assert lease.cost_of(22 * MICROS) == lease.posted
+    assert [(entry.rate, entry.end - entry.begin) for entry in book.entries[2:]] == [
+        (nanocredits("0.04"), 10 * MICROS),
+        (nanocredits("0.08"), 2 * MICROS),
+    ]
 
 
 def test_who_cannot_pay_the_next_window_uses_what_is_paid_and_goes_on_when_topped_up() -> None:

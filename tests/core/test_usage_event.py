@@ -128,8 +128,8 @@ def test_a_node_that_was_lost_ran_at_its_last_beat_whatever_it_had_written_down(
     assert measured(lease, 26 * MICROS, None) == 26 * MICROS
     assert measured(lease, 26 * MICROS, None, told=19 * MICROS) == 19 * MICROS, "what it says when it is back"
     assert measured(lease, None, None) is None
-    book.reconcile(lease, 20 * MICROS, drift=0)
-    assert lease.posted == 10 * 10**7 + 10 * 2 * 10**7
+    book.reconcile(lease, 22 * MICROS, drift=0)
+    assert lease.posted == 20 * 10**7 + 2 * 2 * 10**7, "what was paid before the price rose, and after"
 
 
 steps = st.lists(

@@ -16,6 +16,7 @@ from bursar.ops.credit import CloseLease, ExtendLease, PutAccount, PutPrice, Ref
 from bursar.ops.ledger import Credit, CreditWalk, Extend, Payers, book_for, ledger_claim
 from bursar.ops.office import Office, now
 from bursar.ops.price import Prices
+from bursar.ops.proof import prove_present
 from bursar.store import ledger as store
 from bursar.store import request as request_store
 from bursar.store.database import connect
@@ -96,7 +97,7 @@ async def test_what_runs_out_is_told_and_goes_on_when_there_is_credit_again(offi
     await assert_books_balance(office)
 
 
-async def test_a_price_that_changes_counts_from_the_next_beat_on(office: Office) -> None:
+async def test_a_price_that_changes_counts_for_what_is_paid_after_it(office: Office) -> None:
     await stop_clock(office)
     await priced(office)
     await funded(office, "50")
@@ -105,13 +106,16 @@ async def test_a_price_that_changes_counts_from_the_next_beat_on(office: Office)
     await priced(office, "0.02")
     await pass_time(office, 2 * MICROS)
     await ledger.extend(office, [Extend(lease, 1)])
-    # Six seconds at the old price, and the next ten are held at the new one.
+    # Six seconds are posted and four still held at the old price; the six that the beat added are at the new one.
     account = await account_of(office)
-    assert (credits_of(account.posted), credits_of(account.held)) == ("49.94", "0.2")
+    assert (credits_of(account.posted), credits_of(account.held)) == ("49.94", "0.16")
+    async with office.database.reader() as db:
+        assert (await store.load_leases(db, [lease]))[lease].ahead == ((20_000_000, 6 * MICROS),)
+    assert await prove_present(office) == []
     await pass_time(office, 5 * MICROS)
     closed = receipt(await credit.close_lease(office, CloseLease(number=lease))).lease
     assert closed is not None
-    assert (credits_of(closed.posted), closed.past) == ("0.16", ((10_000_000, 6 * MICROS),))
+    assert (credits_of(closed.posted), closed.past) == ("0.12", ((10_000_000, 10 * MICROS),))
     await assert_books_balance(office)
 
 

@@ -72,43 +72,49 @@ class Pot:
 
 @dataclass
 class Paid:
-    """A lease: the time that was posted, piece by piece, and the time that is paid ahead."""
+    """A lease: the time that was posted, piece by piece, and the time that is paid ahead, each with its rate."""
 
     owner: Owner
     gpus: int
     window: int
     mode: Mode
-    rate: int
     posted_to: int
-    paid_to: int
-    pieces: list[tuple[int, int]] = field(default_factory=list)  # rate, how long
+    ahead: list[tuple[int, int]]  # rate, how long
+    pieces: list[tuple[int, int]] = field(default_factory=list)
     posted: int = 0
     seq: int = 0
     final: str = ""
 
     @property
+    def paid_to(self) -> int:
+        return self.posted_to + sum(length for _, length in self.ahead)
+
+    @property
     def held(self) -> int:
-        return self.rate * (self.paid_to - self.posted_to) // MICROS
+        return sum(rate * length // MICROS for rate, length in self.ahead)
 
     def post(self, pot: Pot, now: int) -> None:
-        end = min(now, self.paid_to)
-        if end > self.posted_to:
-            amount = self.rate * (end - self.posted_to) // MICROS
-            self.pieces.append((self.rate, end - self.posted_to))
-            self.posted, self.posted_to = self.posted + amount, end
-            pot.take(amount, now)
+        while self.ahead and now > self.posted_to:
+            rate, length = self.ahead.pop(0)
+            some = min(length, now - self.posted_to)
+            if some < length:
+                self.ahead.insert(0, (rate, length - some))
+            self.pieces.append((rate, some))
+            self.posted, self.posted_to = self.posted + rate * some // MICROS, self.posted_to + some
+            pot.take(rate * some // MICROS, now)
 
     def set_back(self, now: int) -> None:
         """The clock has gone back by more than a window: what is paid ahead counts from now on."""
         if self.posted_to - now > self.window:
-            self.posted_to, self.paid_to = now, now + self.paid_to - self.posted_to
+            self.posted_to = now
 
     def cost_of(self, micros: int) -> int:
         total = 0
-        for rate, length in self.pieces:
+        rate = 0
+        for rate, length in (*self.pieces, *self.ahead):
             some = min(length, micros)
             total, micros = total + rate * some // MICROS, micros - some
-        return total + self.rate * micros // MICROS
+        return total + rate * micros // MICROS  # beyond what was paid, at the last rate
 
 
 class Ledger(OfficeMachine):
@@ -242,7 +248,7 @@ class Ledger(OfficeMachine):
         if isinstance(reply, Receipt):
             assert reply.lease is not None
             pot.spend_tokens(need, self.now)
-            self.leases[reply.lease.id] = Paid(owner, gpus, window, mode, rate, self.now, self.now + window)
+            self.leases[reply.lease.id] = Paid(owner, gpus, window, mode, self.now, [(rate, window)])
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data(), step=st.sampled_from([1, 1, 1, 1, 5, 0, -1]), repeats=st.integers(0, 1))
@@ -345,13 +351,13 @@ class Ledger(OfficeMachine):
         if rate is None:
             one.final = "unpriced"
             return one.final
-        begin = max(self.now, one.posted_to)
-        more = rate * (until - begin) // MICROS - one.held
-        new_time = rate * max(0, until - max(one.paid_to, self.now)) // MICROS
-        one.final = self.refusal(one.owner, more, new_time, day=pot.stop_at_cap)
+        added = max(0, until - max(one.paid_to, self.now))
+        more = rate * added // MICROS
+        one.final = self.refusal(one.owner, more, more, day=pot.stop_at_cap)
         if not one.final:
-            one.rate, one.posted_to, one.paid_to = rate, begin, until
-            pot.spend_tokens(new_time, self.now)
+            one.posted_to = max(self.now, one.posted_to)
+            one.ahead += [(rate, added)] if added else []
+            pot.spend_tokens(more, self.now)
         return one.final
 
     # What must always hold.

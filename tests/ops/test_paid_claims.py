@@ -98,9 +98,9 @@ async def test_a_new_price_holds_from_when_it_is_paid_further_ahead(lab: Office)
     assert await keep_claims(lab) == []
     await passed(lab, 200)
     assert await keep_claims(lab) == []
-    await passed(lab, 50)
+    await passed(lab, 350)
     assert code(await release(lab, "n1", ANN)) == "ok"
-    assert await spent(lab, "1000") == 300 * RATE + 50 * 2 * RATE
+    assert await spent(lab, "1000") == 600 * RATE + 50 * 2 * RATE
     await assert_paid_once(lab)
 
 

@@ -155,7 +155,7 @@ async def extend_lease(call: Call) -> Outcome:
         return receipt
     after = receipt.lease
     assert after is not None
-    return Answer(200, encode(ExtendedLease(after.name, credits_of(after.rate), time_text(after.paid_until))))
+    return Answer(200, encode(ExtendedLease(after.name, credits_of(after.last_rate), time_text(after.paid_until))))
 
 
 SECONDS_MAX = 30 * 86_400

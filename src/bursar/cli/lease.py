@@ -53,9 +53,15 @@ def show(connection: Connection, lease_id: str, as_json: bool) -> None:
         return
     width = max(map(len, found)) + 2
     for name, value in found.items():
-        if value not in ("", None, {}):
-            shown = ", ".join(f"{key}: {one}" for key, one in value.items()) if isinstance(value, dict) else value
-            click.echo(f"{name.replace('_', ' ') + ':':<{width}}{shown}")
+        if value not in ("", None, {}, []):
+            click.echo(f"{name.replace('_', ' ') + ':':<{width}}{_shown(value)}")
+
+
+def _shown(value: Any) -> Any:
+    """Resources by name, and segments of paid time in their order."""
+    if isinstance(value, list):
+        return ", then ".join(f"{one['seconds']:g} s at {one['rate_per_sec']}" for one in value)
+    return ", ".join(f"{key}: {one}" for key, one in value.items()) if isinstance(value, dict) else value
 
 
 @lease.command("open")

@@ -216,12 +216,13 @@ class Book:
         """It runs from now on: its first window begins here."""
         if lease.started_at or lease.state is not LeaseState.OPEN:
             return
-        lease.started_at = lease.since = lease.posted_until = self.now
-        lease.paid_until = self.now + lease.window
+        lease.shift(self.now - lease.posted_until)
+        lease.started_at = self.now
         self.moved.add(lease.id)
 
     def beat(self, lease: Lease, seq: int, *, running: bool = True) -> Grant | Refusal:
-        """Post what has passed, and pay the next window from now on. A beat that came before is answered as it was."""
+        """Post what has passed, and pay what is missing of the next window, at the price of now. What is paid already
+        keeps its rate. A beat that came before is answered as it was."""
         if lease.state is not LeaseState.OPEN:
             return fenced(lease.name)
         if seq < lease.seq:
@@ -239,8 +240,8 @@ class Book:
         return self._grant(lease)
 
     def extend(self, lease: Lease, delta: int, latest: int) -> Grant | Refusal:
-        """Pay so much more time, up to `latest`. What is refused leaves the lease as it is paid: somebody asked for too
-        much, and may ask for less."""
+        """Pay so much more time, up to `latest`, at the price of now. What is refused leaves the lease as it is paid:
+        somebody asked for too much, and may ask for less."""
         if lease.state is not LeaseState.OPEN:
             return fenced(lease.name)
         self._set_back(lease)
@@ -258,12 +259,15 @@ class Book:
         counts from now on. Else it would run for nothing until the clock is there again."""
         if not lease.started_at or lease.posted_until - self.now <= lease.window:
             return
-        ahead = lease.paid_until - lease.posted_until
         if paid := lease.posted_until - lease.since:
             lease.past = (*lease.past, (lease.rate, paid))
-        held = cost(lease.rate, ahead)  # never more than before: a fraction may have been carried
+        lease.since = lease.posted_until
+        lease.shift(self.now - lease.posted_until)
+        held = lease.between(
+            lease.posted_until, lease.paid_until
+        )  # never more than before, and a fraction less at most
         self._hold(self.accounts[lease.account], held - lease.held)
-        lease.held, lease.since, lease.posted_until, lease.paid_until = held, self.now, self.now, self.now + ahead
+        lease.held = held
         self.moved.add(lease.id)
 
     def _extend(self, lease: Lease, until: int) -> Refusal | None:
@@ -273,26 +277,22 @@ class Book:
         rate = self.prices.rate(lease.amounts, lease.klass, self.now, lease.discount)
         if isinstance(rate, Unpriced):
             return self._refuse(lease, unpriced(rate))
-        begin = max(self.now, lease.posted_until)  # what was posted is not paid again, should the clock go back
-        # Time that nobody paid for is passed over. The same rate goes on after it: who is often late has no long past.
-        since = lease.since + begin - lease.posted_until if rate == lease.rate else begin
-        held = cost(rate, until - since) - cost(rate, begin - since)
-        more = held - lease.held
-        # The bucket pays for time that was not paid before, and not for a dearer price of what was.
-        new_time = cost(rate, max(0, until - max(lease.paid_until, self.now)))
+        gap = max(0, self.now - lease.posted_until)  # that nobody paid for
+        added = max(0, until - lease.paid_until - gap)
+        more = lease.cost_of_more(rate, added)
         refusal = (
             closed(account)
             or (beyond_the_day(account, more, self.now) if account.stop_at_cap else None)
-            or too_fast(account, new_time, self.now)
+            or too_fast(account, more, self.now)
             or (short_of_credit(account, more) if more > 0 else None)
         )
         if refusal is not None:
             return self._refuse(lease, refusal)
-        if rate != lease.rate and (paid := lease.posted_until - lease.since):
-            lease.past = (*lease.past, (lease.rate, paid))
-        lease.rate, lease.since, lease.posted_until = rate, since, begin
-        lease.paid_until, lease.held, lease.final = until, held, ""
-        self._hold(account, more, new_time)
+        lease.shift(gap)
+        if added:
+            lease.lengthen(rate, added)
+        lease.held, lease.final = lease.held + more, ""
+        self._hold(account, more)
         return None
 
     def _refuse(self, lease: Lease, refusal: Refusal) -> Refusal:
@@ -315,7 +315,10 @@ class Book:
             if measured is None:
                 self._post(lease, account, self.now)
             else:
-                missing = self._settle(lease, account, max(0, measured))
+                used = max(0, measured)
+                if (unposted := used - lease.posted_micros) > 0:
+                    self._post(lease, account, lease.posted_until + unposted, reason="measured")
+                missing = self._settle(lease, account, used)
         self._hold(account, -lease.held)
         account.gpus -= lease.gpus
         lease.held, lease.state, lease.closed_at, lease.measured = 0, state, self.now, measured
@@ -349,11 +352,8 @@ class Book:
             self._give_back(lease, account, lease.posted - actual)
             return 0
         due = actual - lease.posted
-        from_hold = min(due, lease.held)
-        payable = min(due, from_hold + max(0, account.available))
+        payable = min(due, max(0, account.available))
         if payable:
-            self._hold(account, -from_hold)
-            lease.held -= from_hold
             end = lease.posted_until + max(0, used - lease.posted_micros)
             entry = Entry(
                 type_, 0, 0, payable, lease.id, lease.seq, lease.rate, lease.posted_until, end, reason="measured"
@@ -392,26 +392,36 @@ class Book:
 
     # How money moves.
 
-    def _post(self, lease: Lease, account: Account, until: int) -> None:
-        """What has passed of the paid time is spent."""
+    def _post(self, lease: Lease, account: Account, until: int, reason: str = "") -> None:
+        """What has passed of the paid time is spent, segment by segment: each entry has one rate."""
         end = min(until, lease.paid_until)
         if end <= lease.posted_until or not lease.started_at:
             return
-        amount = lease.between(lease.posted_until, end)
+        while lease.ahead and lease.turns_at <= end:
+            self._spend(lease, account, lease.turns_at, reason)
+            lease.turn()
+        if end > lease.posted_until:
+            self._spend(lease, account, end, reason)
+        self.moved.add(lease.id)
+
+    def _spend(self, lease: Lease, account: Account, end: int, reason: str) -> None:
+        """Of the present segment."""
+        amount = cost(lease.rate, end - lease.since) - cost(lease.rate, lease.posted_until - lease.since)
         if amount:
             self._hold(account, -amount)
-            entry = Entry(Type.DEBIT, 0, 0, amount, lease.id, lease.seq, lease.rate, lease.posted_until, end)
+            entry = Entry(
+                Type.DEBIT, 0, 0, amount, lease.id, lease.seq, lease.rate, lease.posted_until, end, reason=reason
+            )
             self._take(account, REVENUE, entry)
         lease.held -= amount
         lease.posted += amount
         lease.posted_until = end
-        self.moved.add(lease.id)
 
-    def _hold(self, account: Account, more: int, spent: int | None = None) -> None:
-        """Speak for so much more of the balance; `spent` of the spend rate goes with it."""
+    def _hold(self, account: Account, more: int) -> None:
+        """Speak for so much more of the balance, which is spent from the spend rate as well."""
         account.held += more
-        if account.spend_rate_max is not None and (cost_now := more if spent is None else spent) > 0:
-            account.tokens = tokens_at(account, self.now) - cost_now
+        if account.spend_rate_max is not None and more > 0:
+            account.tokens = tokens_at(account, self.now) - more
             account.tokens_at = max(account.tokens_at, self.now)
         self.changed.add(account.id)
         self._tell_if_low(account, more)

@@ -1,21 +1,29 @@
 """A lease: the paid right to run until a time. What it may still cost is held on its account.
 
-    held = rate × (paid_until − posted_until), and all that was posted is rate × (posted_until − since)
+Its time comes in segments, each of which keeps the rate at which it was held, whatever becomes of the price:
 
-Both are counted from where the present price began (`since`), so that fractions of a nanocredit are neither lost nor
-gained however often it is extended. Times are microseconds since 1970, by the database's clock alone.
+    past                      the present one                                ahead
+    (rate, micros) … │ since ── posted_until ────── turns_at │ (rate, micros) … (rate, micros) │ paid_until
+    posted           │ posted             held, at `rate`    │ held                            │
+
+The cost of a segment is counted from where it began, so that fractions of a nanocredit are neither lost nor gained
+however often it is extended. Times are microseconds since 1970, by the database's clock alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from typing import Final, TypeAlias
 
 from msgspec import Struct
 
-from bursar.core.money import MICROS, cost
+from bursar.core.money import cost
 from bursar.core.refusal import Code, Refusal
 
+Segment: TypeAlias = tuple[int, int]  # a rate, and for how many microseconds
+
+AHEAD_MAX: Final = 64  # segments that follow the present one: prices do not change so often within what is paid ahead
 FROZEN = "SpendRateExceeded"  # that work stands still, because its account spends too fast
 
 
@@ -48,8 +56,9 @@ class Lease(Struct):
     node: str = ""
     opened_at: int = 0
     started_at: int = 0  # 0 until it runs: then paid time begins
-    since: int = 0  # from when on the present rate counts, without time that nobody paid for
-    past: tuple[tuple[int, int], ...] = ()  # earlier rates, each with how long it was paid
+    since: int = 0  # where the present segment began, without time that nobody paid for
+    past: tuple[Segment, ...] = ()  # that are posted
+    ahead: tuple[Segment, ...] = ()  # that are held, and follow the present one
     posted_until: int = 0
     paid_until: int = 0
     posted: int = 0
@@ -67,9 +76,78 @@ class Lease(Struct):
     def name(self) -> str:
         return lease_name(self.id)
 
+    @property
+    def turns_at(self) -> int:
+        """Until when the present segment lasts."""
+        return self.paid_until - sum(micros for _, micros in self.ahead) if self.ahead else self.paid_until
+
+    @property
+    def open_segments(self) -> tuple[Segment, ...]:
+        """The time that is paid and not posted, each part with its rate."""
+        rest = self.turns_at - self.posted_until
+        return ((self.rate, rest), *self.ahead) if rest > 0 else self.ahead
+
+    @property
+    def last_rate(self) -> int:
+        """At which the last of its time is held."""
+        return self.ahead[-1][0] if self.ahead else self.rate
+
+    def rate_at(self, now: int) -> int:
+        """The rate of the segment that this moment falls in; before and after them all, that of the nearest."""
+        begin, rate = self.turns_at, self.rate
+        for following, micros in self.ahead:
+            if now < begin:
+                break
+            begin, rate = begin + micros, following
+        return rate
+
     def between(self, begin: int, end: int) -> int:
-        """What this part of the time of the present rate costs."""
-        return self.rate * (end - self.since) // MICROS - self.rate * (begin - self.since) // MICROS
+        """What the time between two moments costs, neither of which lies before the present segment."""
+        if not self.ahead:
+            return cost(self.rate, end - self.since) - cost(self.rate, begin - self.since)
+        segments = ((self.rate, self.turns_at - self.since), *self.ahead)
+        return _cost_of(segments, end - self.since) - _cost_of(segments, begin - self.since)
+
+    def cost_of_more(self, rate: int, micros: int) -> int:
+        """By how much the hold grows when so long is added at a rate; see `lengthen`."""
+        if not self.ahead:
+            if rate != self.rate:
+                return cost(rate, micros)
+            length = self.paid_until - self.since
+            return cost(rate, length + micros) - cost(rate, length)
+        last, length = self.ahead[-1]
+        if rate != last and len(self.ahead) < AHEAD_MAX:
+            return cost(rate, micros)
+        return cost(min(rate, last), length + micros) - cost(last, length)
+
+    def lengthen(self, rate: int, micros: int) -> None:
+        """Add so long at the end, at a rate. Where there are too many segments already, the last one takes it, and the
+        lower rate of the two is that of both: nobody pays more than was held, nor more than the price."""
+        if self.ahead:
+            last, length = self.ahead[-1]
+            if rate == last or len(self.ahead) >= AHEAD_MAX:
+                self.ahead = (*self.ahead[:-1], (min(rate, last), length + micros))
+            else:
+                self.ahead = (*self.ahead, (rate, micros))
+        elif rate != self.rate:
+            self.ahead = ((rate, micros),)
+        self.paid_until += micros
+        if self.ahead and self.turns_at <= self.posted_until:
+            self.turn()
+
+    def turn(self) -> None:
+        """The present segment is over: the next one begins."""
+        turned, (following, *rest) = self.turns_at, self.ahead
+        if length := turned - self.since:
+            self.past = (*self.past, (self.rate, length))
+        self.since, self.rate, self.ahead = turned, following[0], tuple(rest)
+
+    def shift(self, micros: int) -> None:
+        """Pass over time that nobody paid for: what is paid counts from later on. The same rate goes on after it, so
+        that a lease that is often extended late has no long past."""
+        self.since += micros
+        self.posted_until += micros
+        self.paid_until += micros
 
     @property
     def paid(self) -> int:
@@ -86,13 +164,18 @@ class Lease(Struct):
         return max(0, now - self.opened_at, self.posted_micros if self.started_at else 0)
 
     def cost_of(self, micros: int) -> int:
-        """What so long a run costs, at the rates at which it was paid, one after another."""
-        total = 0
-        for rate, length in self.past:
-            some = min(micros, length)
-            total += cost(rate, some)
-            micros -= some
-        return total + cost(self.rate, micros)
+        """What so long a run costs, at the rates at which it was paid, one after another; beyond them, at the last."""
+        return _cost_of((*self.past, (self.rate, self.turns_at - self.since), *self.ahead), micros)
+
+
+def _cost_of(segments: Sequence[Segment], micros: int) -> int:
+    """What the first `micros` of these segments cost; the last one has no end."""
+    total = 0
+    for rate, length in segments[:-1]:
+        some = min(micros, length)
+        total += cost(rate, some)
+        micros -= some
+    return total + cost(segments[-1][0], micros)
 
 
 class Grant(Struct, frozen=True):

@@ -119,7 +119,7 @@ def forecast(account: Account, leases: Iterable[Lease], now: int) -> Forecast:
     running = [one for one in leases if one.started_at and one.paid_until > now]
     passed = sum(one.between(one.posted_until, max(one.posted_until, now)) for one in running)
     left = max(0, account.posted + account.credit_limit - passed)
-    rate = sum(one.rate for one in running)
+    rate = sum(one.rate_at(now) for one in running)
     micros = left * MICROS // rate if rate else None
     runs_out_at = now + micros if micros is not None else None
     return Forecast(account.id, now, account.available, left, rate, micros, runs_out_at, len(running))

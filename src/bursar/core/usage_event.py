@@ -180,4 +180,5 @@ def beaten(lease: Lease) -> int:
     """For how long of its paid time a lease ran for certain: until the beat that paid its last window."""
     if not lease.started_at:
         return 0
-    return sum(micros for _, micros in lease.past) + max(0, lease.paid_until - lease.window - lease.since)
+    paid = lease.paid_until - lease.since + sum(micros for _, micros in lease.past)
+    return max(0, paid - lease.window)

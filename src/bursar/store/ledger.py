@@ -16,7 +16,7 @@ import msgspec
 
 from bursar.core.account import FIRST_ACCOUNT, Account, Status
 from bursar.core.book import Book, Entry, Event
-from bursar.core.lease import Lease, LeaseState, Mode, lease_name
+from bursar.core.lease import Lease, LeaseState, Mode, Segment, lease_name
 from bursar.core.money import credits_of
 from bursar.store.columns import documents, numbers, texts
 from bursar.store.database import Connection, Stale
@@ -31,7 +31,7 @@ TOLD_MAX = 300
 
 _STATUSES = {str(one): one for one in Status}
 _MODES = {str(one): one for one in Mode}
-_past = msgspec.json.Decoder(tuple[tuple[int, int], ...])
+_segments = msgspec.json.Decoder(tuple[Segment, ...]).decode
 _amounts = msgspec.json.Decoder(dict[str, int])
 _encode = msgspec.json.Encoder().encode
 
@@ -261,17 +261,18 @@ def _account(row: Any) -> Account:
 
 
 def _lease(row: Any) -> Lease:
-    past = row[16]
+    past, ahead = row[16], row[17]
     return Lease(
         row[0], row[1], row[2], row[3], row[4], _amounts.decode(row[5]), row[6], row[7], row[8], _MODES[row[9]],
-        row[10], row[11], row[12], row[13], row[14], row[15], () if past == b"[]" else _past.decode(past), row[17],
-        row[18], row[19], row[20], row[21], row[22], row[23], row[24],
+        row[10], row[11], row[12], row[13], row[14], row[15], () if past == b"[]" else _segments(past),
+        () if ahead == b"[]" else _segments(ahead), row[18], row[19], row[20], row[21], row[22], row[23], row[24],
+        row[25],
     )  # fmt: skip
 
 
 def _ended(row: Any) -> Lease:
     lease = _lease(row)
-    lease.state, lease.closed_at, lease.written_off = LeaseState(row[25]), row[26], row[27]
+    lease.state, lease.closed_at, lease.written_off = LeaseState(row[26]), row[27], row[28]
     return lease
 
 
@@ -287,8 +288,8 @@ def _account_columns(accounts: Sequence[Account]) -> tuple[list[Any], ...]:
     return tuple(list(column) for column in zip(*columns, strict=True)) if columns else ([],) * 18
 
 
-def _past_of(leases: Sequence[Lease]) -> str:
-    return documents([_encode(one.past) if one.past else b"[]" for one in leases])
+def _segments_of(lines: Iterable[tuple[Segment, ...]]) -> str:
+    return documents([_encode(one) if one else b"[]" for one in lines])
 
 
 def _lease_columns(leases: Sequence[Lease]) -> tuple[str, ...]:
@@ -325,7 +326,8 @@ def _standing_columns(leases: Sequence[Lease]) -> tuple[str, ...]:
     return (
         numbers([one.started_at for one in leases]),
         numbers([one.since for one in leases]),
-        _past_of(leases),
+        _segments_of(one.past for one in leases),
+        _segments_of(one.ahead for one in leases),
         numbers([one.posted_until for one in leases]),
         numbers([one.paid_until for one in leases]),
         numbers([one.posted for one in leases]),

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from bursar.core.account import Account, Status, day_of, posted_on
-from bursar.core.lease import Lease
+from bursar.core.lease import Lease, LeaseState
 from bursar.core.money import MICROS, MoneyError, credits_of, nanocredits
 from bursar.core.price import Price
 from bursar.core.quantity import QuantityError, amount, format_amount
@@ -131,8 +131,16 @@ class Moved(Struct):
     available: str
 
 
+class SegmentView(Struct):
+    """So many seconds that are paid and not used yet, at the rate at which they were paid."""
+
+    rate_per_sec: str
+    seconds: float
+
+
 class LeaseView(Struct, omit_defaults=True):
-    """`work` is namespace/name of the allocation that it pays for, and `uid` its uid; or it says of which node it pays
+    """`rate_per_sec` is what it costs now; `segments` are told where some of the time ahead was paid at another rate.
+    `work` is namespace/name of the allocation that it pays for, and `uid` its uid; or it says of which node it pays
     the claim. Of work that is placed elsewhere only the job's name is known."""
 
     lease_id: str
@@ -158,6 +166,7 @@ class LeaseView(Struct, omit_defaults=True):
     reason: str = ""
     closed_at: str | None = None
     refunded: str = "0"
+    segments: list[SegmentView] = []
 
 
 class OpenedLease(Struct):
@@ -275,6 +284,7 @@ def limits_of(account: Account, now: int) -> Limits:
 
 
 def lease_view(lease: Lease, account: str) -> LeaseView:
+    segments = lease.open_segments if lease.state is LeaseState.OPEN else ()
     return LeaseView(
         lease.name,
         account,
@@ -299,6 +309,7 @@ def lease_view(lease: Lease, account: str) -> LeaseView:
         lease.final,
         time_text(lease.closed_at) if lease.closed_at else None,
         credits_of(lease.refunded),
+        [SegmentView(credits_of(rate), micros / MICROS) for rate, micros in segments] if len(segments) > 1 else [],
     )
 
 

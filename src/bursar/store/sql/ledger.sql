@@ -14,13 +14,13 @@ SELECT id, tenant, username, status, posted, held, credit_limit, gpus, gpus_max,
 -- Under the locks of their accounts, which everybody takes who changes a lease: rows of their own need no lock, which
 -- would have to be written for each of them.
 SELECT id, account, job, rate, span, amounts, class, gpus, discount, mode, uid, epoch, node, opened_at, started_at,
-       since, past, posted_until, paid_until, posted, held, seq, final, work, refunded
+       since, past, ahead, posted_until, paid_until, posted, held, seq, final, work, refunded
   FROM lease
  WHERE id = ANY(string_to_array($1, ',')::bigint[]);
 
 -- name: lock_ended
 SELECT id, account, job, rate, span, amounts, class, gpus, discount, mode, uid, epoch, node, opened_at, started_at,
-       since, past, posted_until, paid_until, posted, held, seq, final, work, refunded, state,
+       since, past, ahead, posted_until, paid_until, posted, held, seq, final, work, refunded, state,
        closed_at, written_off
   FROM lease_ended
  WHERE id = ANY(string_to_array($1, ',')::bigint[])
@@ -81,20 +81,20 @@ SELECT id, tenant, username, status, posted, held, credit_limit, gpus, gpus_max,
 
 -- name: read_leases
 SELECT id, account, job, rate, span, amounts, class, gpus, discount, mode, uid, epoch, node, opened_at, started_at,
-       since, past, posted_until, paid_until, posted, held, seq, final, work, refunded
+       since, past, ahead, posted_until, paid_until, posted, held, seq, final, work, refunded
   FROM lease
  WHERE id = ANY($1::bigint[]);
 
 -- name: read_ended
 SELECT id, account, job, rate, span, amounts, class, gpus, discount, mode, uid, epoch, node, opened_at, started_at,
-       since, past, posted_until, paid_until, posted, held, seq, final, work, refunded, state,
+       since, past, ahead, posted_until, paid_until, posted, held, seq, final, work, refunded, state,
        closed_at, written_off
   FROM lease_ended
  WHERE id = ANY($1::bigint[]);
 
 -- name: leases_of_accounts
 SELECT id, account, job, rate, span, amounts, class, gpus, discount, mode, uid, epoch, node, opened_at, started_at,
-       since, past, posted_until, paid_until, posted, held, seq, final, work, refunded
+       since, past, ahead, posted_until, paid_until, posted, held, seq, final, work, refunded
   FROM lease
  WHERE account = ANY($1::bigint[]) AND id > $2
  ORDER BY id
@@ -130,23 +130,23 @@ WITH balanced AS (
 ), moved AS (
     UPDATE lease
        SET rate = line.rate, started_at = line.started_at, since = line.since, past = line.past::json,
-           posted_until = line.posted_until, paid_until = line.paid_until, posted = line.posted, held = line.held,
-           seq = line.seq, final = coalesce(line.final, '')
+           ahead = line.ahead::json, posted_until = line.posted_until, paid_until = line.paid_until,
+           posted = line.posted, held = line.held, seq = line.seq, final = coalesce(line.final, '')
       FROM unnest(
                string_to_array($19, ',')::bigint[], string_to_array($20, ',')::bigint[],
                string_to_array($21, ',')::bigint[], string_to_array($22, ',')::bigint[],
-               string_to_array($23, chr(31)), string_to_array($24, ',')::bigint[],
-               string_to_array($25, ',')::bigint[], string_to_array($26, ',')::bigint[],
-               string_to_array($27, ',')::bigint[], string_to_array($28, ',')::bigint[], string_to_array($29, chr(31))
-           ) AS line (id, rate, started_at, since, past, posted_until, paid_until, posted, held, seq, final)
+               string_to_array($23, chr(31)), string_to_array($24, chr(31)), string_to_array($25, ',')::bigint[],
+               string_to_array($26, ',')::bigint[], string_to_array($27, ',')::bigint[],
+               string_to_array($28, ',')::bigint[], string_to_array($29, ',')::bigint[], string_to_array($30, chr(31))
+           ) AS line (id, rate, started_at, since, past, ahead, posted_until, paid_until, posted, held, seq, final)
      WHERE lease.id = line.id
     RETURNING 1
 ), taken AS (
     UPDATE ledger
-       SET last = last + $30::bigint,
+       SET last = last + $31::bigint,
            at = greatest(at, timestamptz 'epoch' + ledger_now() * interval '1 microsecond')
-     WHERE id = 1 AND $30 > 0
-    RETURNING last - $30 AS before, at
+     WHERE id = 1 AND $31 > 0
+    RETURNING last - $31 AS before, at
 ), written AS (
     INSERT INTO entry (number, at, type, debit, credit, amount, lease, seq, rate, begin, until, request, actor, reason)
     SELECT taken.before + line.place, taken.at, line.type, line.debit, line.credit, line.amount, line.lease, line.seq,
@@ -154,12 +154,12 @@ WITH balanced AS (
            coalesce(line.reason, '')
       FROM taken,
            unnest(
-               string_to_array($31, chr(31)), string_to_array($32, ',')::bigint[],
-               string_to_array($33, ',')::bigint[], string_to_array($34, ',')::bigint[],
-               string_to_array($35, ',')::bigint[], string_to_array($36, ',')::bigint[],
-               string_to_array($37, ',')::bigint[], string_to_array($38, ',')::bigint[],
-               string_to_array($39, ',')::bigint[], string_to_array($40, chr(31)), string_to_array($41, chr(31)),
-               string_to_array($42, chr(31))
+               string_to_array($32, chr(31)), string_to_array($33, ',')::bigint[],
+               string_to_array($34, ',')::bigint[], string_to_array($35, ',')::bigint[],
+               string_to_array($36, ',')::bigint[], string_to_array($37, ',')::bigint[],
+               string_to_array($38, ',')::bigint[], string_to_array($39, ',')::bigint[],
+               string_to_array($40, ',')::bigint[], string_to_array($41, chr(31)), string_to_array($42, chr(31)),
+               string_to_array($43, chr(31))
            ) WITH ORDINALITY AS line (type, debit, credit, amount, lease, seq, rate, begin, until, request, actor,
                                       reason, place)
 )
@@ -168,22 +168,23 @@ SELECT (SELECT count(*) FROM balanced) AS balanced, (SELECT count(*) FROM moved)
 
 -- name: open_leases
 INSERT INTO lease (id, account, job, rate, span, amounts, class, gpus, discount, mode, uid, epoch, node, opened_at,
-                   started_at, since, past, posted_until, paid_until, posted, held, seq, final, work)
+                   started_at, since, past, ahead, posted_until, paid_until, posted, held, seq, final, work)
 SELECT line.id, line.account, line.job, line.rate, line.span, line.amounts::json, coalesce(line.class, ''), line.gpus,
        line.discount, line.mode, coalesce(line.uid, ''), line.epoch, coalesce(line.node, ''), line.opened_at,
-       line.started_at, line.since, line.past::json, line.posted_until, line.paid_until, line.posted, line.held,
-       line.seq, coalesce(line.final, ''), coalesce(line.work, '')
+       line.started_at, line.since, line.past::json, line.ahead::json, line.posted_until, line.paid_until,
+       line.posted, line.held, line.seq, coalesce(line.final, ''), coalesce(line.work, '')
   FROM unnest(
            string_to_array($1, ',')::bigint[], string_to_array($2, ',')::bigint[], string_to_array($3, chr(31)),
            string_to_array($4, ',')::bigint[], string_to_array($5, ',')::bigint[], string_to_array($6, chr(31)),
            string_to_array($7, chr(31)), string_to_array($8, ',')::bigint[], string_to_array($9, ',')::integer[],
            string_to_array($10, chr(31)), string_to_array($11, chr(31)), string_to_array($12, ',')::bigint[],
            string_to_array($13, chr(31)), string_to_array($14, ',')::bigint[], string_to_array($15, ',')::bigint[],
-           string_to_array($16, ',')::bigint[], string_to_array($17, chr(31)), string_to_array($18, ',')::bigint[],
+           string_to_array($16, ',')::bigint[], string_to_array($17, chr(31)), string_to_array($18, chr(31)),
            string_to_array($19, ',')::bigint[], string_to_array($20, ',')::bigint[], string_to_array($21, ',')::bigint[],
-           string_to_array($22, ',')::bigint[], string_to_array($23, chr(31)), string_to_array($24, chr(31))
+           string_to_array($22, ',')::bigint[], string_to_array($23, ',')::bigint[], string_to_array($24, chr(31)),
+           string_to_array($25, chr(31))
        ) AS line (id, account, job, rate, span, amounts, class, gpus, discount, mode, uid, epoch, node, opened_at,
-                  started_at, since, past, posted_until, paid_until, posted, held, seq, final, work);
+                  started_at, since, past, ahead, posted_until, paid_until, posted, held, seq, final, work);
 
 -- name: end_leases
 -- Leases that were opened in this very batch are not in the table: they go where the ended ones are at once. What was
@@ -193,12 +194,12 @@ WITH gone AS (
     RETURNING id
 ), kept AS (
     INSERT INTO lease_ended (id, account, job, rate, span, amounts, class, gpus, discount, mode, uid, epoch, node,
-                             opened_at, started_at, since, past, posted_until, paid_until, posted, held, seq, final,
-                             work, refunded, state, closed_at, measured, settled, reconciled_at, written_off)
+                             opened_at, started_at, since, past, ahead, posted_until, paid_until, posted, held, seq,
+                             final, work, refunded, state, closed_at, measured, settled, reconciled_at, written_off)
     SELECT line.id, line.account, line.job, line.rate, line.span, line.amounts::json, coalesce(line.class, ''),
            line.gpus, line.discount, line.mode, coalesce(line.uid, ''), line.epoch, coalesce(line.node, ''),
-           line.opened_at, line.started_at, line.since, line.past::json, line.posted_until, line.paid_until,
-           line.posted, line.held, line.seq, coalesce(line.final, ''), coalesce(line.work, ''), line.refunded,
+           line.opened_at, line.started_at, line.since, line.past::json, line.ahead::json, line.posted_until,
+           line.paid_until, line.posted, line.held, line.seq, coalesce(line.final, ''), coalesce(line.work, ''), line.refunded,
            line.state, line.closed_at, nullif(line.measured, '')::bigint, coalesce(line.measured, '') <> '',
            CASE WHEN line.measured <> '' THEN now() END, line.written_off
       FROM unnest(
@@ -208,14 +209,14 @@ WITH gone AS (
                string_to_array($10, chr(31)), string_to_array($11, chr(31)), string_to_array($12, ',')::bigint[],
                string_to_array($13, chr(31)), string_to_array($14, ',')::bigint[],
                string_to_array($15, ',')::bigint[], string_to_array($16, ',')::bigint[],
-               string_to_array($17, chr(31)), string_to_array($18, ',')::bigint[],
-               string_to_array($19, ',')::bigint[], string_to_array($20, ',')::bigint[],
-               string_to_array($21, ',')::bigint[], string_to_array($22, ',')::bigint[],
-               string_to_array($23, chr(31)), string_to_array($24, chr(31)), string_to_array($25, chr(31)),
-               string_to_array($26, ',')::bigint[], string_to_array($27, chr(31)), string_to_array($28, ',')::bigint[],
-               string_to_array($29, ',')::bigint[]
+               string_to_array($17, chr(31)), string_to_array($18, chr(31)), string_to_array($19, ',')::bigint[],
+               string_to_array($20, ',')::bigint[], string_to_array($21, ',')::bigint[],
+               string_to_array($22, ',')::bigint[], string_to_array($23, ',')::bigint[],
+               string_to_array($24, chr(31)), string_to_array($25, chr(31)), string_to_array($26, chr(31)),
+               string_to_array($27, ',')::bigint[], string_to_array($28, chr(31)), string_to_array($29, ',')::bigint[],
+               string_to_array($30, ',')::bigint[]
            ) AS line (id, account, job, rate, span, amounts, class, gpus, discount, mode, uid, epoch, node, opened_at,
-                      started_at, since, past, posted_until, paid_until, posted, held, seq, final, work, state,
+                      started_at, since, past, ahead, posted_until, paid_until, posted, held, seq, final, work, state,
                       closed_at, measured, written_off, refunded)
 )
 SELECT count(*) FROM gone;

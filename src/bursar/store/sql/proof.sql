@@ -148,12 +148,15 @@ SELECT 'lease ' || id, 'posted', posted FROM lease WHERE posted < 0
  LIMIT $1;
 
 -- name: lease_held_differences
--- What an open lease holds is the time that is paid and not yet posted, at its rate.
-SELECT id, held AS said, due
+-- What an open lease holds is the time that is paid and not yet posted: the rest of the present segment, and those ahead.
+SELECT id, held AS said, reckoned.due
   FROM lease,
-       LATERAL (SELECT div(rate::numeric * (paid_until - since), 1000000)
+       LATERAL (SELECT coalesce(sum((segment ->> 1)::bigint), 0), coalesce(sum(div(
+                           (segment ->> 0)::numeric * (segment ->> 1)::bigint, 1000000)), 0)
+                  FROM json_array_elements(ahead) AS segment) AS following (micros, due),
+       LATERAL (SELECT following.due + div(rate::numeric * (paid_until - following.micros - since), 1000000)
                        - div(rate::numeric * (posted_until - since), 1000000)) AS reckoned (due)
- WHERE held <> due
+ WHERE held <> reckoned.due
  ORDER BY id
  LIMIT $1;
 
