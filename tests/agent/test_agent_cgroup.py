@@ -15,8 +15,17 @@ import pytest
 
 from bursar.agent.cgroup import Cgroups, Limits, find, leave_earlier, limits_of, weight
 
-V2_FILES = ("cgroup.procs", "cgroup.kill", "memory.max", "memory.swap.max", "memory.oom.group", "cpu.weight", "cpu.max")
-V1_FILES = ("cgroup.procs", "memory.limit_in_bytes", "cpu.shares", "cpu.cfs_period_us", "cpu.cfs_quota_us")
+V2_FILES = (
+    "cgroup.procs",
+    "cgroup.kill",
+    "memory.max",
+    "memory.swap.max",
+    "memory.oom.group",
+    "cpu.weight",
+    "cpu.max",
+    "pids.max",
+)
+V1_FILES = ("cgroup.procs", "pids.max", "memory.limit_in_bytes", "cpu.shares", "cpu.cfs_period_us", "cpu.cfs_quota_us")
 
 
 def a_group(path: Path, *files: str, **contents: str) -> Path:
@@ -43,7 +52,7 @@ def unified(folder: Path, *, controllers: str = "cpu io memory pids", inside: st
     (own / "cgroup.type").write_text("domain\n")
     (own / "cgroup.procs").write_text(inside)
     for above in (mount, own):
-        a_group(above / "bursar-1", "cgroup.subtree_control")
+        a_group(above / "bursar-1", "cgroup.subtree_control", cgroup_controllers=controllers)
         a_group(above / "bursar-1" / "a.1", *V2_FILES)
     a_group(own / "bursar-1-agent", "cgroup.procs")
     return mount
@@ -57,25 +66,37 @@ def test_the_second_generation(tmp_path: Path) -> None:
     mount = unified(tmp_path)
     cgroups = found_v2(tmp_path)
     assert (cgroups.version, cgroups.parents) == ("v2", {"": mount / "unit" / "bursar-1"})
-    group = cgroups.make("a.1", Limits(1000, 2500, 1 << 30))
+    group = cgroups.make("a.1", Limits(1000, 2500, 1 << 30, 64))
     assert group is not None
     folder = mount / "unit" / "bursar-1" / "a.1"
     assert (folder / "memory.max").read_text() == str(1 << 30)
     assert (folder / "memory.oom.group").read_text() == "1"
     assert (folder / "cpu.weight").read_text() == "2500"
     assert (folder / "cpu.max").read_text() == "250000 100000"
+    assert (folder / "pids.max").read_text() == "64"
     assert (group.procs, group.kill_file) == ([folder / "cgroup.procs"], folder / "cgroup.kill")
     for above in (mount / "unit", mount / "unit" / "bursar-1"):
-        assert (above / "cgroup.subtree_control").read_text() == "+cpu +memory"
+        assert (above / "cgroup.subtree_control").read_text() == "+cpu +memory +pids"
 
 
-def test_requests_alone_limit_nothing(tmp_path: Path) -> None:
+def test_without_a_controller_for_processes_the_others_are_used(tmp_path: Path) -> None:
+    mount = unified(tmp_path, controllers="cpu memory")
+    found_v2(tmp_path)
+    assert (mount / "unit" / "bursar-1" / "cgroup.subtree_control").read_text() == "+cpu +memory"
+
+
+def test_requests_limit_memory_and_nothing_else(tmp_path: Path) -> None:
     mount = unified(tmp_path)
     found_v2(tmp_path).make("a.1", limits_of({"cpu": "500m", "memory": "1Gi"}, {}))
     folder = mount / "unit" / "bursar-1" / "a.1"
     assert (folder / "cpu.weight").read_text() == "1250"
-    assert (folder / "memory.max").read_text() == ""
+    assert (folder / "memory.max").read_text() == str(1 << 30)
     assert (folder / "cpu.max").read_text() == ""
+
+
+def test_a_limit_of_memory_goes_before_the_request() -> None:
+    assert limits_of({"memory": "1Gi"}, {"memory": "2Gi"}).memory_limit_bytes == 2 << 30
+    assert limits_of({"cpu": "1"}, {}).memory_limit_bytes is None
 
 
 def test_others_are_not_moved_out_of_a_group_that_is_theirs_too(tmp_path: Path) -> None:
@@ -101,19 +122,20 @@ def test_a_limit_that_cannot_be_set_is_an_error(tmp_path: Path) -> None:
 def test_the_first_generation_and_the_second_beside_it(tmp_path: Path) -> None:
     unified(tmp_path, controllers="")
     mounts = [f"none {tmp_path}/cgroup cgroup2 rw 0 0"]
-    for name in ("memory", "cpu,cpuacct"):
+    for name in ("memory", "cpu,cpuacct", "pids"):
         a_group(tmp_path / name / "unit" / "bursar-1" / "a.1", *V1_FILES)
         mounts.append(f"none {tmp_path}/{name} cgroup rw,relatime,{name} 0 0")
-    own = ["4:memory:/unit", "3:cpu,cpuacct:/unit", "0::/unit"]
+    own = ["5:pids:/unit", "4:memory:/unit", "3:cpu,cpuacct:/unit", "0::/unit"]
     cgroups = find("bursar-1", cores=4, **proc(tmp_path, mounts, own))
     assert cgroups.version == "v1"
-    group = cgroups.make("a.1", Limits(500, 1500, 1 << 20))
+    group = cgroups.make("a.1", Limits(500, 1500, 1 << 20, 64))
     assert group is not None
-    memory, cpu = (tmp_path / name / "unit" / "bursar-1" / "a.1" for name in ("memory", "cpu,cpuacct"))
+    memory, cpu, pids = (tmp_path / name / "unit" / "bursar-1" / "a.1" for name in ("memory", "cpu,cpuacct", "pids"))
+    assert (pids / "pids.max").read_text() == "64"
     assert (memory / "memory.limit_in_bytes").read_text() == str(1 << 20)
     assert (cpu / "cpu.shares").read_text() == "512"
     assert (cpu / "cpu.cfs_quota_us").read_text() == "150000"
-    assert group.folders == (memory, cpu, tmp_path / "cgroup" / "unit" / "bursar-1" / "a.1")
+    assert group.folders == (memory, cpu, pids, tmp_path / "cgroup" / "unit" / "bursar-1" / "a.1")
     assert group.kill_file is not None
 
 

@@ -9,6 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from bursar.agent import sandbox
 from bursar.agent.main import _check_user, agent
 from bursar.agent.run import StartError, _locked
 
@@ -31,11 +32,31 @@ def test_every_option_has_help(option: click.Option) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root must say")
-def test_root_says_whom_commands_run_as(tmp_path: Path) -> None:
+def test_root_says_whom_commands_run_as_where_it_cannot_isolate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox, "find_bubblewrap", lambda: "")
     refused = CliRunner().invoke(agent, ["--server", "http://127.0.0.1:1", "--data", str(tmp_path)])
     assert refused.exit_code == 2
+    assert "bubblewrap" in refused.output
     assert "--run-as USER" in refused.output
     assert "--run-as root" in refused.output
+
+
+@pytest.mark.parametrize("url", ["http://bursar.example:8080", "http://10.0.0.1", "http://[2001:db8::1]:8080"])
+def test_a_token_does_not_travel_in_clear(tmp_path: Path, url: str) -> None:
+    refused = CliRunner().invoke(agent, ["--server", url, "--data", str(tmp_path), "--run-as", "root"])
+    assert refused.exit_code == 2
+    assert "in clear" in refused.output
+    assert "https://" in refused.output
+
+
+@pytest.mark.parametrize("text", ["70000", "0-10", "9-1", "a-b", "70000-"])
+def test_a_range_of_users_that_is_none(tmp_path: Path, text: str) -> None:
+    options = ["--server", "http://127.0.0.1:1", "--data", str(tmp_path), "--run-as", "root", "--run-as-range", text]
+    refused = CliRunner().invoke(agent, options)
+    assert refused.exit_code == 2
+    assert "70000-73999" in refused.output
 
 
 def test_a_user_that_nobody_is(tmp_path: Path) -> None:

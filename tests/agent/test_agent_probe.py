@@ -51,6 +51,7 @@ def test_a_driver_that_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         nvmlDeviceGetHandleByIndex=lambda index: index,
         nvmlDeviceGetName=lambda _: b"NVIDIA A100-SXM4-80GB",
         nvmlDeviceGetUUID=lambda index: f"GPU-{index}",
+        nvmlDeviceGetMinorNumber=lambda index: 1 - index,
         nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(total=80 << 30, used=5 << 30),
         nvmlDeviceGetUtilizationRates=lambda index: SimpleNamespace(gpu=50 * index),
     )
@@ -58,6 +59,7 @@ def test_a_driver_that_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     probe = Probe(tmp_path)
     found = probe.inventory()
     assert (found.capacity[GPU], found.labels["gpu-type"], found.message) == ("2", "NVIDIA-A100-SXM4-80GB", "")
+    assert found.minors == {0: 1, 1: 0}
     assert [(gpu.utilization, gpu.memory_bytes) for gpu in probe.load().gpus] == [(0.0, 5 << 30), (0.5, 5 << 30)]
     probe.close()
 

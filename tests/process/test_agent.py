@@ -249,9 +249,9 @@ def test_one_directory_has_one_agent(agent: Agent) -> None:
         (("--insecure",), "--insecure needs --grpc"),
         (("--insecure", "--grpc", "10.0.0.1:50051"), "on this machine only"),
         (("--insecure", "--grpc", "127.0.0.1:50051", "--listen", "0.0.0.0:0"), "on this machine only"),
-        (("--server", "http://a", "--grpc", "nonsense"), "HOST:PORT"),
-        (("--server", "http://a", "--label", "x"), "KEY=VALUE"),
-        (("--server", "http://a", "--taint", "x:Never"), "NoSchedule"),
+        (("--server", "https://a", "--grpc", "nonsense"), "HOST:PORT"),
+        (("--server", "https://a", "--label", "x"), "KEY=VALUE"),
+        (("--server", "https://a", "--taint", "x:Never"), "NoSchedule"),
     ],
 )
 def test_options_that_cannot_be_meant_are_refused(tmp_path: Path, options: tuple[str, ...], said: str) -> None:

@@ -20,6 +20,7 @@ QUOTA_MICROSECONDS_MIN = 1_000
 WEIGHT_MAX = 10_000
 SHARES_PER_CORE = 1024
 SHARES_MIN, SHARES_MAX = 2, 262_144
+DISK = "ephemeral-storage"
 MOUNTS, OWN = Path("/proc/self/mounts"), Path("/proc/self/cgroup")
 
 
@@ -30,10 +31,18 @@ class Limits:
     cpu_request_milli: int = 0
     cpu_limit_milli: int | None = None
     memory_limit_bytes: int | None = None
+    pids_max: int | None = None
 
 
-def limits_of(requests: Mapping[str, str], limits: Mapping[str, str]) -> Limits:
-    return Limits(_amount(requests, "cpu") or 0, _amount(limits, "cpu"), _amount(limits, "memory"))
+def limits_of(requests: Mapping[str, str], limits: Mapping[str, str], pids_max: int | None = None) -> Limits:
+    """Memory is limited to what was asked for, where nothing else is said: it can only be taken from others."""
+    memory = _amount(limits, "memory") or _amount(requests, "memory") or None
+    return Limits(_amount(requests, "cpu") or 0, _amount(limits, "cpu"), memory, pids_max)
+
+
+def disk_bytes_max(requests: Mapping[str, str], limits: Mapping[str, str]) -> int | None:
+    """What a placement may keep on the node's disk; None is no limit."""
+    return _amount(limits, DISK) or _amount(requests, DISK) or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +162,8 @@ class Cgroups:
             for name, value in (("memory.swap.max", 0), ("memory.oom.group", 1)):
                 if (folder / name).exists():
                     _set(folder / name, value)
+        if limits.pids_max is not None and (folder / "pids.max").exists():
+            _set(folder / "pids.max", limits.pids_max)
         if limits.cpu_request_milli and (folder / "cpu.weight").exists():
             _set(folder / "cpu.weight", weight(limits.cpu_request_milli, self.cores))
         if limits.cpu_limit_milli is not None:
@@ -164,6 +175,8 @@ class Cgroups:
             _set(folder / "memory.limit_in_bytes", limits.memory_limit_bytes)
             if (folder / "memory.memsw.limit_in_bytes").exists():
                 _set(folder / "memory.memsw.limit_in_bytes", limits.memory_limit_bytes)
+        if limits.pids_max is not None and "pids" in self.parents:
+            _set(self.parents["pids"] / name / "pids.max", limits.pids_max)
         if "cpu" not in self.parents:
             return
         folder = self.parents["cpu"] / name
@@ -231,7 +244,7 @@ def _second(name: str, own: Path | None, mount: Path | None) -> Parents:
     if missing:
         return {}, f"has no controller for {' and '.join(sorted(missing))}"
     above = _above(name, own, mount)
-    _set(above / "cgroup.subtree_control", "+cpu +memory")
+    _give(above)
     _open(above / name, giving=True)
     return {"": above / name}, ""
 
@@ -255,7 +268,14 @@ def _open(group: Path, *, giving: bool = False) -> None:
     """A group for groups; if it is `giving`, they have the controllers."""
     group.mkdir(exist_ok=True)
     if giving:
-        _set(group / "cgroup.subtree_control", "+cpu +memory")
+        _give(group)
+
+
+def _give(group: Path) -> None:
+    """To the groups below: what we need, and what we use where it is there."""
+    there = _text(group / "cgroup.controllers").split()
+    names = ["cpu", "memory", *(["pids"] if "pids" in there else [])]
+    _set(group / "cgroup.subtree_control", " ".join(f"+{name}" for name in names))
 
 
 def _move_out(group: Path, into: Path) -> None:
@@ -268,7 +288,7 @@ def _move_out(group: Path, into: Path) -> None:
 def _first_generation(name: str, unified: Path | None, controllers: Mapping[str, Path]) -> Parents:
     parents: dict[str, Path] = {}
     missing: list[str] = []
-    for controller in ("memory", "cpu", "cpuacct"):
+    for controller in ("memory", "cpu", "cpuacct", "pids"):
         group = controllers.get(controller)
         if group is None:
             missing.append(controller)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -21,6 +21,8 @@ from bursar.agent.deadline import Deadline
 from bursar.agent.environment import User, mark
 from bursar.agent.events import Ended
 from bursar.agent.folder import STDIN, Claim, Exit, Folder, boot_id, sweep
+from bursar.agent.scratch import Scratches
+from bursar.agent.state import Limit
 from bursar.agent.work import Place, Run, Usage
 
 log = structlog.get_logger()
@@ -35,6 +37,7 @@ NODE_RESTARTED = "NodeRestarted"
 class Child:
     run: Run
     folder: Folder
+    scratches: Scratches
     group: Group | None = None
     started_at: float = field(default_factory=boot_seconds)
     deadline: Deadline | None = None
@@ -56,16 +59,34 @@ class Child:
     def mark(self) -> str:
         return mark(self.run.place)
 
-    def spawn(self, env: Mapping[str, str], owner: User, cgroups: Cgroups, options: Mapping[str, object]) -> None:
+    @property
+    def limit(self) -> Limit | None:
+        if self.deadline is None:
+            return None
+        at, _, freeze_until, reason = self.deadline
+        return Limit(at, freeze_until, reason)
+
+    def spawn(
+        self,
+        env: Mapping[str, str],
+        owner: User,
+        cgroups: Cgroups,
+        options: Mapping[str, object],
+        *,
+        sandbox: Sequence[str] = (),
+        pids_max: int | None = None,
+    ) -> None:
         """Where that fails, it may have come any distance: `abandon` it."""
         self.folder.prepare()
         if self.stdin is not None:
             self.folder.write_stdin(self.stdin)
             self.stdin, options = None, {**options, "stdin": STDIN}
         self.write_deadline()
-        self.group = cgroups.make(self.mark, cgroup.limits_of(self.run.requests, self.run.limits))
+        self.group = cgroups.make(self.mark, cgroup.limits_of(self.run.requests, self.run.limits, pids_max))
         cwd = self.run.working_dir or owner.home
-        self.folder.write_spec(self.run.command, env, cwd=cwd, owner=owner, group=self.group, options=options)
+        self.folder.write_spec(
+            self.run.command, env, cwd=cwd, owner=owner, group=self.group, options=options, sandbox=sandbox
+        )
         self.shim, self.announcement = self.folder.spawn()
         self.ours = True
         self.process = os.pidfd_open(self.shim)
@@ -90,6 +111,7 @@ class Child:
                 os.waitpid(self.shim, 0)
             sweep(self.mark, self.group)
         self.remove_group()
+        self.remove_scratch()
 
     def conclude(self, claim: Claim | None) -> Ended:
         """How it ended, when its shim is gone. Nothing of it runs when this returns."""
@@ -100,11 +122,12 @@ class Child:
         out_of_memory = self.group is not None and self.group.oom_kills() > 0
         usage = meter.final_usage(self.run, end or Exit(0, seconds=self._ran_seconds(now)), self.group, self.usage)
         self.remove_group()
+        self.remove_scratch()
         if end is None:
             return self._lost(claim, now, usage)
         reason, message = end.reason, end.message
         if out_of_memory and end.exit_code != 0 and not reason:
-            limit = self.run.limits.get("memory", "")
+            limit = self.run.limits.get("memory") or self.run.requests.get("memory", "")
             reason, message = OOM_KILLED, f"it used more memory than its limit of {limit}"
         return Ended(self.run.place, now, end.exit_code, reason, message, end.stopped, usage)
 
@@ -120,6 +143,13 @@ class Child:
     def remove_group(self) -> None:
         if self.group is not None and not self.group.remove():
             log.warning("a control group could not be removed", uid=self.run.uid)
+
+    def remove_scratch(self) -> None:
+        """What stays is tried again by the next life of the agent."""
+        try:
+            self.scratches.remove(self.mark)
+        except OSError as error:
+            log.warning("the home of a placement could not be removed", uid=self.run.uid, error=str(error))
 
     def used(self, now: float, below: tuple[float, int] = (0.0, 0)) -> Usage:
         return meter.usage(self.run, self._ran_seconds(now), self.group, below, self.usage)

@@ -49,7 +49,7 @@ class Daemon:
         folder: Path,
         probe: Probe,
         *,
-        run_as: str | None = None,
+        settings: Settings | None = None,
         wipe: Wipe = NO_WIPE,
         clock: Callable[[], float] = boot_seconds,
     ) -> None:
@@ -60,7 +60,8 @@ class Daemon:
         self._machine = Machine()
         self._trust = Trust(name)
         self._distrusted_at = -math.inf  # when it was last told that something was not believed
-        self._shell = Shell(folder, name, self._happened, settings=Settings(run_as=run_as))
+        self._shell = Shell(folder, name, self._happened, settings=settings)
+        self._sandbox = (settings or Settings()).sandbox
         self._load = NO_LOAD
         self._capacity: Mapping[str, str] = probe.inventory().capacity
         self._capacity_told: Mapping[str, str] = {}
@@ -78,6 +79,10 @@ class Daemon:
         """Find what an earlier life left, and what is in use: the first beat tells both."""
         cgroups = self._shell.cgroups
         log.info("how limits are kept", cgroups=cgroups.version, why=cgroups.message)
+        if self._sandbox.isolates:
+            log.info("tenants are isolated from each other", by=self._sandbox.binary)
+        else:
+            log.warning("tenants are not isolated from each other", why=self._sandbox.why)
         self._do(await self._shell.open(self._machine))
         if left := self._machine.inventory():
             log.info("found what was here before", placements=len(left))
@@ -95,6 +100,8 @@ class Daemon:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep_time(), name="agent-time")
             group.create_task(self._measure(), name="agent-measure")
+            if self._sandbox.isolates:
+                group.create_task(self._shell.guard_disk(), name="agent-disk")
 
     async def drain(self) -> None:
         """Stop everything, and wait until that is done and known, within reason."""

@@ -43,8 +43,11 @@ def user(name: str | None = None) -> User:
     return User(entry.pw_uid, entry.pw_gid, groups, entry.pw_name, home, changed)
 
 
-def environment(run: Run, node: str, owner: User, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The allocation's own wishes go before ours, but not before what it was given."""
+def environment(
+    run: Run, node: str, owner: User, inherited: Mapping[str, str], *, renumbered: bool = False
+) -> dict[str, str]:
+    """The allocation's own wishes go before ours, but not before what it was given. Its GPUs are `renumbered` where it
+    sees no others: the driver then counts them from 0."""
     env = {"PATH": PATH} | {name: inherited[name] for name in INHERITED if name in inherited}
     env |= {"HOME": owner.home, "USER": owner.name, "LOGNAME": owner.name}
     env |= run.env
@@ -65,7 +68,7 @@ def environment(run: Run, node: str, owner: User, inherited: Mapping[str, str]) 
         env |= {"BURSAR_JOB": run.job, "BURSAR_JOB_INDEX": index, "JOB_COMPLETION_INDEX": index}
     if run.wipe:
         env |= {"BURSAR_CLAIM": run.uid}
-    return env | _devices(run)
+    return env | _devices(run, renumbered=renumbered)
 
 
 def mark(place: Place) -> str:
@@ -73,12 +76,26 @@ def mark(place: Place) -> str:
     return f"{quote(place[0], safe='')}.{place[1]}"
 
 
-def _devices(run: Run) -> dict[str, str]:
+def open_to_all(path: str) -> str:
+    """Of the folders in which programs are looked for, those that everybody may enter: in root's own nothing is found,
+    and that it may not be entered would be taken for the reason."""
+    folders = [folder for folder in path.split(os.pathsep) if folder and _is_open(Path(folder))]
+    return os.pathsep.join(folders) or PATH
+
+
+def _is_open(folder: Path) -> bool:
+    try:
+        return all(one.stat().st_mode & 0o001 for one in (folder, *folder.parents))
+    except OSError:
+        return False
+
+
+def _devices(run: Run, *, renumbered: bool) -> dict[str, str]:
     """Whoever was given no GPU sees none."""
     indices = sorted({one for name, given in run.devices.items() if name.startswith(GPU_VENDOR) for one in given})
     visible = ",".join(map(str, indices))
     return {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "CUDA_VISIBLE_DEVICES": visible,
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(len(indices)))) if renumbered else visible,
         "NVIDIA_VISIBLE_DEVICES": visible or "void",
     }

@@ -84,11 +84,13 @@ class Folder:
         owner: User,
         group: Group | None,
         options: Mapping[str, object],
+        sandbox: Iterable[str] = (),
     ) -> None:
         """ValueError where something cannot be said to the kernel."""
         fields = [("arg", one) for one in command]
         fields += [("env", f"{name}={value}") for name, value in env.items()]
         fields += [("cwd", cwd), *((key, str(value)) for key, value in options.items())]
+        fields += [("sandbox", one) for one in sandbox]
         if owner.changed:
             fields += [("uid", str(owner.uid)), ("gid", str(owner.gid))]
             fields += [("group", str(one)) for one in owner.groups]
@@ -151,6 +153,10 @@ class Folder:
         """Whether there was somebody to ask."""
         plain = reason.replace("\n", " ").encode()[:256]
         return self._say(b"stop %.3f %b\n" % (max(0.0, grace_seconds), plain))
+
+    def ask_to_fail(self, reason: str, message: str) -> bool:
+        """At once: it did what it may not."""
+        return self._say(f"fail {reason} {message}".replace("\n", " ").encode()[:1024] + b"\n")
 
     def ask_to_look(self) -> bool:
         """At the deadline, before it has come."""

@@ -21,9 +21,11 @@ import msgspec
 
 from bursar.agent.clock import boot_seconds
 from bursar.agent.escrow import Escrow, Window, windows
+from bursar.agent.events import Ended
 from bursar.agent.folder import boot_id
+from bursar.agent.meter import gpus
 from bursar.agent.state import NOT_WANTED, REMEMBERED_MAX
-from bursar.agent.work import Place, Run
+from bursar.agent.work import Place, Run, Usage
 
 SPARE_LINES = 2_000  # so many of the past are kept before the file is written anew
 SPARE_BYTES = 4 << 20  # or so much of them
@@ -73,7 +75,20 @@ class Gone(msgspec.Struct, frozen=True, tag="gone"):
         return self.uid, self.epoch
 
 
-Line: TypeAlias = Began | Over | Gone | Window
+class Assigned(msgspec.Struct, frozen=True, tag="user"):
+    """Which user of the node is a tenant's, until the node is wiped."""
+
+    tenant: str
+    user: int
+
+
+class Wiped(msgspec.Struct, frozen=True, tag="wiped"):
+    """Nothing of any tenant is left here but what runs: their users are nobody's again."""
+
+    kept: tuple[str, ...] = ()  # tenants of which something runs
+
+
+Line: TypeAlias = Began | Over | Gone | Window | Assigned | Wiped
 
 
 @dataclass(slots=True)
@@ -84,6 +99,7 @@ class Known:
     over: dict[Place, Over] = field(default_factory=dict)
     gone: dict[Place, None] = field(default_factory=dict)
     escrows: dict[Place, Escrow] = field(default_factory=dict)
+    users: dict[str, int] = field(default_factory=dict)  # by tenant
 
     def take(self, line: Line) -> None:
         if isinstance(line, Began):
@@ -96,6 +112,10 @@ class Known:
             for paid in line.paid:
                 if paid.place not in self.gone:
                     self.escrows[paid.place] = Escrow(line.boot, line.token, paid)
+        elif isinstance(line, Assigned):
+            self.users[line.tenant] = line.user
+        elif isinstance(line, Wiped):
+            self.users = {tenant: user for tenant, user in self.users.items() if tenant in line.kept}
         else:
             self.began.pop(line.place, None)
             self.over.pop(line.place, None)
@@ -113,11 +133,12 @@ class Known:
                 self.over.setdefault(place, Over(*place, None, NOT_WANTED, "the node is wiped", stopped=True))
 
     def __len__(self) -> int:
-        return len(self.gone) + len(self.began) + len(self.over) + len(self.escrows)
+        return len(self.gone) + len(self.began) + len(self.over) + len(self.escrows) + len(self.users)
 
     def lines(self) -> list[Line]:
         paid = windows(self.escrows.values())
-        return [*(Gone(*place) for place in self.gone), *self.began.values(), *self.over.values(), *paid]
+        users = (Assigned(tenant, user) for tenant, user in self.users.items())
+        return [*(Gone(*place) for place in self.gone), *self.began.values(), *self.over.values(), *paid, *users]
 
 
 class Journal:
@@ -191,6 +212,18 @@ def began(run: Run) -> Began:
     return Began(run, time.time(), boot_id(), boot_seconds())
 
 
+def over(end: Ended) -> Over:
+    used = end.usage
+    use = (None,) if used is None else (used.seconds, used.cpu_seconds, used.memory_bytes_max)
+    return Over(*end.place, end.exit_code, end.reason, end.message, end.stopped, *use)
+
+
+def used_in(run: Run, end: Over) -> Usage | None:
+    if end.seconds is None:
+        return None
+    return Usage(end.seconds, end.cpu_seconds, 0, end.memory_bytes_max, end.seconds * gpus(run))
+
+
 def sync_folder(folder: Path) -> None:
     """A name is on the disk only when its folder is."""
     fd = os.open(folder, os.O_RDONLY)
@@ -211,7 +244,7 @@ def _encode(line: Line) -> bytes:
     return b"%08x %b\n" % (crc32(body), body)
 
 
-_DECODER: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Began | Over | Gone | Window)
+_DECODER: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
 
 
 def _read(path: Path) -> list[Line | None]:

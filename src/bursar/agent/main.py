@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import click
+
+if TYPE_CHECKING:
+    from bursar.agent.sandbox import Users
 
 EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
@@ -65,7 +68,38 @@ EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
     "--run-as",
     envvar="BURSAR_AGENT_RUN_AS",
     metavar="USER",
-    help="Whom commands run as; needed by root, who may name itself. Else it is the agent's own user.",
+    help="Whom commands run as, where tenants are not isolated: root must say, and may name itself. Where they are,"
+    " every tenant has a user of its own, in the groups of this one.",
+)
+@click.option(
+    "--run-as-range",
+    envvar="BURSAR_AGENT_RUN_AS_RANGE",
+    default="70000-73999",
+    show_default=True,
+    metavar="FIRST-LAST",
+    help="The uids that tenants get, one each, given back by a wipe; nobody else may have them.",
+)
+@click.option(
+    "--share",
+    envvar="BURSAR_AGENT_SHARE",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="A directory that isolated commands may write to, as its permissions allow; repeatable.",
+)
+@click.option(
+    "--pids-max",
+    envvar="BURSAR_AGENT_PIDS_MAX",
+    type=click.IntRange(min=16),
+    default=4096,
+    show_default=True,
+    help="How many processes and threads one placement may have.",
+)
+@click.option(
+    "--disk-reserve",
+    envvar="BURSAR_AGENT_DISK_RESERVE",
+    default="",
+    metavar="QUANTITY",
+    help="How much of the disk is kept free, by ending what fills it; 4Gi, or a twentieth where that is less.",
 )
 @click.option(
     "--wipe-hook",
@@ -92,7 +126,7 @@ def agent(**options: Any) -> None:
 
     \b
     bursar node token --name gpu-01 > token          # an administrator
-    bursar agent --server https://bursar:8080 --name gpu-01 --token-file token --run-as bursar-work
+    bursar agent --server https://bursar:8080 --name gpu-01 --token-file token
     """
     from bursar.agent.run import AgentSettings, run
     from bursar.agent.wipe import Wipe
@@ -112,6 +146,10 @@ def agent(**options: Any) -> None:
         taints=tuple(_taint(text) for text in options["taint"]),
         fake_gpus=options["fake_gpus"],
         run_as=options["run_as"],
+        users=_users(options["run_as_range"]),
+        shared=options["share"],
+        pids_max=options["pids_max"],
+        disk_reserve_bytes=_bytes("--disk-reserve", options["disk_reserve"]),
         insecure=options["insecure"],
         drain_on_stop=options["drain_on_stop"],
         wipe=Wipe(options["wipe_hook"], options["wipe_seconds"]),
@@ -120,11 +158,17 @@ def agent(**options: Any) -> None:
 
 
 def _check(options: dict[str, Any]) -> None:
-    from bursar.core.address import is_address, is_loopback
+    from bursar.core.address import is_address, is_loopback, is_loopback_host
 
     for url in options["server"]:
-        if urlsplit(url).scheme not in ("http", "https"):
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https"):
             raise click.UsageError(f"--server must be an http or https URL, as in https://bursar:8080, got {url!r}")
+        if parts.scheme == "http" and not is_loopback_host(parts.hostname or ""):
+            raise click.UsageError(
+                f"the token would go to {url} in clear, for anybody on the way to join with: name it as https://…,"
+                " with --ca-file where it has a CA of its own. http:// is for a server on this machine"
+            )
     for name, text in [("--grpc", one) for one in options["grpc"]] + [("--listen", options["listen"])]:
         if text and not is_address(text):
             raise click.UsageError(f"{name} must be HOST:PORT, as in 127.0.0.1:50051, got {text!r}")
@@ -141,12 +185,14 @@ def _check(options: dict[str, Any]) -> None:
 def _check_user(name: str | None) -> None:
     """What is run as root can read the node's key, and everything else: nobody gets that by leaving something out."""
     from bursar.agent.environment import user
+    from bursar.agent.sandbox import find_sandbox
 
     if name is None:
-        if os.geteuid() == 0:
+        if os.geteuid() == 0 and (why := find_sandbox().why):
             raise click.UsageError(
-                "say whom commands run as with --run-as USER, as in --run-as nobody: the agent is root."
-                " If they should be root as well, say --run-as root"
+                f"tenants cannot be isolated from each other: {why}. Without that, say whom all commands run as with"
+                " --run-as USER, as in --run-as nobody: the agent is root. If they should be root as well, say"
+                " --run-as root"
             )
         return
     try:
@@ -155,6 +201,24 @@ def _check_user(name: str | None) -> None:
         raise click.UsageError(f"there is no user {name!r} on this machine; name one with --run-as USER") from None
     if changed and os.geteuid() != 0:
         raise click.UsageError(f"only root can run commands as another user: leave --run-as {name} out")
+
+
+def _users(text: str) -> Users:
+    from bursar.agent.sandbox import Users
+
+    first, _, last = text.partition("-")
+    if not (first.isdigit() and last.isdigit() and 0 < int(first) <= int(last) < 2**31):
+        raise click.UsageError(f"--run-as-range must be FIRST-LAST, as in 70000-73999, got {text!r}")
+    return Users(int(first), int(last))
+
+
+def _bytes(option: str, text: str) -> int | None:
+    from bursar.core.quantity import QuantityError, amount
+
+    try:
+        return amount("ephemeral-storage", text) if text else None
+    except QuantityError as error:
+        raise click.UsageError(f"{option}: {error}") from None
 
 
 def _label(text: str) -> tuple[str, str]:

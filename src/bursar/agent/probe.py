@@ -24,6 +24,7 @@ class Gpu:
     model: str
     memory_bytes: int
     uuid: str = ""
+    minor: int | None = None  # the number of its device file; None where that is its index
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,10 @@ class Inventory:
     labels: dict[str, str]
     gpus: tuple[Gpu, ...] = ()
     message: str = ""  # why there are no GPUs, where that is not plain
+
+    @property
+    def minors(self) -> dict[int, int]:
+        return {gpu.index: gpu.minor for gpu in self.gpus if gpu.minor is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +146,15 @@ def memory_bytes() -> int:
 def _gpu(nvml: Any, index: int) -> Gpu:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     memory = nvml.nvmlDeviceGetMemoryInfo(handle).total
-    return Gpu(index, _decoded(nvml.nvmlDeviceGetName(handle)), int(memory), _decoded(nvml.nvmlDeviceGetUUID(handle)))
+    name, uuid = _decoded(nvml.nvmlDeviceGetName(handle)), _decoded(nvml.nvmlDeviceGetUUID(handle))
+    return Gpu(index, name, int(memory), uuid, _minor(nvml, handle))
+
+
+def _minor(nvml: Any, handle: Any) -> int | None:
+    try:
+        return int(nvml.nvmlDeviceGetMinorNumber(handle))
+    except Exception:  # some drivers do not tell
+        return None
 
 
 def _gpu_load(nvml: Any, index: int) -> GpuLoad:

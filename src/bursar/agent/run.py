@@ -21,6 +21,8 @@ from bursar.agent.door import DoorError, advertised, opened_door
 from bursar.agent.identity import Identity, IdentityError
 from bursar.agent.papers import NodePapers, NoPapers
 from bursar.agent.probe import Inventory, Probe
+from bursar.agent.sandbox import USERS, Sandbox, Users, find_sandbox
+from bursar.agent.shell import Settings
 from bursar.agent.stream import Stream, backoff_seconds
 from bursar.agent.trouble import Telling, join_trouble
 from bursar.agent.wipe import NO_WIPE, Wipe
@@ -32,6 +34,7 @@ log = structlog.get_logger()
 
 LOCK = "agent.lock"
 WORK = "work"
+PIDS_MAX = 4096
 
 
 class StartError(Exception):
@@ -54,6 +57,10 @@ class AgentSettings:
     taints: tuple[Mapping[str, str], ...] = ()
     fake_gpus: int | None = None
     run_as: str | None = None
+    users: Users = USERS
+    shared: tuple[Path, ...] = ()
+    pids_max: int | None = PIDS_MAX
+    disk_reserve_bytes: int | None = None
     insecure: bool = False
     drain_on_stop: bool = False
     wipe: Wipe = NO_WIPE
@@ -74,10 +81,18 @@ def run(settings: AgentSettings) -> int:
 async def _run(settings: AgentSettings) -> int:
     stopping = _on_signals()
     probe = Probe(settings.data, settings.fake_gpus)
-    papers = _papers(settings, probe.inventory())
+    found = probe.inventory()
+    papers = _papers(settings, found)
     if isinstance(papers, NodePapers) and not await _joined(papers, stopping):
         return 0
-    daemon = Daemon(settings.name, settings.data / WORK, probe, run_as=settings.run_as, wipe=settings.wipe)
+    sandbox = await asyncio.to_thread(_sandbox, settings, found)
+    shell = Settings(
+        run_as=settings.run_as,
+        sandbox=sandbox,
+        pids_max=settings.pids_max,
+        disk_reserve_bytes=settings.disk_reserve_bytes,
+    )
+    daemon = Daemon(settings.name, settings.data / WORK, probe, settings=shell, wipe=settings.wipe)
     await daemon.open()
     try:
         await _serve(settings, papers, daemon, stopping)
@@ -85,6 +100,16 @@ async def _run(settings: AgentSettings) -> int:
         await daemon.close()
         probe.close()
     return 0
+
+
+def _sandbox(settings: AgentSettings, found: Inventory) -> Sandbox:
+    return find_sandbox(
+        run_as=settings.run_as,
+        hidden=(settings.data,),
+        shared=settings.shared,
+        users=settings.users,
+        minors=found.minors,
+    )
 
 
 async def _serve(

@@ -18,6 +18,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -29,16 +30,16 @@ from bursar.agent import cgroup
 from bursar.agent.cgroup import Cgroups
 from bursar.agent.child import START_FAILED, Child, measure
 from bursar.agent.clock import boot_seconds
-from bursar.agent.deadline import Deadline
-from bursar.agent.environment import User, environment, mark, user
+from bursar.agent.environment import mark, user
 from bursar.agent.escrow import Window, terms_of
 from bursar.agent.events import Ended, Event, Started, hear
 from bursar.agent.folder import Claim, Folder, boot_id, sweep
-from bursar.agent.journal import Began, Gone, Journal, Line, Over, began
+from bursar.agent.housing import Housing, Room
+from bursar.agent.journal import Began, Gone, Journal, Line, Over, Wiped, began, over, used_in
 from bursar.agent.leavings import remove_all, remove_old
-from bursar.agent.meter import gpus
 from bursar.agent.prepare import Ask, NotGiven, nobody, prepare
-from bursar.agent.state import Forget, Instruction, Limit, Machine, MoveDeadline, SignalStop, Start
+from bursar.agent.sandbox import NO_SANDBOX, Sandbox
+from bursar.agent.state import Forget, Instruction, Machine, MoveDeadline, SignalStop, Start
 from bursar.agent.work import Place, Run, Usage
 from bursar.apart import apart
 from bursar.openfiles import allow_open_files
@@ -56,13 +57,17 @@ __all__ = ["Ended", "Event", "Settings", "Shell", "Started", "hear"]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`run_as` names the user that commands run as; without it, it is the agent's own. The logs of what is over are
-    kept for so long, and up to so many bytes of them."""
+    """`run_as` names the user that commands run as; without it, it is the agent's own. In a sandbox every tenant has a
+    user of its own, and `run_as` says only which groups it is in. The logs of what is over are kept for so long, and up
+    to so many bytes of them."""
 
     run_as: str | None = None
     output_bytes: int = 16 << 20  # of each of the two files
     keep_seconds: float = 24 * 3600.0
     keep_bytes: int = 1 << 30
+    sandbox: Sandbox = NO_SANDBOX
+    pids_max: int | None = 4096  # of each placement
+    disk_reserve_bytes: int | None = None  # how much of the disk is kept free; None is as `diskguard.py` says
 
 
 class Shell:
@@ -84,11 +89,18 @@ class Shell:
         self._node = node
         self._heard = heard
         self._settings = settings or Settings()
-        self._user: User = user(self._settings.run_as)
         self.cgroups = cgroups if cgroups is not None else cgroup.find(group_name(folder))
         self._journal = Journal(folder / "journal")
+        self._housing = Housing(
+            self._settings.sandbox,
+            user(self._settings.run_as),
+            folder / "homes",
+            self._journal.known.users,
+            self._append,
+            disk_reserve_bytes=self._settings.disk_reserve_bytes,
+        )
         self._children: dict[Place, Child] = {}
-        self._queue: list[Instruction | Ended | Window] = []
+        self._queue: list[Instruction | Ended | Window | Wiped] = []
         self._woken = asyncio.Event()
         self._launches = asyncio.Semaphore(LAUNCHES_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -118,11 +130,11 @@ class Shell:
                 now,
                 started=child is not None or end is not None,
                 started_at=None if child is None else child.started_at,
-                limit=None if child is None or child.deadline is None else _limit(child.deadline),
+                limit=None if child is None else child.limit,
             )
             if end is not None:
                 done += hear(machine, end)
-                lines += [] if line.place in known.over else [_over(end)]
+                lines += [] if line.place in known.over else [over(end)]
             elif child is not None:
                 self._children[line.place] = child
                 if child.lost:
@@ -134,7 +146,10 @@ class Shell:
         machine.measured(await self.usages())
         await self._append(lines)
         await asyncio.to_thread(self._tidy)
-        await asyncio.to_thread(self.cgroups.tidy, {child.mark for child in self._children.values()})
+        live = {child.mark for child in self._children.values()}
+        await asyncio.to_thread(self.cgroups.tidy, live)
+        with suppress(OSError):  # the next life tries again
+            await asyncio.to_thread(self._housing.scratches.remove_all_but, live)
         home = self._folder.parent
         await asyncio.to_thread(cgroup.leave_earlier, self.cgroups, group_name(home), home / "cgroups")
         self._task(self._work())
@@ -158,6 +173,10 @@ class Shell:
             if (child := self._children.get(place)) is not None:
                 child.usage = usage
         return measured
+
+    async def guard_disk(self) -> None:
+        """Until it is cancelled: end what fills the disk."""
+        await self._housing.guard_disk(self._children)
 
     def log(self, uid: str, epoch: int = 0) -> Path | None:
         """Where the output of a placement is kept (see logs.py); 0 is the newest that is known."""
@@ -185,13 +204,13 @@ class Shell:
 
     # What an earlier life left.
 
-    def _find(self, line: Began, over: Over | None) -> tuple[Child | None, Ended | None]:
+    def _find(self, line: Began, ended: Over | None) -> tuple[Child | None, Ended | None]:
         """It runs, or it has ended, or it was never started."""
         now = boot_seconds()
-        if over is not None:
-            usage = _usage_of(line.run, over)
-            return None, Ended(over.place, now, over.exit_code, over.reason, over.message, over.stopped, usage)
-        child = Child(line.run, Folder(self._path(line.place)))
+        if ended is not None:
+            usage = used_in(line.run, ended)
+            return None, Ended(ended.place, now, ended.exit_code, ended.reason, ended.message, ended.stopped, usage)
+        child = Child(line.run, Folder(self._path(line.place)), self._housing.scratches)
         escrow = self._journal.known.escrows.get(line.place)
         if not line.run.command:
             child.started_at = line.begun_at(boot_id(), now)
@@ -227,7 +246,7 @@ class Shell:
             batch, self._queue = self._queue, []
             failed = await self._write(batch)
             for one in batch:
-                if isinstance(one, Window):
+                if isinstance(one, Window | Wiped):
                     continue
                 try:
                     await self._carry_out(one, failed)
@@ -239,7 +258,7 @@ class Shell:
             if boot_seconds() >= self._tidied_at + TIDY_SECONDS:
                 await asyncio.to_thread(self._tidy)
 
-    async def _write(self, batch: list[Instruction | Ended | Window]) -> str:
+    async def _write(self, batch: list[Instruction | Ended | Window | Wiped]) -> str:
         """Into the journal, at once; why that failed, if it did."""
         lines = [*self._owed, *(line for one in batch if (line := _line(one)) is not None)]
         try:
@@ -278,7 +297,7 @@ class Shell:
         folder = Folder(self._path(start.place))
         at = start.deadline
         deadline = None if at is None else (at, start.grace_seconds, start.freeze_until, start.reason)
-        child = Child(start.run, folder, deadline=deadline)
+        child = Child(start.run, folder, self._housing.scratches, deadline=deadline)
         self._children[start.place] = child
         if start.run.command:
             self._task(self._launch(child))
@@ -295,11 +314,14 @@ class Shell:
                 raise NotGiven("it was told to stop before")
             child.stdin = needed.stdin
             async with self._launches:
-                owner = user() if child.run.wipe else self._user
                 if child.run.wipe:
                     await self._clear()
-                env = needed.add_to(environment(child.run, self._node, owner, os.environ), child.run.env)
-                await asyncio.to_thread(child.spawn, env, owner, self.cgroups, self._options(child.run))
+                room = await self._housing.room_of(child)
+                env = await asyncio.to_thread(room.environment, child.run, self._node)
+                env = needed.add_to(env, child.run.env)
+                options, pids_max = self._options(child.run, room), self._settings.pids_max
+                spawn = partial(child.spawn, sandbox=room.sandbox, pids_max=pids_max)
+                await asyncio.to_thread(spawn, env, room.owner, self.cgroups, options)
             self._watch(child)
         except Exception as error:
             expected = isinstance(error, OSError | ValueError)
@@ -311,7 +333,9 @@ class Shell:
         """Nothing runs here, and nothing is left of what did but how it ended: that is in the journal, and is told
         until it is acknowledged."""
         live = set(self._children)
-        await asyncio.to_thread(self._remove_all_but, {mark(place) for place in live})
+        marks = {mark(place) for place in live}
+        await asyncio.to_thread(self._remove_all_but, marks)
+        await asyncio.to_thread(self._housing.scratches.remove_all_but, marks)
         await asyncio.get_running_loop().run_in_executor(self._writer, self._journal.strip, live)
 
     async def _abandon(self, child: Child, why: str) -> None:
@@ -323,9 +347,14 @@ class Shell:
         self._children.pop(place, None)
         self._say(Ended(place, boot_seconds(), None, START_FAILED, f"it could not be started: {why}"))
 
-    def _options(self, run: Run) -> dict[str, object]:
+    def _options(self, run: Run, room: Room) -> dict[str, object]:
         wished = self._settings
-        return {"ttl": run.ttl_seconds, "grace": run.grace_seconds, "output_bytes": wished.output_bytes}
+        options: dict[str, object] = {
+            "ttl": run.ttl_seconds,
+            "grace": run.grace_seconds,
+            "output_bytes": wished.output_bytes,
+        }
+        return {**options, "umask": "077"} if room.sandbox else options
 
     def _stop(self, stop: SignalStop) -> None:
         child = self._children.get(stop.place)
@@ -408,6 +437,9 @@ class Shell:
     def _over(self, child: Child, end: Ended) -> None:
         if self._children.get(child.run.place) is child:
             del self._children[child.run.place]
+        if child.run.wipe and end.exit_code == 0 and not end.reason:
+            # After a wipe, and only then: nothing is left that the next tenant could find as its own.
+            self._queue.append(self._housing.give_back(self._children.values()))
         self._say(end)
 
     def _say(self, end: Ended) -> None:
@@ -459,28 +491,11 @@ def group_name(folder: Path) -> str:
     return f"bursar-{sha256(str(folder.resolve()).encode()).hexdigest()[:8]}"
 
 
-def _limit(deadline: Deadline) -> Limit:
-    at, _, freeze_until, reason = deadline
-    return Limit(at, freeze_until, reason)
-
-
-def _line(one: Instruction | Ended | Window) -> Line | None:
-    if isinstance(one, Window):
+def _line(one: Instruction | Ended | Window | Wiped) -> Line | None:
+    if isinstance(one, Window | Wiped):
         return one
     if isinstance(one, Start):
         return began(one.run)
     if isinstance(one, Ended):
-        return _over(one)
+        return over(one)
     return Gone(*one.place) if isinstance(one, Forget) else None
-
-
-def _over(end: Ended) -> Over:
-    used = end.usage
-    use = (None,) if used is None else (used.seconds, used.cpu_seconds, used.memory_bytes_max)
-    return Over(*end.place, end.exit_code, end.reason, end.message, end.stopped, *use)
-
-
-def _usage_of(run: Run, over: Over) -> Usage | None:
-    if over.seconds is None:
-        return None
-    return Usage(over.seconds, over.cpu_seconds, 0, over.memory_bytes_max, over.seconds * gpus(run))

@@ -4,8 +4,8 @@ It lives in the placement's folder, alone and in a session of its own, and needs
 runtime and the grace are kept on the node's clock (see `clock.py`) whether the agent is there or not. In the folder:
 
     spec      from the agent: fields `key=value`, each ended by a NUL
-    control   a FIFO, through which the agent asks for an end, `stop SECONDS REASON`, or says that the deadline is to be
-              read again, `look`; one line each
+    control   a FIFO, through which the agent asks for an end, `stop SECONDS REASON`, ends what has failed, `fail REASON
+              MESSAGE`, or says that the deadline is to be read again, `look`; one line each
     deadline  from the agent: the moment at which it must end, and within how many seconds; and, of what is paid for,
               until when it may be frozen instead (0: not at all), and why it ends. It is said twice, so that one that
               is half written is noticed, and written in place, so that a full disk cannot keep it from moving. It only
@@ -26,15 +26,14 @@ import os
 import select
 import time
 from _json import encode_basestring_ascii
-from _signal import SIG_DFL, SIG_IGN, set_wakeup_fd, signal  # type: ignore[import-not-found]
+from _signal import SIG_IGN, set_wakeup_fd, signal  # type: ignore[import-not-found]
 
 from bursar.agent.clock import boot_seconds
 from bursar.agent.deadline import CREDIT_EXHAUSTED, LEASE_EXPIRED, parse_deadline
+from bursar.agent.launch import CHLD, HUP, INT, KILL, QUIT, TERM, Fields, become, explain, one
 from bursar.agent.output import Output
 from bursar.agent.proc import (
     PR_SET_CHILD_SUBREAPER,
-    PR_SET_NO_NEW_PRIVS,
-    PR_SET_PDEATHSIG,
     descendants,
     prctl,
     read,
@@ -43,8 +42,9 @@ from bursar.agent.proc import (
     sync_folder,
     write,
 )
+from bursar.agent.walls import Walls
 
-HUP, INT, QUIT, KILL, PIPE, TERM, CHLD, CONT, STOP, XFSZ = 1, 2, 3, 9, 13, 15, 17, 18, 19, 25
+CONT, STOP = 18, 19
 CHUNK_BYTES = 65536
 SETTLE_SECONDS_MIN, SETTLE_SECONDS_MAX = 0.005, 1.0
 STATUS_BYTES = 4096  # set aside from the start, so that a full disk cannot keep us from saying how it ended
@@ -53,10 +53,7 @@ GRACE_SECONDS = 30.0
 LOOK_SECONDS = 2.0  # timers stand still while the machine sleeps: so long after it wakes up, what is over is known
 DEADLINE_READS = 100
 FREEZE_WALKS = 20  # until all that is stopped one by one has stopped: each may have started others meanwhile
-NOT_FOUND, NOT_EXECUTABLE = 127, 126
 _INFINITE = float("inf")
-
-Fields = dict[bytes, list[bytes]]
 
 
 class StartError(Exception):
@@ -77,7 +74,7 @@ def main(folder: str) -> int:
         shim.start()
     except StartError as error:
         stage, number = error.args
-        shim.finish(*_explain(stage, number, fields))
+        shim.finish(*explain(stage, number, fields))
         return 0
     shim.announce()
     shim.run()
@@ -87,11 +84,11 @@ def main(folder: str) -> int:
 class Shim:
     def __init__(self, fields: Fields) -> None:
         self.fields = fields
-        self.kill_file = _one(fields, b"kill")
-        self.members_file = _one(fields, b"members")
-        self.freeze_file = _one(fields, b"freeze")
-        self.grace_seconds = float(_one(fields, b"grace") or GRACE_SECONDS)
-        self.output = Output(int(_one(fields, b"output_bytes") or OUTPUT_BYTES_MAX))
+        self.kill_file = one(fields, b"kill")
+        self.members_file = one(fields, b"members")
+        self.freeze_file = one(fields, b"freeze")
+        self.grace_seconds = float(one(fields, b"grace") or GRACE_SECONDS)
+        self.output = Output(int(one(fields, b"output_bytes") or OUTPUT_BYTES_MAX))
         self.wake, wake_in = os.pipe()
         os.set_blocking(wake_in, False)
         set_wakeup_fd(wake_in, warn_on_full_buffer=False)
@@ -99,6 +96,7 @@ class Shim:
             signal(number, SIG_IGN if number in (HUP, INT, QUIT) else lambda *_: None)  # the pipe is written to
         self.control = os.open("control", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self.asked, self.pid, self.pipe = b"", 0, -1
+        self.walls: Walls | None = None
         self.began = boot_seconds()
         self.expires_at = _INFINITE
         self.lease_grace_seconds = self.grace_seconds
@@ -107,7 +105,7 @@ class Shim:
         self.frozen_at, self.frozen_seconds = 0.0, 0.0
         self._read_deadline()
         self.kill_at = _INFINITE
-        self.reason, self.stopped = "", False
+        self.reason, self.message, self.stopped = "", "", False
         self.exit_code: int | None = None
         self.cpu_seconds, self.memory_kilobytes_max = 0.0, 0
 
@@ -117,6 +115,11 @@ class Shim:
         """The command runs when this returns: its exec has happened. Whose lease is over may run elsewhere by now."""
         if boot_seconds() >= self.deadline:
             raise StartError("lease", 0)
+        if arguments := self.fields.get(b"sandbox"):
+            try:
+                self.walls = Walls(arguments)
+            except OSError as error:
+                raise StartError("sandbox", error.errno) from error
         self.pipe, write_end = os.pipe()
         os.set_blocking(self.pipe, False)
         report, report_end = os.pipe()
@@ -125,15 +128,16 @@ class Shim:
         except OSError as error:
             raise StartError("fork", error.errno) from error
         if self.pid == 0:
-            _become(self.fields, write_end, report_end)
+            become(self.fields, self.walls, write_end, report_end)
         for fd in (write_end, report_end):
             os.close(fd)
         if fault := os.read(report, 256):
             os.waitpid(self.pid, 0)
             stage, _, number = fault.decode().partition(" ")
+            self._drop_walls()
             raise StartError(stage, int(number))
         self.began = boot_seconds()
-        ttl_seconds = float(_one(self.fields, b"ttl") or 0)
+        ttl_seconds = float(one(self.fields, b"ttl") or 0)
         self.expires_at = self.began + ttl_seconds if ttl_seconds else _INFINITE
 
     def announce(self) -> None:
@@ -164,7 +168,7 @@ class Shim:
         self._kill_the_rest()
         while self._copy():
             pass
-        over = "its paid time is over, and no more was granted" if self.reason == CREDIT_EXHAUSTED else ""
+        over = "its paid time is over, and no more was granted" if self.reason == CREDIT_EXHAUSTED else self.message
         self.finish(self.exit_code, self.reason, over)
 
     def _wait_milliseconds(self) -> int:
@@ -220,9 +224,9 @@ class Shim:
         try:
             write(self.freeze_file, b"1" if frozen else b"0")
         except OSError:
-            self._set_frozen_one_by_one(frozen)
+            self._set_frozen_one_byone(frozen)
 
-    def _set_frozen_one_by_one(self, frozen: bool) -> None:
+    def _set_frozen_one_byone(self, frozen: bool) -> None:
         seen: set[int] = set()
         for _ in range(FREEZE_WALKS):
             found = {*self._members(), *descendants()}
@@ -286,9 +290,12 @@ class Shim:
         *lines, self.asked = (self.asked + os.read(self.control, 4096)).split(b"\n")
         for line in lines:
             verb, _, rest = line.partition(b" ")
-            seconds, _, reason = rest.partition(b" ")
+            first, _, second = rest.partition(b" ")
             if verb == b"stop":
-                self._stop(float(seconds), reason.decode("utf-8", "replace"), stopped=True)
+                self._stop(float(first), second.decode("utf-8", "replace"), stopped=True)
+            elif verb == b"fail" and not self.stopping:
+                self.message = second.decode("utf-8", "replace")
+                self._stop(0.0, first.decode("utf-8", "replace"), stopped=False)
             elif verb == b"look":
                 self._look()
 
@@ -327,11 +334,18 @@ class Shim:
     def _kill_the_rest(self) -> None:
         """What the command leaves behind ends with it."""
         pause = SETTLE_SECONDS_MIN
+        self._drop_walls()
         while self._reap() or self._members():
             self._signal_all(KILL)
             self._copy()
             time.sleep(pause)
             pause = min(2 * pause, SETTLE_SECONDS_MAX)
+
+    def _drop_walls(self) -> None:
+        """From then on what holds the sandbox is one of what must end."""
+        if self.walls is not None:
+            self.walls.drop()
+            self.walls = None
 
     def _signal_all(self, number: int) -> None:
         """To everything in its control group and everything that descends from us."""
@@ -345,7 +359,8 @@ class Shim:
     def _signal(self, pids: set[int], number: int) -> None:
         """The command itself first, then the others by age: whoever waits for a child must hear of the end before the
         child is gone, or it would take that for the end of its work and never say its last words."""
-        for pid in sorted(pids, key=lambda pid: (pid != self.pid, pid)):
+        own = self.walls.own if self.walls is not None else set()  # not the command's
+        for pid in sorted(pids - own, key=lambda pid: (pid != self.pid, pid)):
             try:
                 os.kill(pid, number)
             except OSError:
@@ -385,73 +400,6 @@ class Shim:
         return now - self.began - self.frozen_seconds - (now - self.frozen_at if self.frozen_at else 0.0)
 
 
-def _become(fields: Fields, output: int, report: int) -> None:
-    """In the child: become the command, or say why not."""
-    stage = "start"
-    try:
-        os.setsid()
-        stage = "cgroup"
-        for path in fields.get(b"procs", []):
-            write(path, b"0")
-        stage = "start"
-        set_wakeup_fd(-1)
-        for number in (HUP, INT, QUIT, PIPE, TERM, CHLD, XFSZ):
-            signal(number, SIG_DFL)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        if stdin := _one(fields, b"stdin"):
-            os.dup2(os.open(stdin, os.O_RDONLY), 0)
-            os.unlink(stdin)
-        os.umask(0o022)
-        stage = "user"
-        _change_user(fields)
-        prctl(PR_SET_PDEATHSIG, KILL)
-        stage = "cwd"
-        os.chdir(_one(fields, b"cwd") or b"/")
-        stage = "exec"
-        _execute(fields[b"arg"], dict(one.split(b"=", 1) for one in fields.get(b"env", [])))
-    except Exception as error:
-        os.write(report, f"{stage} {getattr(error, 'errno', errno.EINVAL)}".encode())
-    finally:
-        os._exit(NOT_FOUND)
-
-
-def _execute(command: list[bytes], env: dict[bytes, bytes]) -> None:
-    """As `os.execvpe`, which imports what the user we have become may not be able to read."""
-    paths = [b""] if b"/" in command[0] else env.get(b"PATH", b"/usr/bin:/bin").split(b":")
-    worst = OSError(errno.ENOENT, "")
-    for path in paths:
-        try:
-            os.execve(os.path.join(path, command[0]), command, env)
-        except OSError as error:
-            worst = worst if error.errno in (errno.ENOENT, errno.ENOTDIR) else error
-    raise worst
-
-
-def _change_user(fields: Fields) -> None:
-    if uid := _one(fields, b"uid"):
-        os.setgroups([int(group) for group in fields.get(b"group", [])])
-        os.setgid(int(_one(fields, b"gid")))
-        os.setuid(int(uid))
-        # Not even by a program of root's that says who may: the agent's key is root's as well.
-        prctl(PR_SET_NO_NEW_PRIVS, 1)
-
-
-def _explain(stage: str, number: int, fields: Fields) -> tuple[int, str, str]:
-    command = fields[b"arg"][0].decode("utf-8", "replace")
-    why = os.strerror(number)
-    if stage == "lease":
-        return NOT_EXECUTABLE, LEASE_EXPIRED, "its lease was over before it could be started"
-    if stage == "cwd":
-        cwd = (_one(fields, b"cwd") or b"/").decode("utf-8", "replace")
-        return NOT_EXECUTABLE, "WorkingDirUnusable", f"the working directory {cwd!r} cannot be entered: {why}"
-    if stage == "exec" and number in (errno.ENOENT, errno.ENOTDIR):
-        return NOT_FOUND, "CommandNotFound", f"the command {command!r} was not found on this node"
-    if stage == "exec":
-        return NOT_EXECUTABLE, "CommandNotExecutable", f"the command {command!r} cannot be executed: {why}"
-    return NOT_EXECUTABLE, "StartFailed", f"the command {command!r} could not be started ({stage}): {why}"
-
-
 # Files.
 
 
@@ -486,10 +434,6 @@ def _set_aside() -> None:
     except OSError:
         os.unlink("claim")  # nothing was started
         raise
-
-
-def _one(fields: Fields, key: bytes) -> bytes:
-    return fields.get(key, [b""])[-1]
 
 
 def _json(value: object) -> str:

@@ -1,0 +1,114 @@
+"""Where placements live on the node: whom each runs as, in which HOME and behind which walls."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from bursar.agent.cgroup import disk_bytes_max
+from bursar.agent.child import Child
+from bursar.agent.diskguard import LOOK_SECONDS, DiskGuard
+from bursar.agent.environment import User, environment, open_to_all, user
+from bursar.agent.journal import Assigned, Line, Wiped
+from bursar.agent.sandbox import Sandbox
+from bursar.agent.scratch import find_scratches
+from bursar.agent.work import Place, Run
+from bursar.apart import apart
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    owner: User
+    sandbox: tuple[str, ...] = ()  # for bubblewrap; empty where nothing is isolated
+    renumbered: bool = False  # it sees only its own GPUs
+
+    def environment(self, run: Run, node: str) -> dict[str, str]:
+        inherited = dict(os.environ)
+        if self.sandbox and "PATH" in inherited:
+            inherited["PATH"] = open_to_all(inherited["PATH"])
+        return environment(run, node, self.owner, inherited, renumbered=self.renumbered)
+
+
+class Housing:
+    """`shared` is whom all commands run as where nothing is isolated; `users` are those that tenants have already."""
+
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        shared: User,
+        folder: Path,
+        users: Mapping[str, int],
+        append: Callable[[list[Line]], Awaitable[None]],
+        *,
+        disk_reserve_bytes: int | None = None,
+    ) -> None:
+        self.scratches = find_scratches(folder)
+        self._disk_reserve_bytes = disk_reserve_bytes
+        self._sandbox = sandbox
+        self._shared = shared
+        self._users = dict(users)
+        self._kept = set(users)  # those that are in the journal
+        self._append = append
+
+    async def room_of(self, child: Child) -> Room:
+        run, sandbox = child.run, self._sandbox
+        if run.wipe:
+            return Room(user())
+        if not sandbox.isolates:
+            return Room(self._shared)
+        uid = await self._user_of(run.tenant)
+        name, bytes_max = f"bursar-{uid}", disk_bytes_max(run.requests, run.limits)
+        scratch = await asyncio.to_thread(self.scratches.make, child.mark, uid, name, bytes_max)
+        groups = self._shared.groups if self._shared.changed else ()
+        owner = User(uid, uid, groups, name, str(scratch.home), changed=True)
+        return Room(owner, tuple(sandbox.arguments(run, scratch)), bool(sandbox.device_files(run)))
+
+    async def _user_of(self, tenant: str) -> int:
+        """A user of its own for each tenant. It is in the journal before anything runs as it."""
+        if tenant not in self._users:
+            self._users[tenant] = self._sandbox.users.choose(self._users)
+        uid = self._users[tenant]
+        if tenant not in self._kept:
+            await self._append([Assigned(tenant, uid)])
+            self._kept.add(tenant)
+        return uid
+
+    def give_back(self, children: Iterable[Child]) -> Wiped:
+        """The users of all tenants of which nothing runs."""
+        live = {child.run.tenant for child in children}
+        self._users = {tenant: uid for tenant, uid in self._users.items() if tenant in live}
+        self._kept &= live
+        return Wiped(tuple(live))
+
+    async def guard_disk(self, children: Mapping[Place, Child]) -> None:
+        """Until it is cancelled: end what fills the disk."""
+        guard = DiskGuard(self.scratches, self._disk_reserve_bytes)
+        while True:
+            on_disk = _on_disk(children)
+            try:
+                culprits = await apart(lambda: guard.look(on_disk)) if on_disk else []  # noqa: B023
+            except OSError:
+                log.exception("the disk could not be looked at")
+                culprits = []
+            for one in culprits:
+                if (child := children.get(one.place)) is not None:
+                    log.warning(
+                        "a placement is ended for what it keeps on the disk", uid=child.run.uid, why=one.message
+                    )
+                    child.folder.ask_to_fail(one.reason, one.message)
+            await asyncio.sleep(LOOK_SECONDS)
+
+
+def _on_disk(children: Mapping[Place, Child]) -> dict[Place, tuple[str, int | None]]:
+    return {
+        place: (child.mark, disk_bytes_max(child.run.requests, child.run.limits))
+        for place, child in children.items()
+        if child.run.command and not child.run.wipe
+    }

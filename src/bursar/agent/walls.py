@@ -1,0 +1,157 @@
+"""A placement's sandbox, from the shim's side: bubblewrap makes the namespaces and holds them, the command enters them.
+
+The command stays the shim's own child, so its exit code, its signals and why it could not be started are known exactly;
+only what it sees is bubblewrap's. `sandbox.py` decides what that is. Inside bubblewrap runs nothing but `cat`: it
+answers once when everything is mounted, and ends when the shim closes its end of the pipe or is gone. With it ends the
+namespace's first process, and the kernel kills all that is left there.
+
+As in `shim.py`, only modules of C are imported.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+
+from bursar.agent.proc import descendants, read
+
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWPID = 0x00020000, 0x04000000, 0x08000000, 0x20000000
+PR_SET_SECCOMP, SECCOMP_MODE_FILTER, PR_CAPBSET_DROP = 22, 2, 24
+CAPABILITIES = 64  # more than there are
+INFO_FD = 200  # above all that is open
+CHILD_PID = b'"child-pid":'
+
+
+class WallsError(OSError):
+    """bubblewrap could not make the sandbox; what it said of that is among the shim's errors."""
+
+
+class Walls:
+    """Namespaces that are held open for one command."""
+
+    def __init__(self, arguments: list[bytes]) -> None:
+        """They are there when this returns: every mount is made."""
+        inward, self._hold = os.pipe()
+        answer, outward = os.pipe()
+        info, info_end = os.pipe()
+        try:
+            self.keeper = os.posix_spawn(
+                arguments[0],
+                [arguments[0], b"--info-fd", b"%d" % INFO_FD, *arguments[1:], b"--", b"cat"],
+                {"PATH": "/usr/bin:/bin"},
+                file_actions=[
+                    (os.POSIX_SPAWN_DUP2, inward, 0),
+                    (os.POSIX_SPAWN_DUP2, outward, 1),
+                    (os.POSIX_SPAWN_DUP2, info_end, INFO_FD),
+                ],
+            )
+        finally:
+            for fd in (inward, outward, info_end):
+                os.close(fd)
+        os.write(self._hold, b"\n")
+        there = os.read(answer, 1)
+        told = b""
+        while b"}" not in told and (more := os.read(info, 4096)):
+            told += more
+        os.close(answer)
+        os.close(info)
+        if not there or CHILD_PID not in told:
+            self.drop()
+            os.waitpid(self.keeper, 0)
+            raise WallsError(errno.EPERM, "bubblewrap failed")
+        first = int(told.partition(CHILD_PID)[2].replace(b",", b" ").replace(b"}", b" ").split()[0])
+        self.own = {self.keeper, first, *_children(first)}  # not the command's, to be signalled with it
+        self._spaces = [(_open(first, name), kind) for name, kind in _SPACES]
+        pids = _open(first, "pid")
+        _setns(pids, CLONE_NEWPID)  # ours only in name: it counts for the children that are made from now on
+        os.close(pids)
+
+    def enter(self) -> None:
+        """In the child: see what the sandbox shows, and nothing else. Its working directory is `/` then."""
+        for fd, kind in self._spaces:
+            _setns(fd, kind)
+
+    def drop(self) -> None:
+        """Whatever is inside is killed by the kernel."""
+        if self._hold >= 0:
+            os.close(self._hold)
+            self._hold = -1
+
+
+_SPACES = (("ipc", CLONE_NEWIPC), ("uts", CLONE_NEWUTS), ("mnt", CLONE_NEWNS))
+
+
+def _open(pid: int, name: str) -> int:
+    return os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _setns(fd: int, kind: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).setns(fd, kind):
+        raise OSError(ctypes.get_errno(), "setns")
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(one) for one in read(f"/proc/{pid}/task/{pid}/children").split()]
+    except OSError:  # a kernel without it
+        return descendants()
+
+
+# What a command may never do, whoever it is.
+
+# struct sock_filter: code, how far to go on if true and if false, and a number.
+_LOAD, _EQUAL, _MASK, _RETURN = 0x20, 0x15, 0x54, 0x06
+_ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | errno.EPERM
+_NUMBER, _ARCHITECTURE, _REQUEST = 0, 4, 24  # where they are in struct seccomp_data; the second argument of ioctl
+_X32 = 0x40000000
+
+# By architecture: add_key, request_key and keyctl, and ioctl.
+_CALLS = {
+    0xC000003E: ((248, 249, 250), 16),  # x86_64
+    0x40000003: ((286, 287, 288), 54),  # i386
+    0xC00000B7: ((217, 218, 219), 29),  # aarch64
+    0x40000028: ((309, 310, 311), 54),  # arm
+}
+# Of btrfs: subvolumes and snapshots of the command's own would be outside of what limits its folder.
+_REQUESTS = (0x5000940E, 0x50009418, 0x50009401, 0x50009417)
+
+
+def seccomp_filter() -> bytes:
+    """Keyrings are kept by user and outlive a placement: nobody gets at one. An architecture that we do not know may
+    do nothing."""
+    program = [(_LOAD, 0, 0, _ARCHITECTURE)]
+    for architecture, (keys, ioctl) in _CALLS.items():
+        block = [(_LOAD, 0, 0, _NUMBER), (_MASK, 0, 0, ~_X32 & 0xFFFFFFFF)]
+        tests = [(_EQUAL, number) for number in keys]
+        requests = len(_REQUESTS)
+        # keys…, ioctl?, allow, load request, requests…, allow, refuse
+        refuse_at = len(tests) + 3 + requests + 1
+        for place, (code, number) in enumerate(tests):
+            block.append((code, refuse_at - place - 1, 0, number))
+        block += [(_EQUAL, 1, 0, ioctl), (_RETURN, 0, 0, _ALLOW), (_LOAD, 0, 0, _REQUEST)]
+        for place, number in enumerate(_REQUESTS, len(tests) + 3):
+            block.append((_EQUAL, refuse_at - place - 1, 0, number))
+        block += [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _REFUSE)]
+        program += [(_EQUAL, 0, len(block), architecture), *block]
+    program.append((_RETURN, 0, 0, _REFUSE))
+    return b"".join(struct.pack("=HBBI", *line) for line in program)
+
+
+def restrict() -> None:
+    """For good, and for all that it starts. Needs `no_new_privs`, or root."""
+    program = seccomp_filter()
+    lines = ctypes.create_string_buffer(program, len(program))
+    described = ctypes.create_string_buffer(struct.pack("@HP", len(program) // 8, ctypes.addressof(lines)))
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.c_void_p(ctypes.addressof(described)), 0, 0):
+        raise OSError(ctypes.get_errno(), "seccomp")
+
+
+def drop_capabilities() -> None:
+    """Not even a program of root's brings one back."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for number in range(CAPABILITIES):
+        if libc.prctl(PR_CAPBSET_DROP, number, 0, 0, 0) and ctypes.get_errno() == errno.EINVAL:
+            return
