@@ -29,6 +29,10 @@ class Room:
     sandbox: tuple[str, ...] = ()  # for bubblewrap; empty where nothing is isolated
     renumbered: bool = False  # it sees only its own GPUs
 
+    @property
+    def umask(self) -> str:
+        return "077" if self.sandbox else "022"
+
     def environment(self, run: Run, node: str) -> dict[str, str]:
         inherited = dict(os.environ)
         if self.sandbox and "PATH" in inherited:

@@ -348,13 +348,8 @@ class Shell:
         self._say(Ended(place, boot_seconds(), None, START_FAILED, f"it could not be started: {why}"))
 
     def _options(self, run: Run, room: Room) -> dict[str, object]:
-        wished = self._settings
-        options: dict[str, object] = {
-            "ttl": run.ttl_seconds,
-            "grace": run.grace_seconds,
-            "output_bytes": wished.output_bytes,
-        }
-        return {**options, "umask": "077"} if room.sandbox else options
+        options = {"ttl": run.ttl_seconds, "grace": run.grace_seconds, "output_bytes": self._settings.output_bytes}
+        return {**options, "umask": room.umask}
 
     def _stop(self, stop: SignalStop) -> None:
         child = self._children.get(stop.place)
