@@ -22,8 +22,8 @@ $(STAMP): requirements/bootstrap.txt requirements/dev.txt pyproject.toml scripts
 demo: venv  ## Start Bursar on its embedded PostgreSQL and watch it work (ends by itself)
 	@$(BIN)/python scripts/demo.py
 
-serve: venv  ## Start Bursar and stay up; prints the URL and an admin token
-	@$(BIN)/bursar serve --data .data --grpc 127.0.0.1:8081 --grpc-admin 127.0.0.1:8082 --admin-token-file .data/admin-token --show-token
+serve: venv  ## Start Bursar and stay up; prints the URL, an admin token and what to do next (TLS=1: HTTPS)
+	@$(BIN)/bursar serve --data .data --grpc 127.0.0.1:8081 --grpc-admin 127.0.0.1:8082 --admin-token-file .data/admin-token --show-token $(if $(TLS),--tls auto)
 
 test: venv  ## Run all tests
 	@sh scripts/test-tools.sh

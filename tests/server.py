@@ -71,14 +71,20 @@ def started(
     tls: bool = False,
     database_url: str = "",
     options: Sequence[str] = (),
+    user: str = "root",
 ) -> Iterator[Server]:
-    """`bursar serve` on this directory, or on another database, from when it is ready until the end of the block."""
+    """`bursar serve` on this directory, or on another database, from when it is ready until the end of the block.
+
+    Where we are root its parts stay root, unless another user is named ("" is the default of `bursar serve`): they may
+    read what a test keeps to itself.
+    """
     address = f"127.0.0.1:{port or free_port()}"
     token_file = data / "admin-token"
     log = data.with_name(f"{data.name}.log").open("a")
     addresses = ["--http", address, "--grpc", f"127.0.0.1:{grpc_port or free_port()}"]
     database = ["--database-url", database_url] if database_url else ["--data", str(data)]
     files = [*database, "--admin-token-file", str(token_file)]
+    files += ["--user", user] if user and os.geteuid() == 0 else []
     command = [str(BURSAR), "serve", *addresses, *files, *(["--tls", "auto"] if tls else []), *options]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True)
     try:
@@ -120,7 +126,7 @@ def _shared(config: pytest.Config, key: pytest.StashKey[Server]) -> Server:
 
 @contextmanager
 def _temporary() -> Iterator[Server]:
-    with data_directory() as data, started(data) as running:
+    with data_directory() as data, started(data, user="") as running:
         yield running
 
 

@@ -65,6 +65,7 @@ class Settings:
     admin_token_file: Path | None = None
     show_token: bool = False
     workers: int = 1
+    user: str = ""  # that runs the server's parts, where root starts them; empty: `bursar`
     restored: bool = False  # the database was put back to what a backup had
     requests_per_minute: int = LIMIT_PER_MINUTE_DEFAULT
     tls_cert: Path | None = None
@@ -74,6 +75,7 @@ class Settings:
     grpc_hosts: tuple[str, ...] = ()
     grpc_insecure: bool = False  # no certificates, on loopback only
     grpc_shared: bool = False  # other processes serve at the same address
+    metrics: Address | None = None  # where /metrics is served without a token
     grpc_admin: Address | None = None  # where administrators and tenants are served over gRPC
     waldur: WaldurSettings | None = None
     connections: int = CONNECTIONS_MAX

@@ -44,6 +44,9 @@ GRPC_INSECURE = click.option(
 GRPC_ADMIN = click.option(
     "--grpc-admin", default="", help="HOST:PORT to serve AdminService on: gRPC for administrators, by token."
 )
+METRICS = click.option(
+    "--metrics", default="", help="HOST:PORT to serve /metrics on without a token, and nothing else."
+)
 CERT = click.option(
     "--tls-cert", type=click.Path(path_type=Path, exists=True), help="Serve HTTPS with this certificate."
 )
@@ -73,12 +76,19 @@ TOKEN_FILE = click.option(
 @GRPC_HOST
 @GRPC_INSECURE
 @GRPC_ADMIN
+@METRICS
 @TOKEN_FILE
 @click.option("--show-token", is_flag=True, help="Print the token in that file when ready.")
 @DATABASE
 @REDIS
 @click.option("--restored", is_flag=True, help="The database was put back to a backup; said once, at the first start.")
 @click.option("--workers", default=1, show_default=True, type=click.IntRange(1, 64), help="API processes.")
+@click.option(
+    "--user",
+    envvar="BURSAR_USER",
+    default="",
+    help="Started by root, serve as this user; by default bursar.",
+)
 @click.option("--tls", type=click.Choice(["auto"]), help="auto: HTTPS with a certificate of our own CA.")
 @CERT
 @KEY
@@ -99,6 +109,7 @@ def serve(**options: Any) -> None:
 @GRPC_HOST
 @GRPC_INSECURE
 @GRPC_ADMIN
+@METRICS
 @DATABASE
 @REDIS
 @CERT
@@ -107,12 +118,13 @@ def serve(**options: Any) -> None:
 @PER_ADDRESS
 @TOKEN_FILE
 @click.option("--fd", type=int, default=None, hidden=True, help="A listening socket, inherited.")
+@click.option("--metrics-fd", type=int, default=None, hidden=True, help="A listening socket for /metrics, inherited.")
 @click.option("--grpc-shared", is_flag=True, hidden=True, help="Others serve gRPC at the same address.")
-def api(fd: int | None, **options: Any) -> None:
+def api(fd: int | None, metrics_fd: int | None, **options: Any) -> None:
     """Serve the API, on a database that others share."""
     import bursar.serve
 
-    raise SystemExit(bursar.serve.run_api(_settings(options), fd))
+    raise SystemExit(bursar.serve.run_api(_settings(options), fd, metrics_fd))
 
 
 @click.command()
@@ -187,7 +199,7 @@ async def _simulate(connection: Connection, shape: Shape, keep: bool, ways: dict
     from bursar.sim.rest import simulate
 
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    where, is_terminal = connection.client.context, sys.stderr.isatty()
+    where = connection.client.context
 
     def end() -> None:
         stop.set()
@@ -199,7 +211,7 @@ async def _simulate(connection: Connection, shape: Shape, keep: bool, ways: dict
         print(f"{shape.count} simulated nodes are ready; Ctrl-C ends them", flush=True)
 
     def tell() -> None:
-        if is_terminal:
+        if _in_foreground():
             line = f"{counted(simulated.running, 'allocation')} running, {simulated.ended} ended"
             print(f"\r{line}\x1b[K", end="\n" if stop.is_set() else "", file=sys.stderr, flush=True)
 
@@ -211,6 +223,16 @@ async def _simulate(connection: Connection, shape: Shape, keep: bool, ways: dict
     print(f"{simulated.ended} allocations ended")
     if left:
         print(f"{left} nodes still run something, and are left", file=sys.stderr)
+
+
+def _in_foreground() -> bool:
+    """Whether standard error is a terminal, and this process is the one that its user looks at: no job with `&`."""
+    import os
+
+    try:
+        return os.tcgetpgrp(sys.stderr.fileno()) == os.getpgrp()
+    except (OSError, ValueError):
+        return False
 
 
 async def _simulated(
@@ -256,6 +278,7 @@ def _settings(options: dict[str, Any]) -> Settings:
             show_token=options.get("show_token", False),
             workers=options.get("workers", 1),
             restored=options.get("restored", False),
+            user=options.get("user", ""),
             requests_per_minute=requests_per_minute_from_environment(),
             tls_cert=options.get("tls_cert"),
             tls_key=options.get("tls_key"),
@@ -266,6 +289,7 @@ def _settings(options: dict[str, Any]) -> Settings:
             grpc_hosts=tuple(options.get("grpc_host", ())),
             grpc_insecure=options.get("grpc_insecure", False),
             grpc_shared=options.get("grpc_shared", False),
+            metrics=parse_address(options["metrics"], "--metrics") if options.get("metrics") else None,
             grpc_admin=parse_address(options["grpc_admin"], "--grpc-admin") if options.get("grpc_admin") else None,
             waldur=waldur_from_environment(),
             connections=options.get("connections", CONNECTIONS_MAX),

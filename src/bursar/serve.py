@@ -1,7 +1,8 @@
 """`bursar serve`: one parent that owns PostgreSQL and the listening socket, and keeps its children alive.
 
 The children are the API workers, the controller, and what reads from Waldur where that is set. They are started by
-exec, die with the parent, and are started again when they die alone.
+exec, die with the parent, and are started again when they die alone. Started by root, they run as a user without
+privileges (`--user`); the parent, which accepts no connection, stays root to start them again.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import signal
 import socket
 import sys
 from collections.abc import Coroutine
-from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,13 @@ from typing import Any
 import structlog
 import uvloop
 
+from bursar.announce import announce
 from bursar.api.connection import Bounds
+from bursar.api.metrics_door import MetricsDoor
 from bursar.api.serve import door_of, opened_house, serve_http
 from bursar.api.tls import ensure_server_certificate
 from bursar.bridges.webhook import run_webhooks
+from bursar.child import READY, Child
 from bursar.config import Address, Settings, with_password_hidden
 from bursar.logs import set_up_logs
 from bursar.loops.claims import run_claims
@@ -44,6 +48,8 @@ from bursar.ops.bootstrap import prepare
 from bursar.ops.collector import calm_collector
 from bursar.ops.office import Office, now
 from bursar.ops.token import TokenFileError, ensure_admin_token
+from bursar.osuser import SERVER, HandOver, OsUser, OsUserError, hand_over, name_of, system_user
+from bursar.store.beat import load_agents
 from bursar.store.database import AWAY, Database, connect
 from bursar.store.embedded import Embedded, EmbeddedError
 from bursar.store.embedded import start as start_embedded
@@ -51,10 +57,7 @@ from bursar.store.migrate import MigrationError
 
 log = structlog.get_logger()
 
-STOP_SECONDS = 10.0
 RESERVED_FILES = 256  # of an API process, for everything but HTTP connections
-BACKOFF_SECONDS = (0.0, 0.2, 0.5, 1.0, 2.0, 5.0)
-READY = "ready"
 READY_SECONDS_MAX = 60.0
 _PR_SET_PDEATHSIG = 1
 
@@ -68,7 +71,7 @@ def _run(main: Coroutine[Any, Any, int]) -> int:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             return runner.run(main)
-        except (StartError, EmbeddedError, MigrationError, TokenFileError, OSError) as error:
+        except (StartError, EmbeddedError, MigrationError, TokenFileError, OsUserError, OSError) as error:
             print(f"bursar: {error}", file=sys.stderr)
             return 1
         except AWAY as error:
@@ -79,11 +82,11 @@ def _run(main: Coroutine[Any, Any, int]) -> int:
 # The parts, each a process.
 
 
-def run_api(settings: Settings, fd: int | None) -> int:
-    return _run(_api(settings, fd))
+def run_api(settings: Settings, fd: int | None, metrics_fd: int | None = None) -> int:
+    return _run(_api(settings, fd, metrics_fd))
 
 
-async def _api(settings: Settings, fd: int | None) -> int:
+async def _api(settings: Settings, fd: int | None, metrics_fd: int | None) -> int:
     die_with_parent()
     allow_open_files()
     _check_grpc(settings)
@@ -96,7 +99,8 @@ async def _api(settings: Settings, fd: int | None) -> int:
         token = await _admin_token(settings)
         if token is not None and settings.admin_token_file is None:
             print(f"admin token (shown once): {token}", flush=True)
-    listener = socket.socket(fileno=fd) if fd is not None else listen(settings)
+    listener = socket.socket(fileno=fd) if fd is not None else listen(settings.http, "--http")
+    scraped = socket.socket(fileno=metrics_fd) if metrics_fd is not None else _listen_metrics(settings)
     async with AsyncExitStack() as opened:
         house = await opened.enter_async_context(
             opened_house(
@@ -143,7 +147,10 @@ async def _api(settings: Settings, fd: int | None) -> int:
         calm_collector()
         print(READY, flush=True)
         bounds = Bounds(min(settings.connections, open_files_max() - RESERVED_FILES), settings.connections_per_address)
-        await serve_http(door, listener, tls_cert=settings.tls_cert, tls_key=settings.tls_key, bounds=bounds)
+        metrics = (MetricsDoor(house), scraped) if scraped is not None else None
+        await serve_http(
+            door, listener, tls_cert=settings.tls_cert, tls_key=settings.tls_key, bounds=bounds, metrics=metrics
+        )
     return 0
 
 
@@ -261,15 +268,19 @@ def die_with_parent() -> None:
         raise StartError("the server that started this process is gone")
 
 
-def listen(settings: Settings) -> socket.socket:
-    family = socket.AF_INET6 if ":" in settings.http.host else socket.AF_INET
+def _listen_metrics(settings: Settings) -> socket.socket | None:
+    return listen(settings.metrics, "--metrics") if settings.metrics is not None else None
+
+
+def listen(address: Address, option: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((settings.http.host, settings.http.port))
+        listener.bind((address.host, address.port))
     except OSError as error:
         raise StartError(
-            f"cannot listen on {settings.http}: {error.strerror}; choose another address with --http HOST:PORT"
+            f"cannot listen on {address}: {error.strerror}; choose another address with {option} HOST:PORT"
         ) from error
     listener.listen(4096)
     listener.setblocking(False)
@@ -293,60 +304,6 @@ def _try_grpc_address(address: Address | None, option: str) -> None:
 # The parent.
 
 
-@dataclass(slots=True)
-class Child:
-    """A process that is started again when it dies."""
-
-    name: str
-    arguments: list[str]
-    environment: dict[str, str]
-    descriptors: tuple[int, ...] = ()
-    process: asyncio.subprocess.Process | None = None
-    ready: asyncio.Event = field(default_factory=asyncio.Event)
-    stopping: bool = False
-
-    async def keep_alive(self) -> None:
-        failures = 0
-        while not self.stopping:
-            loop = asyncio.get_running_loop()
-            started = loop.time()
-            self.process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", "bursar.main", *self.arguments, env=self.environment,
-                pass_fds=self.descriptors, stdout=asyncio.subprocess.PIPE,
-            )  # fmt: skip
-            if self._told_to_stop():
-                # While it was being started: whoever told us had nobody to tell.
-                await self.stop()
-                return
-            assert self.process.stdout is not None
-            async for line in self.process.stdout:
-                if line.decode(errors="replace").strip() == READY:
-                    self.ready.set()
-            code = await self.process.wait()
-            if self._told_to_stop():
-                return
-            failures = 0 if loop.time() - started > 10 else failures + 1
-            pause = BACKOFF_SECONDS[min(failures, len(BACKOFF_SECONDS) - 1)]
-            log.warning("child died; starting it again", child=self.name, code=code, pause_seconds=pause)
-            await asyncio.sleep(pause)
-
-    def _told_to_stop(self) -> bool:
-        return self.stopping
-
-    async def stop(self) -> None:
-        self.stopping = True
-        if self.process is None or self.process.returncode is not None:
-            return
-        with suppress(ProcessLookupError):
-            self.process.terminate()
-        try:
-            async with asyncio.timeout(STOP_SECONDS):
-                await self.process.wait()
-        except TimeoutError:
-            with suppress(ProcessLookupError):
-                self.process.kill()
-
-
 def run(settings: Settings, *, data: Path | None, tls_auto: bool) -> int:
     return _run(_serve(settings, data, tls_auto))
 
@@ -362,36 +319,79 @@ async def _serve(settings: Settings, data: Path | None, tls_auto: bool) -> int:
     if not settings.http.is_loopback and not (settings.tls_cert or tls_auto):
         log.warning("plain HTTP beyond loopback: tokens can be read on the wire; use --tls, or a proxy that does")
     data = (data or default_data_directory()).absolute()
+    user = await asyncio.to_thread(_server_user, settings)
     embedded: Embedded | None = None
-    listener = listen(settings)
+    listener, scraped = listen(settings.http, "--http"), _listen_metrics(settings)
     if not settings.database_url:
-        data.mkdir(parents=True, exist_ok=True)
-        embedded = await start_embedded(data, log=log)
+        embedded = await start_embedded(data, log=log, client=user)
         settings = replace(settings, database_url=embedded.url)
     try:
-        return await _serve_on(settings, listener, data, tls_auto, stopping)
+        return await _serve_on(settings, (listener, scraped), data, tls_auto, user, stopping)
     finally:
-        listener.close()
+        for one in (listener, scraped):
+            if one is not None:
+                one.close()
         if embedded is not None:
             await embedded.stop()
 
 
+def _server_user(settings: Settings) -> OsUser | None:
+    """Who runs the children; None where that is the user we are."""
+    own = name_of(os.geteuid())
+    if os.geteuid() != 0:
+        if settings.user not in ("", own):
+            raise StartError(f"--user {settings.user}: only root can start it as another user")
+        return None
+    if settings.user in ("root", own):
+        return None
+    user = system_user(settings.user or SERVER)
+    for address, option in ((settings.grpc, "--grpc"), (settings.grpc_admin, "--grpc-admin")):
+        if address is not None and 0 < address.port < _unprivileged_port():
+            raise StartError(f"{option} {address}: the user {user.name} may not listen on ports below 1024")
+    return user
+
+
+def _unprivileged_port() -> int:
+    try:
+        return int(Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text())
+    except (OSError, ValueError):
+        return 1024
+
+
+def _files(settings: Settings) -> list[Path]:
+    """What the children read, as the user that they run as."""
+    oidc, waldur = settings.oidc, settings.waldur
+    files = [settings.tls_cert, settings.tls_key]
+    if oidc is not None:
+        files += [Path(one) for one in (oidc.jwks, oidc.ca_file) if one and "://" not in one]
+    if waldur is not None:
+        files += [waldur.token_file, waldur.ca_file]
+    return [path for path in files if path is not None and path.exists()]
+
+
 async def _serve_on(
-    settings: Settings, listener: socket.socket, data: Path, tls_auto: bool, stopping: asyncio.Event
+    settings: Settings,
+    listeners: tuple[socket.socket, socket.socket | None],
+    data: Path,
+    tls_auto: bool,
+    user: OsUser | None,
+    stopping: asyncio.Event,
 ) -> int:
     log.info("database", url=with_password_hidden(settings.database_url))
     await prepare(settings.database_url, restored=settings.restored)
     ca: Path | None = None
     if tls_auto:
         hosts = sorted({"localhost", "127.0.0.1", "::1", settings.http.host} - {"0.0.0.0", "::"})  # noqa: S104
-        cert, key, ca = ensure_server_certificate(data / "tls", hosts)
+        cert, key, ca = ensure_server_certificate(data / "tls", hosts, user.gid if user else None)
         settings = replace(settings, tls_cert=cert, tls_key=key)
     token = await _admin_token(settings)
-    children = _children(settings, listener)
+    await _warn_of_agents(settings)
+    over = await asyncio.to_thread(hand_over, user, _files(settings)) if user is not None else None
+    children = _children(settings, listeners, over)
     keepers = [asyncio.create_task(child.keep_alive(), name=child.name) for child in children]
     try:
         if await _all_ready(children, stopping):
-            _announce(settings, listener, token, ca)
+            announce(settings, listeners[0], token, ca)
             await stopping.wait()
         return 0
     finally:
@@ -420,15 +420,33 @@ async def _admin_token(settings: Settings) -> str | None:
         await db.close()
 
 
-def _children(settings: Settings, listener: socket.socket) -> list[Child]:
+async def _warn_of_agents(settings: Settings) -> None:
+    """Without gRPC the nodes of an earlier start fall silent, and nothing else would say why."""
+    if settings.grpc is not None:
+        return
+    db = await connect(settings.database_url)
+    try:
+        count = await load_agents(db)
+    finally:
+        await db.close()
+    if count:
+        nodes = "1 node has an agent" if count == 1 else f"{count} nodes have agents"
+        log.warning(f"{nodes}, and no --grpc is served: give the address that they were told, or they fall silent")
+
+
+def _children(
+    settings: Settings, listeners: tuple[socket.socket, socket.socket | None], over: HandOver | None
+) -> list[Child]:
     environment = {
         **os.environ,
         "BURSAR_PARENT": str(os.getpid()),
         "BURSAR_DATABASE_URL": settings.database_url,
         "BURSAR_REDIS_URL": settings.redis_url,
     }
-    fd = listener.fileno()
-    shared = ["api", "--http", str(settings.http), "--fd", str(fd)]
+    fds = tuple(one.fileno() for one in listeners if one is not None)
+    shared = ["api", "--http", str(settings.http), "--fd", str(fds[0])]
+    if len(fds) > 1:
+        shared += ["--metrics-fd", str(fds[1])]
     if settings.tls_cert and settings.tls_key:
         shared += ["--tls-cert", str(settings.tls_cert), "--tls-key", str(settings.tls_key)]
     if settings.grpc_address:
@@ -445,30 +463,17 @@ def _children(settings: Settings, listener: socket.socket) -> list[Child]:
         shared.append("--grpc-shared")
     shared += ["--connections", str(settings.connections)]
     shared += ["--connections-per-address", str(settings.connections_per_address)]
-    children = [Child(f"api-{index}", shared, environment, (fd,)) for index in range(settings.workers)]
-    children.append(Child("controller", ["controller"], environment))
+    children = [Child(f"api-{index}", shared, environment, fds, over) for index in range(settings.workers)]
+    children.append(Child("controller", ["controller"], environment, over=over))
     if settings.waldur is not None:
-        children.append(Child("waldur", ["waldur"], environment))
+        children.append(Child("waldur", ["waldur"], environment, over=over))
     return children
 
 
-def _announce(settings: Settings, listener: socket.socket, token: str | None, ca: Path | None) -> None:
-    """One line when it is ready; a new token before it, once."""
-    host, port = listener.getsockname()[:2]
-    scheme = "https" if settings.tls_cert else "http"
-    url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-    if token is not None and settings.admin_token_file is None:
-        print(f"admin token (shown once): {token}", flush=True)
-    if settings.show_token and settings.admin_token_file is not None:
-        print(f"admin token: {settings.admin_token_file.read_text().strip()}", flush=True)
-    parts = [f"bursar is ready on {url}"]
-    if settings.admin_token_file is not None:
-        parts.append(f"admin token in {settings.admin_token_file}")
-    if ca is not None:
-        parts.append(f"CA in {ca}")
-    print(", ".join(parts), flush=True)
-
-
 def default_data_directory() -> Path:
+    """Root's home is closed to the database's user, so root's data is kept elsewhere, unless it is there already."""
     base = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
-    return Path(base) / "bursar"
+    at_home = Path(base) / "bursar"
+    if os.geteuid() == 0 and "XDG_DATA_HOME" not in os.environ and not at_home.exists():
+        return Path("/var/lib/bursar")
+    return at_home

@@ -408,6 +408,40 @@ def test_a_node_token_is_for_one_node_and_one_use(empty_server: Server, shell: S
     shell(f"delete node {name}")
 
 
+def test_the_first_minute_of_a_tenants_user(empty_server: Server, shell: Shell) -> None:
+    """The namespace `default` is another's: a user is told which are theirs, and not to create it."""
+    token = shell(f"token create --role user --tenant {shell.namespace} --user ann").stdout.strip()
+    as_user = {"BURSAR_TOKEN": token}
+    lost = shell("run --detach --gpus 1 -- hostname", code=3, env=as_user)
+    assert f"give -n NAME: yours is {shell.namespace}" in lost.stderr
+    assert "Create it first" not in lost.stderr
+    elsewhere = shell("run --detach -n nowhere -- hostname", code=3, env=as_user).stderr
+    assert "`bursar get namespaces` lists yours" in elsewhere
+
+    said = shell(f"login {empty_server.url} --token - --context ann", given=token, env=FROM_FILE).stdout
+    assert f'The namespace is "{shell.namespace}" where none is named.' in said
+    shell("run --detach --gpus 1 -- hostname", env=FROM_FILE)
+    second = f"{shell.namespace}-b"
+    shell(f"create namespace {second} --tenant {shell.namespace}")
+    said = shell(f"login {empty_server.url} --token - --context ann", given=token, env=FROM_FILE).stdout
+    assert f'The namespace is "{shell.namespace}" where none is named; yours are {shell.namespace}, {second}' in said
+    assert (
+        "where none is named"
+        not in shell(f"login {empty_server.url} --token - --context ann -n {second}", given=token, env=FROM_FILE).stdout
+    )
+
+
+def test_a_nodes_token_is_kept_from_others(shell: Shell, tmp_path: Path) -> None:
+    file = tmp_path / "here.token"
+    file.write_text("an older one")
+    file.chmod(0o644)
+    made = shell(f"node token --name {shell.namespace} --output {file}")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert file.read_text().startswith("bsr_")
+    assert made.stdout == ""
+    assert "nothing was created" in shell(f"node token --name other --output {tmp_path}/no/file", code=1).stderr
+
+
 def test_login_and_contexts(empty_server: Server, shell: Shell) -> None:
     said = shell(
         f"login {empty_server.url} --token - --context lab", given=f"{empty_server.token}\n", env=FROM_FILE

@@ -12,9 +12,12 @@ from typing import Any
 
 import pytest
 import yaml
+from structlog.testing import capture_logs
 
 from agents import Agent, await_phase, joined_agent, living, part, status_of, until
 from bursar.client import Client
+from bursar.config import Address, Settings
+from bursar.serve import _warn_of_agents
 from server import BURSAR, Server, data_directory, started
 
 pytestmark = pytest.mark.timeout(240)
@@ -251,3 +254,33 @@ def test_the_exit_code_is_that_of_the_first_node_that_failed(house: Server, agen
     ran = bursar(house, "run", "--name", name, "--nodes", "2", "--cpus", "100m", "--", "sh", "-c", script)
     assert ran.returncode == 5, ran.stderr
     assert "exit code 5 on n" in ran.stderr
+
+
+def test_on_a_simulated_node_nothing_looks_as_if_it_had_run(house: Server, client: Client, agents: list[Agent]) -> None:
+    assert agents
+    command = [str(BURSAR), "sim", "nodes", "--count", "1", "--prefix", "acting", "--run-seconds", "0"]
+    with subprocess.Popen(command, env=house.environment, stdout=subprocess.PIPE, text=True) as nodes:
+        try:
+            assert nodes.stdout is not None
+            assert "ready" in nodes.stdout.readline()
+            until(lambda: client.nodes.get("acting-0001")["status"].get("phase") == "Ready", "the simulated node")
+            done = bursar(house, "run", "--simulated", "--gpus", "8", "--", "echo", "hello")
+            assert (done.returncode, done.stdout) == (0, "")
+            assert done.stderr == "bursar: acting-0001 is simulated: nothing was really run\n"
+            # Without the flag it is no node for a command, however well it would fit.
+            off = bursar(house, "run", "--detach", "--name", "real", "--gpus", "8", "--", "echo", "hello")
+            told = off.stderr if off.returncode else bursar(house, "explain", "real").stdout
+            assert "of 2 matching nodes" in told, told
+        finally:
+            nodes.send_signal(signal.SIGINT)
+            bursar(house, "delete", "allocation", "real")
+
+
+async def test_a_server_without_grpc_says_whom_it_leaves_alone(house: Server, agents: list[Agent]) -> None:
+    url = f"postgresql://bursar@/bursar?host={house.data / 'run'}&port=5432"
+    with capture_logs() as said:
+        await _warn_of_agents(Settings(http=Address("127.0.0.1", 0), database_url=url))
+        await _warn_of_agents(Settings(http=Address("127.0.0.1", 0), grpc=Address("127.0.0.1", 1), database_url=url))
+    assert len(agents) == 2
+    [warning] = said
+    assert "nodes have agents, and no --grpc is served" in warning["event"]

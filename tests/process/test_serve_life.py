@@ -16,8 +16,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bursar.api.serve import opened_house
+from bursar.child import Child
 from bursar.rpc.serve import opened_grpc
-from bursar.serve import Child, _all_ready
+from bursar.serve import _all_ready
 from server import BURSAR, free_port
 
 

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from bursar.core.allocation import Phase
+from bursar.core.node import SIMULATED
 from bursar.sim.drive import Answer, Drive, Pace
 from bursar.sim.node import EXPIRED, PAUSE_SECONDS_MAX, REFUSALS_MAX, NodeReport, Nodes
-from bursar.sim.shape import GPU, SIMULATED, Shape, documents
+from bursar.sim.shape import GPU, Shape, documents
 from bursar.sim.work import EXIT, SECONDS, Whole, Work, read_work
 
 
@@ -315,4 +316,5 @@ def test_nodes_are_dealt_out_over_racks_and_zones() -> None:
     assert {one["zone"] for one in labels} == {"zone-1", "zone-2"}
     assert all(one[SIMULATED] == "true" and one["pool"] == "test" for one in labels)
     assert made[0]["spec"]["capacity"][GPU] == "4"
+    assert all(one["spec"]["taints"] == [{"key": SIMULATED, "effect": "NoSchedule"}] for one in made)
     assert GPU not in documents(Shape(1, gpus=0))[0]["spec"]["capacity"]

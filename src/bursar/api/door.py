@@ -160,8 +160,7 @@ class Door:
             return Refusal(Code.METHOD_NOT_ALLOWED, f"{method} is not offered here", f"Offered: {offered}.")
         route, names = entry
         parameters = dict(zip(names, values, strict=True))
-        peer = (scope.get("client") or ("",))[0]
-        return Call(self._house, route, ANONYMOUS, request_id, parameters, {}, headers, peer=peer)
+        return Call(self._house, route, ANONYMOUS, request_id, parameters, {}, headers)
 
     async def _handle(self, call: Call, scope: Scope, receive: Receive) -> tuple[Outcome, Verdict | None]:
         """The steps of every request; what goes wrong unexpectedly is a 503 or a 500 with the request's id."""

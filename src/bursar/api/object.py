@@ -19,7 +19,7 @@ from bursar.api.show import rows, show, show_written
 from bursar.api.spool import Spool, SpooledPieces, SpoolFull
 from bursar.api.table import table, wants_table
 from bursar.api.watch import watch
-from bursar.core.access import reach
+from bursar.core.access import Identity, reach
 from bursar.core.object import Key, Origin, Stored
 from bursar.core.refusal import Code, Refusal, invalid
 from bursar.core.selector import SelectorError, parse, parse_fields
@@ -305,12 +305,17 @@ async def namespace_tenant(call: Call, kind: Kind) -> str | Refusal | None:
     namespace = (await call.house.tree()).namespaces.get(name)
     if namespace is None:
         namespace = (await call.house.tree(fresh=True)).namespaces.get(name)
-    missing = Refusal(
-        Code.NOT_FOUND, f'namespaces "{name}" not found', f"Create it first: bursar create namespace {name}"
-    )
     if namespace is None or not await call.house.sees(call.identity, namespace.tenant):
-        return missing
+        return _missing_namespace(call.identity, name)
     return namespace.tenant
+
+
+def _missing_namespace(identity: Identity, name: str) -> Refusal:
+    """For who does not see everything it may well exist, and be another's: they are not told to create it."""
+    hint = "Name another one with -n: `bursar get namespaces` lists yours."
+    if reach(identity).everything:
+        hint = f"Create it first: bursar create namespace {name}"
+    return Refusal(Code.NOT_FOUND, f'namespaces "{name}" not found', hint)
 
 
 async def written_answer(

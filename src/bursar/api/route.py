@@ -30,15 +30,8 @@ class Call:
     query: Mapping[str, str]
     headers: Mapping[str, str]  # lower-case names
     body: bytes = b""
-    peer: str = ""  # the address that the connection comes from
     subject: str = ""  # the name of the object that the body is of, for refusals of what the path does not name
     document: Any = UNREAD  # the body as plain values, where it was read before the handler was called
-
-    @property
-    def is_local(self) -> bool:
-        """Whether it comes from this machine itself, and not through a proxy that happens to be on it."""
-        forwarded = "forwarded" in self.headers or "x-forwarded-for" in self.headers
-        return self.peer in ("127.0.0.1", "::1") and not forwarded
 
     @property
     def media_type(self) -> str:

@@ -18,6 +18,7 @@ from bursar.api.connection import Bounds, Gate
 from bursar.api.door import Door
 from bursar.api.house import LISTS_MAX, STATES_MAX, House
 from bursar.api.identity import Authenticator
+from bursar.api.metrics_door import MetricsDoor
 from bursar.api.oidc import Oidc, OidcSettings
 from bursar.api.ratelimit import LIMIT_PER_MINUTE_DEFAULT, MemoryRateLimit, RateLimit, RedisRateLimit
 from bursar.api.routes import build_routes
@@ -72,11 +73,31 @@ async def serve_http(
     tls_cert: Path | None = None,
     tls_key: Path | None = None,
     bounds: Bounds | None = None,
+    metrics: tuple[MetricsDoor, socket.socket] | None = None,
 ) -> None:
     """Serve until told to stop by a signal; answer what was begun, and let watchers go."""
-    gate = Gate(bounds)
+    logging.getLogger("uvicorn.error").addFilter(_is_news)
+    doors: list[tuple[Door | MetricsDoor, socket.socket, Gate]] = [(door, listener, Gate(bounds))]
+    if metrics is not None:
+        doors.append((*metrics, Gate(bounds)))
+    # The metrics are plain HTTP, whatever the API is.
+    servers = [_server(app, gate, *((tls_cert, tls_key) if app is door else ())) for app, _, gate in doors]
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _stop, servers, door)
+    looking = [asyncio.create_task(gate.keep_looking()) for *_, gate in doors]
+    try:
+        await asyncio.gather(*(server.serve(sockets=[one]) for server, (_, one, _) in zip(servers, doors, strict=True)))
+    finally:
+        for task in looking:
+            task.cancel()
+
+
+def _server(
+    app: Door | MetricsDoor, gate: Gate, tls_cert: Path | None = None, tls_key: Path | None = None
+) -> uvicorn.Server:
     config = uvicorn.Config(
-        door,
+        app,
         loop="uvloop",
         http=gate.protocol(),
         ws="none",
@@ -92,16 +113,7 @@ async def serve_http(
         ssl_certfile=str(tls_cert) if tls_cert else None,
         ssl_keyfile=str(tls_key) if tls_key else None,
     )
-    logging.getLogger("uvicorn.error").addFilter(_is_news)
-    server = _Server(config)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _stop, server, door)
-    looking = asyncio.create_task(gate.keep_looking())
-    try:
-        await server.serve(sockets=[listener])
-    finally:
-        looking.cancel()
+    return _Server(config)
 
 
 def _is_news(record: logging.LogRecord) -> bool:
@@ -116,7 +128,8 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _stop(server: uvicorn.Server, door: Door) -> None:
+def _stop(servers: list[uvicorn.Server], door: Door) -> None:
     """Watchers are let go first, for they would never end by themselves."""
     door.end_streams()
-    server.should_exit = True
+    for server in servers:
+        server.should_exit = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
@@ -20,6 +21,9 @@ from bursar.store import change as change_store
 from bursar.store import quota as quota_store
 from bursar.store.database import AWAY
 from bursar.wire.document import encode
+
+if TYPE_CHECKING:
+    from bursar.api.house import House
 
 
 async def hello(_: Call) -> Outcome:
@@ -40,35 +44,43 @@ async def readyz(call: Call) -> Outcome:
 
 
 async def show_metrics(call: Call) -> Outcome:
-    """Counters kept by this process, and usage as it stands in the database.
+    """The metrics, which name every tenant: for roles that see everything, wherever the request comes from.
 
-    It names every tenant, so it is for this machine's own scraper, and for roles that see everything.
+    An address says nothing of who asks: behind a proxy on this machine everybody comes from it.
     """
-    if not call.is_local:
-        identity = await call.house.authenticator.authenticate(call.headers.get("authorization"))
-        if isinstance(identity, Refusal):
-            return identity
-        if not reach(identity).everything:
-            return Refusal(Code.FORBIDDEN, f"role {identity.role} may not read the metrics of all tenants")
-    await show_scheduling(call.house)
-    await show_nodes(call.house)
-    await show_drift(call.house.office)
-    await show_budgets(call.house.office)
-    await show_sealing(call.house.office)
-    office = call.house.office
+    identity = await call.house.authenticator.authenticate(call.headers.get("authorization"))
+    if isinstance(identity, Refusal):
+        return identity
+    if not reach(identity).everything:
+        return Refusal(
+            Code.FORBIDDEN,
+            f"role {identity.role} may not read the metrics of all tenants",
+            "Use a token of a role that sees everything, as approver does, or serve them with --metrics HOST:PORT.",
+        )
+    return Answer(200, await read_metrics(call.house), CONTENT_TYPE_LATEST)
+
+
+async def read_metrics(house: House) -> bytes:
+    """Counters kept by this process, and usage as it stands in the database, in Prometheus' text format."""
+    await show_scheduling(house)
+    await show_nodes(house)
+    await show_drift(house.office)
+    await show_budgets(house.office)
+    await show_sealing(house.office)
+    office = house.office
     for lane in (office.creating, office.changing, office.binding, office.shaping):
         metrics.LANE_DEPTH.labels(lane.name).set(lane.size)
     try:
-        async with call.house.database.reader() as db:
+        async with house.database.reader() as db:
             rows = await quota_store.load_tenants(db)
             position = await change_store.load_position(db)
         metrics.FEED_REVISION.set(position.revision)
-        behind = position.revision - call.house.feed.revision if call.house.feed.followers else 0
+        behind = position.revision - house.feed.revision if house.feed.followers else 0
         metrics.FEED_BEHIND.set(max(0, behind))
         _show_usage(rows)
     except AWAY:
         pass  # What this process counted is still worth telling.
-    return Answer(200, generate_latest(), CONTENT_TYPE_LATEST)
+    return generate_latest()
 
 
 def _show_usage(rows: Mapping[tuple[str, str], Counter]) -> None:

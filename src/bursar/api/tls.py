@@ -14,8 +14,13 @@ SERVER_LIFE = timedelta(days=90)
 RENEW_DAYS = 30
 
 
-def ensure_server_certificate(directory: Path, hosts: list[str]) -> tuple[Path, Path, Path]:
-    """(certificate, key, CA certificate) for these hosts, signed by our CA; made anew when it is old or another's."""
+def ensure_server_certificate(
+    directory: Path, hosts: list[str], readers_gid: int | None = None
+) -> tuple[Path, Path, Path]:
+    """(certificate, key, CA certificate) for these hosts, signed by our CA; made anew when it is old or another's.
+
+    The readers' group, if one is given, may read the certificate's key; nobody else may read the CA's.
+    """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     ca_path, ca_key_path = directory / "ca.crt", directory / "ca.key"
     if not ca_path.exists() or not ca_key_path.exists():
@@ -26,6 +31,12 @@ def ensure_server_certificate(directory: Path, hosts: list[str]) -> tuple[Path, 
         pair = sign_server(ca, hosts, datetime.now(UTC), SERVER_LIFE)
         _write(key_path, pair.key, 0o600)
         _write(path, pair.certificate, 0o644)
+    if readers_gid is not None:
+        directory.chmod(0o711)
+        for one in (path, ca_path):
+            one.chmod(0o644)  # whatever the umask was
+        os.chown(key_path, -1, readers_gid)
+        key_path.chmod(0o640)
     return path, key_path, ca_path
 
 

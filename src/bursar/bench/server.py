@@ -19,6 +19,7 @@ from bursar.store.database import Database
 from bursar.store.embedded import start as start_embedded
 
 READY_SECONDS_MAX = 60.0
+AS_WE_ARE = ("--user", "root") if os.geteuid() == 0 else ()  # nothing is measured of how users change
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ async def running_server(*arguments: str, environment: dict[str, str] | None = N
     token_file = data / "token"
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "bursar.main", "serve", "--data", str(data), "--http", "127.0.0.1:0",
-        "--admin-token-file", str(token_file), *arguments, stdout=asyncio.subprocess.PIPE,
+        "--admin-token-file", str(token_file), *AS_WE_ARE, *arguments, stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL, env={**os.environ, **(environment or {})},
     )  # fmt: skip
     try:

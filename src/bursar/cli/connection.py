@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from bursar.cli import complete
+from bursar.cli.problem import NOT_FOUND, Problem
 
 if TYPE_CHECKING:
     from bursar.cli.noun import Noun
     from bursar.client import Client, Resource
+    from bursar.client.errors import NotFound
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_NAMESPACE = "default"
+NAMESPACES_TOLD_MAX = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +52,42 @@ def connected(command: F) -> F:
     ) -> Any:
         namespace = kwargs.pop("namespace", None) or ""
         all_namespaces = kwargs.pop("all_namespaces", False)
+        from bursar.client.errors import NotFound
+
         with make_client(context=context, url=url, token=token, ca_file=ca_file) as client:
-            return command(Connection(client, namespace, all_namespaces), *args, **kwargs)
+            connection = Connection(client, namespace, all_namespaces)
+            try:
+                return command(connection, *args, **kwargs)
+            except NotFound as error:
+                if hint := _namespace_hint(connection, error):
+                    raise Problem(error.message, hint, NOT_FOUND) from error
+                raise
 
     wrapped: Any = all_of(*_OPTIONS)(with_connection)
     return wrapped  # type: ignore[no-any-return]
+
+
+def _namespace_hint(connection: Connection, error: NotFound) -> str:
+    """Which namespaces there are for who named none and sees no `default`; empty where that is not the trouble."""
+    usual = f'namespaces "{DEFAULT_NAMESPACE}" not found'
+    if error.message != usual or connection.namespace or connection.effective_namespace != DEFAULT_NAMESPACE:
+        return ""
+    if visible := visible_namespaces(connection.client):
+        return (
+            f"give -n NAME: yours {'are' if len(visible) > 1 else 'is'} {', '.join(visible)}; `bursar login` keeps one"
+        )
+    return "you have no namespace yet: ask your tenant's administrator for one"
+
+
+def visible_namespaces(client: Client) -> list[str]:
+    """The first of them by name, as many as fit into a sentence; none where they may not be listed."""
+    from bursar.client import BursarError
+
+    try:
+        found = client.namespaces.list(limit=NAMESPACES_TOLD_MAX)
+    except BursarError:
+        return []
+    return sorted(str(one["metadata"]["name"]) for one in found)[:NAMESPACES_TOLD_MAX]
 
 
 def all_of(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 import click
 
+from bursar.cli.connection import DEFAULT_NAMESPACE
 from bursar.cli.problem import UNAVAILABLE, Problem
 
 
@@ -23,6 +24,7 @@ def login(url: str, token: str | None, context: str | None, ca_file: str | None,
 
     \b
     bursar login https://bursar.example.com
+    bursar login https://bursar.example.com -n my-team
     bursar login http://127.0.0.1:8080 --token - < admin-token
     """
     from bursar.client.contexts import Context, Contexts, config_path, is_loopback, load, save
@@ -30,12 +32,16 @@ def login(url: str, token: str | None, context: str | None, ca_file: str | None,
     url = checked_url(url)
     secret = _secret(token)
     name = context or _named_after(url)
-    user = _try(url, secret, ca_file)
+    user, visible = _try(url, secret, ca_file)
+    chosen = namespace or next(iter(visible), "")
     path = config_path()
     contexts = load(path)
-    stored = Context(url, secret, str(Path(ca_file).absolute()) if ca_file else "", namespace, name)
+    stored = Context(url, secret, str(Path(ca_file).absolute()) if ca_file else "", chosen, name)
     save(path, Contexts(name, {**contexts.known, name: stored}))
     click.echo(f'Logged in to {url} as {user}; context "{name}" is now the current one ({path}).')
+    if chosen and not namespace:
+        others = f"; yours are {', '.join(visible)}: -n names another" if len(visible) > 1 else ""
+        click.echo(f'The namespace is "{chosen}" where none is named{others}.')
     for variable in ("BURSAR_URL", "BURSAR_TOKEN"):
         if os.environ.get(variable):
             click.echo(f"  warning: {variable} is set and wins over this context: unset {variable}", err=True)
@@ -66,15 +72,20 @@ def _secret(token: str | None) -> str:
     return token.strip()
 
 
-def _try(url: str, token: str, ca_file: str | None) -> str:
-    """Whose token it is; raises what is wrong with it."""
-    from bursar.cli.connection import make_client
+def _try(url: str, token: str, ca_file: str | None) -> tuple[str, list[str]]:
+    """Whose token it is, and its namespaces where the usual one is not among them; raises what is wrong with it."""
+    from bursar.cli.connection import make_client, visible_namespaces
     from bursar.cli.whoami import username
-    from bursar.client.errors import ConnectionFailed
+    from bursar.client.errors import ApiError, ConnectionFailed
 
     try:
         with make_client(url=url, token=token, ca_file=ca_file) as client:
-            return username(client.whoami())
+            user = username(client.whoami())
+            try:
+                client.namespaces.get(DEFAULT_NAMESPACE)
+            except ApiError:
+                return user, visible_namespaces(client)
+            return user, []
     except ConnectionFailed as error:
         # Which server is meant was said just now.
         raise Problem(error.message, error.hint, UNAVAILABLE) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -20,14 +21,18 @@ def node() -> None:
 @node.command()
 @click.option("--name", required=True, help="The node that may join with it.")
 @click.option("--ttl", default="10m", show_default=True, metavar="TIME", help="How long it may take to join.")
+@click.option(
+    "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write it to this file, readable by you alone."
+)
 @connected
-def token(connection: Connection, name: str, ttl: str) -> None:
+def token(connection: Connection, name: str, ttl: str, output: Path | None) -> None:
     """Create the token with which a node joins, good for one use.
 
     \b
     bursar node token --name gpu-worker-043
+    bursar node token --name gpu-worker-043 --output gpu-worker-043.token
     """
-    print_new(connection.client, {"role": "node", "node": name, "ttl": ttl, "single_use": True})
+    print_new(connection.client, {"role": "node", "node": name, "ttl": ttl, "single_use": True}, file=output)
 
 
 @node.command()

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 Document = Mapping[str, Any]
 
 GPU = "nvidia.com/gpu"
+SIMULATED = "bursar.io/simulated"  # the label and the taint of a node that only acts as if it ran something
 PLACED = frozenset({"Running", "Terminating", *ENDED})
 # How often somebody who watches is told its place in line.
 LOOK_SECONDS = 3.0
@@ -88,6 +89,7 @@ def _memory(_: click.Context, __: click.Parameter, given: str) -> str:
 @click.option("--queue", default="", metavar="NAME", help="Where it waits.", shell_complete=complete.named("queues"))
 @click.option("--ttl", default="", metavar="TIME", help="The longest it may run, such as 90m or 2h.")
 @click.option("--sensitive", is_flag=True, help="On nodes that you have claimed, and on no others.")
+@click.option("--simulated", is_flag=True, help="Also on simulated nodes, which act as if they ran it.")
 @click.option("--detach", is_flag=True, help="Submit it, print its name, and leave it alone.")
 @click.option("--keep", is_flag=True, help="Let it go on when this command is interrupted.")
 @click.option("--json", "as_json", is_flag=True, help="Print what happens as JSON, one line for each event.")
@@ -117,7 +119,9 @@ def run(
         teller = _teller(as_json)
         teller.submitted(document)
         if not detach:
-            raise click.exceptions.Exit(Seen(allocations, document, teller, trap, keep=keep).through())
+            nodes, simulated = connection.client.nodes, bool(wishes["simulated"])
+            seen = Seen(allocations, nodes, document, teller, trap, keep=keep, simulated=simulated)
+            raise click.exceptions.Exit(seen.through())
     if not as_json:
         click.echo(f"allocation/{name}")
 
@@ -135,6 +139,7 @@ def spec_of(
     queue: str,
     ttl: str,
     sensitive: bool = False,
+    simulated: bool = False,
 ) -> dict[str, Any]:
     requests = {"cpu": cpus, "memory": mem, GPU: f"{gpus:g}" if gpus else ""}
     wishes = {
@@ -151,6 +156,7 @@ def spec_of(
         "queue": queue,
         "ttl": ttl,
         "sensitive": sensitive,
+        "scheduling": {"tolerations": [{"key": SIMULATED, "operator": "Exists"}]} if simulated else None,
     }
     return {field: value for field, value in wishes.items() if value}
 
@@ -172,16 +178,29 @@ def _teller(as_json: bool) -> Teller:
 class Seen:
     """One allocation, from when it was submitted to its end."""
 
-    def __init__(self, allocations: Resource, document: Document, teller: Teller, trap: Trap, *, keep: bool) -> None:
+    def __init__(
+        self,
+        allocations: Resource,
+        nodes: Resource,
+        document: Document,
+        teller: Teller,
+        trap: Trap,
+        *,
+        keep: bool,
+        simulated: bool,
+    ) -> None:
         self._allocations = allocations
+        self._simulated = simulated  # simulated nodes were asked for
+        self._pretended: list[str] = []  # those that it was on
         self._name = str(document["metadata"]["name"])
         self._uid = str(document["metadata"].get("uid") or "")
         self._last = document
+        self._nodes = nodes
         self._teller = teller
         self._trap = trap
         self._keep = keep
-        nodes = int((document.get("spec") or {}).get("nodes") or 1)
-        sink: Sink = teller.sink(named=nodes > 1)
+        count = int((document.get("spec") or {}).get("nodes") or 1)
+        sink: Sink = teller.sink(named=count > 1)
         self._copying = Copying(allocations, self._name, sink)
         self._epoch = 0  # of which the log is being copied
 
@@ -253,19 +272,35 @@ class Seen:
         self._teller.stands(self._name, status)
         if self._phase in PLACED and nodes and epoch > self._epoch:
             self._epoch = epoch
-            self._copying.begin(nodes, epoch)
+            if self._simulated:
+                # Asked for, and so expected: a simulated node has no log that could be waited for.
+                self._pretended = [one for one in nodes if self._is_simulated(one)]
+            self._copying.begin([one for one in nodes if one not in self._pretended], epoch)
 
     def _rest(self) -> None:
         """What it wrote last; if that cannot be had, that is said."""
         whole = self._copying.wait(idle_seconds_max=REST_SECONDS_MAX)
         self._teller.finish()
         for copy in self._copying.copies:
-            if copy.error is not None:
+            if copy.error is not None and self._is_simulated(copy.node):
+                self._pretended.append(copy.node)
+            elif copy.error is not None:
                 self._teller.warn(f"the log on {copy.node} could not be read: {copy.error.message}")
+        for node in self._pretended:
+            self._teller.warn(f"{node} is simulated: nothing was really run")
         for gap in self._copying.gaps():
             self._teller.warn(gap)
         if not whole:
             self._teller.warn(f"not all of the log came in time; `bursar logs {self._name}` may have the rest")
+
+    def _is_simulated(self, node: str) -> bool:
+        from bursar.client import BursarError
+
+        try:
+            labels = self._nodes.get(node)["metadata"].get("labels") or {}
+        except BursarError:
+            return False
+        return labels.get(SIMULATED) == "true"
 
     # Its end.
 
@@ -304,6 +339,8 @@ class Seen:
         status = self._status
         code = status.get("exitCode")
         code = int(code or 0) if self._phase == "Succeeded" else int(code or FAILED)
+        if self._pretended and not self._simulated:
+            code = code or FAILED  # somebody expects that it was run
         self._teller.ended(self._name, status, code)
         return code
 

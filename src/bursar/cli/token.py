@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,7 +13,7 @@ import click
 from bursar.cli import complete
 from bursar.cli.connection import Connection, connected
 from bursar.cli.output import NONE, print_documents, print_rows, to_json
-from bursar.cli.problem import Outcomes
+from bursar.cli.problem import Outcomes, Problem
 from bursar.core.access import Role
 
 if TYPE_CHECKING:
@@ -68,15 +71,31 @@ def revoke(connection: Connection, ids: Sequence[str]) -> None:
     outcomes.leave()
 
 
-def print_new(client: Client, wanted: dict[str, Any], output: str = "token") -> None:
-    """The token alone on standard output, so that a script can take it from there."""
+def print_new(client: Client, wanted: dict[str, Any], output: str = "token", file: Path | None = None) -> None:
+    """The token alone on standard output, so that a script can take it from there; or in a file of its user alone."""
+    if file is not None and not os.access(file.parent, os.W_OK):
+        raise Problem(f"{file} cannot be written", "nothing was created: name a file in a directory of yours")
     created = tokens(client).create(wanted)
     if output == "json":
         click.echo(to_json(created))
         return
-    click.echo(created["status"]["token"])
+    if file is not None:
+        _keep(file, created["status"]["token"])
+    else:
+        click.echo(created["status"]["token"])
     expires = (created.get("spec") or {}).get("expiresAt") or "never"
     click.echo(f"token/{created['metadata']['name']} created; expires: {expires}", err=True)
+
+
+def _keep(file: Path, token: str) -> None:
+    """At once and whole, and never readable by others for a moment."""
+    try:
+        handle, scratch = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")  # mode 0600
+        with os.fdopen(handle, "w") as written:
+            written.write(f"{token}\n")
+        Path(scratch).replace(file)
+    except OSError as error:
+        raise Problem(f"{file} cannot be written: {error.strerror}", "revoke the token: bursar token list") from error
 
 
 def tokens(client: Client) -> Resource:

@@ -15,6 +15,7 @@ from bursar.core.claim import Claim
 
 WHOLE = 1000  # one device, one node, in thousandths
 DEVICES_MAX = 1024
+SIMULATED = "bursar.io/simulated"  # the label and the taint of a node that only acts as if it ran something
 
 Devices = Mapping[str, tuple[int, ...]]  # resource → indices of the devices given
 

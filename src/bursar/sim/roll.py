@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, TypeVar
 
 from bursar.client.errors import BursarError, Conflict, NotFound
-from bursar.sim.shape import SIMULATED, Shape
+from bursar.core.node import SIMULATED
+from bursar.sim.shape import Shape
 
 if TYPE_CHECKING:
     from bursar.client import AsyncClient

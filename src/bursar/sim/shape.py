@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+# As a label it says that nobody is behind a node but us: what lacks it is somebody's machine, and is neither spoken for
+# nor removed.
+from bursar.core.node import SIMULATED
+
 GPU = "nvidia.com/gpu"
-# Says that nobody is behind a node but us: what lacks it is somebody's machine, and is neither spoken for nor removed.
-SIMULATED = "bursar.io/simulated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +32,9 @@ class Shape:
         return [f"{self.prefix}-{index:04d}" for index in range(1, self.count + 1)]
 
 
-def documents(shape: Shape) -> list[dict[str, Any]]:
-    """The Node objects, ready to be created."""
+def documents(shape: Shape, *, tainted: bool = True) -> list[dict[str, Any]]:
+    """The Node objects, ready to be created. The taint keeps commands off, which somebody expects to be run."""
+    taints = {"taints": [{"key": SIMULATED, "effect": "NoSchedule"}]} if tainted else {}
     capacity = {"cpu": str(shape.cpu), "memory": shape.memory, "pods": "110"}
     kind = {"instance-type": f"sim-{shape.cpu}cpu"}
     if shape.gpus:
@@ -40,7 +43,7 @@ def documents(shape: Shape) -> list[dict[str, Any]]:
     return [
         {
             "metadata": {"name": name, "labels": {**_place(shape, index), **kind, SIMULATED: "true", **shape.labels}},
-            "spec": {"capacity": dict(capacity)},
+            "spec": {"capacity": dict(capacity), **taints},
         }
         for index, name in enumerate(shape.names)
     ]

@@ -239,3 +239,8 @@ def _count(tag: str) -> int:
 
 def _reals(values: Sequence[float]) -> str:
     return ",".join(map(repr, map(float, values)))
+
+
+async def load_agents(db: Connection) -> int:
+    """How many nodes have agents."""
+    return int(await db.fetchval(SQL.agents))

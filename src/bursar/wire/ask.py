@@ -19,7 +19,7 @@ from bursar.core.allocation import Gang
 from bursar.core.ask import Ask, Effect, Shape, Toleration, Where
 from bursar.core.charge import Charge
 from bursar.core.duration import DurationError, parse_seconds
-from bursar.core.node import is_device
+from bursar.core.node import SIMULATED, is_device
 from bursar.wire.affinity import where_of
 from bursar.wire.allocation import (
     CHECKPOINT_INTERVAL,
@@ -185,7 +185,7 @@ def _shape(spec: AllocationSpec) -> Shape:
         requests,
         spec.nodes if isinstance(spec.nodes, int) else 1,
         spec.exclusive is True,
-        _sensitive(spec, _tolerant(where_of(spec.node_selector, spec.scheduling), (name for name, _ in requests))),
+        _sensitive(spec, _tolerant(where_of(spec.node_selector, spec.scheduling), _implied(spec, requests))),
     )
 
 
@@ -199,9 +199,17 @@ def _shared(shape: Shape) -> Shape:
     return shape
 
 
-def _tolerant(where: Where, resources: Iterable[str]) -> Where:
-    """Asking for an extended resource tolerates the taint of that name: it is there to keep others off."""
-    implied = [Toleration(name, exists=True) for name in resources if is_device(name)]
+_ANY_NODE = Toleration(SIMULATED, exists=True)
+
+
+def _implied(spec: AllocationSpec, requests: Iterable[tuple[str, int]]) -> list[Toleration]:
+    """Asking for an extended resource tolerates the taint of that name: it is there to keep others off. Without a
+    command nothing is to be run, and a simulated node will do."""
+    implied = [Toleration(name, exists=True) for name, _ in requests if is_device(name)]
+    return implied if spec.command else [*implied, _ANY_NODE]
+
+
+def _tolerant(where: Where, implied: Iterable[Toleration]) -> Where:
     added = tuple(one for one in implied if one not in where.tolerations)
     return replace(where, tolerations=where.tolerations + added) if added else where
 

@@ -1,14 +1,12 @@
-"""Which user runs PostgreSQL. It refuses to run as root, so root hands it to an unprivileged user."""
+"""Which user runs PostgreSQL. It refuses to run as root, so root hands it to a system user that does nothing else."""
 
 import os
-import pwd
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from bursar.osuser import DATABASE, OsUserError, find_user, name_of, system_user
 from bursar.store.embedded.error import EmbeddedError
-
-UNPRIVILEGED = ("postgres", "nobody")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,52 +20,74 @@ class Account:
     switch: bool
 
 
-def choose_account(pgdata: Path) -> Account:
-    """Ourselves, or as root an unprivileged user: the owner of the existing cluster, else the first of UNPRIVILEGED."""
-    uid, owner = os.geteuid(), _owner(pgdata)
+def choose_account(root: Path) -> Account:
+    """Ourselves; or as root `bursar-db`, unless an ordinary user made this data directory: then it is that user's."""
+    pgdata = root / "postgres"
+    uid, owner = os.geteuid(), owner_of(pgdata)
     if uid != 0:
         account = _account(uid, switch=False)
         if owner not in (None, uid):
             raise EmbeddedError(
                 f"{pgdata} belongs to {_account(owner or 0, switch=False).name}, and this process is {account.name}.",
-                f"Start Bursar as that user, or give it the directory: sudo chown -R {account.name} {pgdata.parent}",
+                f"Start Bursar as that user, or give it the directory: sudo chown -R {account.name} {root}",
             )
         return account
     if owner == 0:
-        user = _unprivileged().name
         raise EmbeddedError(
             f"{pgdata} belongs to root, and PostgreSQL refuses to run as root.",
-            f"Give it to the user who will run it: chown -R {user} {pgdata}",
+            f"Give it to the user who will run it: chown -R {_system_account().name} {pgdata}",
         )
-    return _unprivileged() if owner is None else _account(owner, switch=True)
+    if owner is not None and root.stat().st_uid == owner:
+        return _account(owner, switch=True)
+    return _system_account()
 
 
-def _owner(pgdata: Path) -> int | None:
+def owner_of(pgdata: Path) -> int | None:
     try:
         return (pgdata / "PG_VERSION").stat().st_uid
     except FileNotFoundError:
         return None
 
 
-def _unprivileged() -> Account:
-    for name in UNPRIVILEGED:
-        try:
-            return _account(pwd.getpwnam(name).pw_uid, switch=True)
-        except KeyError:
-            continue
-    raise EmbeddedError(
-        "PostgreSQL refuses to run as root, and this machine has neither a user postgres nor a user nobody.",
-        "Create one (useradd --system postgres), start Bursar as an ordinary user, or give it BURSAR_DATABASE_URL.",
-    )
+def hand_over_cluster(pgdata: Path, account: Account) -> bool:
+    """Give the account a cluster that root ran as another user before, and say whether that was to be done.
+
+    Only files of that other user change hands: a link that it made to somebody else's file stays as it is. The file
+    that tells the owner comes last, so that a hand-over cut short is done again.
+    """
+    former = owner_of(pgdata)
+    if not account.switch or former in (None, account.uid):
+        return False
+    for _, directories, files, folder in os.fwalk(pgdata, follow_symlinks=False):
+        for name in (*directories, *files):
+            if name != "PG_VERSION" or os.fstat(folder).st_ino != pgdata.stat().st_ino:
+                _give(name, former, account, folder)
+    _give(str(pgdata), former, account, None)
+    _give(str(pgdata / "PG_VERSION"), former, account, None)
+    return True
+
+
+def _give(name: str, former: int | None, account: Account, folder: int | None) -> None:
+    if os.stat(name, dir_fd=folder, follow_symlinks=False).st_uid == former:
+        os.chown(name, account.uid, account.gid, dir_fd=folder, follow_symlinks=False)
+
+
+def _system_account() -> Account:
+    try:
+        user = system_user(DATABASE)
+    except OsUserError as error:
+        raise EmbeddedError(
+            f"PostgreSQL refuses to run as root, and {error}", "Or give Bursar a database with BURSAR_DATABASE_URL."
+        ) from error
+    return Account(user.name, user.uid, user.gid, user.groups, switch=True)
 
 
 def _account(uid: int, *, switch: bool) -> Account:
-    try:
-        entry = pwd.getpwuid(uid)
-    except KeyError:  # containers run under uids that no passwd file knows
+    name = name_of(uid)
+    user = find_user(name) if name is not None else None
+    if user is None:  # containers run under uids that no passwd file knows
         return Account(str(uid), uid, uid if switch else os.getegid(), (), switch)
-    groups = tuple(os.getgrouplist(entry.pw_name, entry.pw_gid))
-    return Account(entry.pw_name, uid, entry.pw_gid, groups, switch)
+    return Account(user.name, uid, user.gid, user.groups, switch)
 
 
 def blocking_directory(path: Path, account: Account) -> Path | None:

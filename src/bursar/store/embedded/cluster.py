@@ -6,6 +6,7 @@ import shlex
 import shutil
 from pathlib import Path
 
+from bursar.osuser import name_of
 from bursar.store.embedded.account import Account
 from bursar.store.embedded.binaries import Binaries, find_binaries
 from bursar.store.embedded.directory import PORT, Directory, make_private
@@ -15,8 +16,8 @@ from bursar.store.embedded.process import spawn
 SUPERUSER = "postgres"
 ROLE = "bursar"  # also the name of its database
 
-# Locale C sorts by code point, so no index depends on the C library's version. `trust` is for the socket alone, which
-# sits in a directory that only its owner (and root) can enter.
+# Locale C sorts by code point, so no index depends on the C library's version. `trust` lasts until `write_access`,
+# before the first start.
 INITDB = (
     f"--username={SUPERUSER} --encoding=UTF8 --locale=C --data-checksums --auth-local=trust --auth-host=reject"
 ).split()
@@ -40,6 +41,39 @@ SETTINGS = {
     "autovacuum_naptime": "10s",  # hot rows are updated thousands of times a second
     "autovacuum_vacuum_cost_delay": "1ms",
 }
+
+
+MAP = "bursar"
+HEAD = "# Written by Bursar at each start: changes made here are lost.\n"
+
+
+def write_access(directory: Directory, account: Account, client: str | None) -> None:
+    """Who may connect as which role, by the kernel's word for who is at the other end of the socket (`peer`).
+
+    The user that runs PostgreSQL, and we, may be either role; the client may be `bursar`, which is no superuser. Where
+    a user has no name the kernel's word cannot be looked up: then everybody who can enter the socket's directory is
+    trusted, and that is the account alone.
+    """
+    names = [name_of(account.uid), name_of(os.geteuid())]
+    if None in names:
+        rules, users = "local all all trust\n", ""
+    else:
+        rules = f"local all all peer map={MAP}\n"
+        pairs = dict.fromkeys([(name, role) for name in names for role in (SUPERUSER, ROLE)])
+        pairs |= {(client, ROLE): None} if client else {}
+        users = "".join(f'{MAP} "{name}" {role}\n' for name, role in pairs)
+    _write(directory.pgdata / "pg_hba.conf", HEAD + rules, account)
+    _write(directory.pgdata / "pg_ident.conf", HEAD + users, account)
+
+
+def _write(path: Path, text: str, account: Account) -> None:
+    """Never through a link of the database's user: its directory is not ours alone."""
+    path.unlink(missing_ok=True)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "w") as file:
+        if account.switch:
+            os.fchown(fd, account.uid, account.gid)
+        file.write(text)
 
 
 async def initialise(directory: Directory, binaries: Binaries, account: Account, alive_fd: int) -> None:
@@ -101,7 +135,10 @@ def move_script(directory: Directory, account: Account, socket_dir: Path, major:
     pgdata, kept = q(str(directory.pgdata)), q(f"{directory.pgdata}.{major}")
     dump, socket = q(str(directory.root / "bursar.dump")), q(str(socket_dir))
     owner = f"-o {q(account.name)} " if account.switch else ""
-    options = q(f"-c listen_addresses='' -c unix_socket_directories='{socket_dir}' -c port={PORT}")
+    options = q(
+        f"-c listen_addresses='' -c unix_socket_directories='{socket_dir}' "
+        f"-c unix_socket_permissions=0700 -c port={PORT}"
+    )
     connect = f"-h {socket} -p {PORT} -U {SUPERUSER}"
     return "\n".join(
         (

@@ -181,36 +181,37 @@ def open_log(directory: Directory) -> IO[bytes]:
     return os.fdopen(os.open(directory.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "ab")
 
 
-def make_private(path: Path, account: Account) -> None:
-    """A directory of the account's alone."""
+def make_private(path: Path, account: Account, guests_gid: int | None = None) -> None:
+    """A directory of the account's alone, which a group may pass through if one is given."""
     path.mkdir(mode=0o700, exist_ok=True)
     if account.switch:
-        os.chown(path, account.uid, account.gid, follow_symlinks=False)
-    path.chmod(0o700)
+        os.chown(path, account.uid, account.gid if guests_gid is None else guests_gid, follow_symlinks=False)
+    path.chmod(0o700 if guests_gid is None else 0o710)
 
 
-def prepare_socket_dir(directory: Directory, account: Account) -> Path:
+def prepare_socket_dir(directory: Directory, account: Account, guests_gid: int | None) -> Path:
     """`run` in the data directory; when that path is too long for a socket, a private directory elsewhere, recorded."""
     inside = directory.root / "run"
     if _fits(inside):
-        make_private(inside, account)
+        make_private(inside, account, guests_gid)
         return inside
     with contextlib.suppress(FileNotFoundError):
         recorded = Path(directory.socket_record.read_text().strip())
         if _is_private(recorded, account) and _fits(recorded):
+            make_private(recorded, account, guests_gid)
             return recorded
-    outside = _make_outside(account)
+    outside = _make_outside(account, guests_gid)
     directory.socket_record.write_text(f"{outside}\n")
     return outside
 
 
-def _make_outside(account: Account) -> Path:
+def _make_outside(account: Account, guests_gid: int | None) -> Path:
     for parent in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):  # noqa: S108
         if not parent or not os.access(parent, os.W_OK) or blocking_directory(Path(parent), account) is not None:
             continue
         outside = Path(tempfile.mkdtemp(prefix="bursar-", dir=parent))
         if _fits(outside):
-            make_private(outside, account)
+            make_private(outside, account, guests_gid)
             return outside
         outside.rmdir()
     raise EmbeddedError(
@@ -235,4 +236,4 @@ def _is_private(path: Path, account: Account) -> bool:
         status = path.lstat()
     except OSError:
         return False
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == account.uid and not status.st_mode & 0o077
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == account.uid and not status.st_mode & 0o067

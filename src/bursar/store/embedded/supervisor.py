@@ -13,9 +13,10 @@ from urllib.parse import quote
 import asyncpg
 import structlog
 
-from bursar.store.embedded.account import Account, choose_account
+from bursar.osuser import OsUser
+from bursar.store.embedded.account import Account, choose_account, hand_over_cluster
 from bursar.store.embedded.binaries import Binaries
-from bursar.store.embedded.cluster import ROLE, SETTINGS, SUPERUSER, choose_binaries, initialise
+from bursar.store.embedded.cluster import ROLE, SETTINGS, SUPERUSER, choose_binaries, initialise, write_access
 from bursar.store.embedded.directory import (
     PORT,
     Directory,
@@ -44,12 +45,16 @@ async def start(
     *,
     log: Any = None,
     settings: Mapping[str, str] | None = None,
+    client: OsUser | None = None,
     ready_seconds_max: float = READY_SECONDS_MAX,
 ) -> "Embedded":
-    """PostgreSQL on this data directory, ready to accept connections and supervised until `stop`."""
+    """PostgreSQL on this data directory, ready to accept connections and supervised until `stop`.
+
+    Root, which runs it as another user, may name a client: the user of this machine that connects beside it.
+    """
     log = log or structlog.get_logger("bursar.store.embedded")
-    prepared = await asyncio.to_thread(_prepare, data_dir)
-    embedded = Embedded(*prepared, dict(SETTINGS) | dict(settings or {}), ready_seconds_max, log)
+    prepared = await asyncio.to_thread(_prepare, data_dir, client)
+    embedded = Embedded(*prepared, client, dict(SETTINGS) | dict(settings or {}), ready_seconds_max, log)
     try:
         await embedded._begin()  # noqa: SLF001
     except BaseException:
@@ -59,14 +64,14 @@ async def start(
     return embedded
 
 
-def _prepare(data_dir: Path) -> tuple[Directory, Account, Binaries, Path, int]:
+def _prepare(data_dir: Path, client: OsUser | None) -> tuple[Directory, Account, Binaries, Path, int]:
     """Everything that can be refused before a process is started."""
     directory = open_directory(data_dir)
     supervisor_lock = lock_supervisor(directory)
     try:
-        account = choose_account(directory.pgdata)
+        account = choose_account(directory.root)
         check_reachable(directory, account)
-        socket_dir = prepare_socket_dir(directory, account)
+        socket_dir = prepare_socket_dir(directory, account, client.gid if client else None)
         return directory, account, choose_binaries(directory, account, socket_dir), socket_dir, supervisor_lock
     except BaseException:
         os.close(supervisor_lock)
@@ -83,6 +88,7 @@ class Embedded:
         binaries: Binaries,
         socket_dir: Path,
         supervisor_lock: int,
+        client: OsUser | None,
         settings: dict[str, str],
         ready_seconds_max: float,
         log: Any,
@@ -93,6 +99,7 @@ class Embedded:
         self._account = account
         self._socket_dir = socket_dir
         self._supervisor_lock: int | None = supervisor_lock
+        self._client = client
         self._settings = settings
         self._ready_seconds_max = ready_seconds_max
         self._log = log
@@ -171,6 +178,9 @@ class Embedded:
         try:
             if self.directory.version() is None:
                 await initialise(self.directory, self.binaries, self._account, alive_fd)
+            elif await asyncio.to_thread(hand_over_cluster, self.directory.pgdata, self._account):
+                self._log.info("postgres_handed_over", user=self._account.name, data=str(self.directory.root))
+            write_access(self.directory, self._account, self._client.name if self._client else None)
             remove_stale_lock_files(self.directory, self._socket_dir)
             with open_log(self.directory) as output:
                 self._log_offset = output.seek(0, os.SEEK_END)

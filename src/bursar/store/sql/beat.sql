@@ -125,3 +125,10 @@ WITH unmeasured AS (
 DELETE FROM node_seen
  WHERE at < now() - interval '1 hour'
    AND NOT EXISTS (SELECT FROM node WHERE node.name = node_seen.node);
+
+-- name: agents
+-- Nodes whose agents were heard, and may come again.
+SELECT count(*)
+  FROM node_seen
+  JOIN object ON object.kind = 'Node' AND object.namespace = '' AND object.name = node_seen.node
+ WHERE node_seen.session <> '';

@@ -1,0 +1,41 @@
+"""What `bursar serve` prints when it is ready: where it serves, who may come in, and what to do next."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+
+from bursar.client.contexts import DEFAULT_URL
+from bursar.config import Settings
+
+
+def announce(settings: Settings, listener: socket.socket, token: str | None, ca: Path | None) -> None:
+    """One line when it is ready; a new token before it, once."""
+    host, port = listener.getsockname()[:2]
+    scheme = "https" if settings.tls_cert else "http"
+    url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    if token is not None and settings.admin_token_file is None:
+        print(f"admin token (shown once): {token}", flush=True)
+    if settings.show_token and settings.admin_token_file is not None:
+        print(f"admin token: {settings.admin_token_file.read_text().strip()}", flush=True)
+    parts = [f"bursar is ready on {url}"]
+    if settings.admin_token_file is not None:
+        parts.append(f"admin token in {settings.admin_token_file}")
+    if ca is not None:
+        parts.append(f"CA in {ca}")
+    print(", ".join(parts), flush=True)
+    if settings.show_token and settings.admin_token_file is not None:
+        print(_next_step(settings, url, ca), flush=True)
+
+
+def _next_step(settings: Settings, url: str, ca: Path | None) -> str:
+    """Commands for another terminal, spelled as this one was started."""
+    program = sys.argv[0] if "/" in sys.argv[0] and not sys.argv[0].startswith("/") else "bursar"
+    assert settings.admin_token_file is not None
+    if ca is not None:
+        login = f"{program} login {url} --ca-file {ca} --token - < {settings.admin_token_file}"
+        return f"Next, in another terminal: {login}; {program} get nodes"
+    token = settings.admin_token_file.read_text().strip()
+    where = "" if url == DEFAULT_URL else f" BURSAR_URL={url}"
+    return f"Next, in another terminal: export BURSAR_TOKEN={token}{where}; {program} run -- hostname"
