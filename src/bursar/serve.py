@@ -95,6 +95,7 @@ async def _api(settings: Settings, fd: int | None, metrics_fd: int | None) -> in
             "`bursar api` needs --database-url or BURSAR_DATABASE_URL; `bursar serve` brings its own database"
         )
     if fd is None:
+        _warn_of_root("bursar api")
         await prepare(settings.database_url)
         token = await _admin_token(settings)
         if token is not None and settings.admin_token_file is None:
@@ -154,6 +155,11 @@ async def _api(settings: Settings, fd: int | None, metrics_fd: int | None) -> in
     return 0
 
 
+def _warn_of_root(command: str) -> None:
+    if os.geteuid() == 0:
+        log.warning(f"`{command}` runs as root: start it as an ordinary user; `bursar serve` hands over by itself")
+
+
 def _check_grpc(settings: Settings, *, tls_auto: bool = False) -> None:
     if settings.grpc is not None and settings.grpc_insecure and not settings.grpc.is_loopback:
         raise StartError(
@@ -180,6 +186,7 @@ async def _controller(settings: Settings) -> int:
         raise StartError("`bursar controller` needs --database-url or BURSAR_DATABASE_URL")
     stopping = _on_signals()
     if "BURSAR_PARENT" not in os.environ:
+        _warn_of_root("bursar controller")
         await prepare(settings.database_url)
     database = await Database.open(settings.database_url)
     office = await Office.open(database)

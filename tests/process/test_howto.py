@@ -13,6 +13,8 @@ import pytest
 
 from agents import until
 from bursar.cli.main import cli
+from bursar.client import Client
+from bursar.client.errors import Unavailable
 from bursar.main import sim
 from server import BURSAR, Server, data_directory, started
 
@@ -69,7 +71,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
             try:
                 assert nodes.stdout is not None
                 assert "2 simulated nodes are ready" in nodes.stdout.readline()
-                await_nodes(server)
+                await_cluster(server)
                 yield environment
             finally:
                 nodes.send_signal(signal.SIGINT)
@@ -79,9 +81,19 @@ def path() -> str:
     return f"{BURSAR.parent}:{os.environ['PATH']}"
 
 
-def await_nodes(server: Server) -> None:
+def await_cluster(server: Server) -> None:
+    """Until the nodes are ready, and a leader answers what the pages ask it."""
     with server.client() as client:
         until(lambda: all(one["status"].get("phase") == "Ready" for one in client.nodes.list()), "the nodes")
+        until(lambda: leads(client), "a leader")
+
+
+def leads(client: Client) -> bool:
+    try:
+        client.request("GET", "/api/v1/metrics/queues")
+    except Unavailable:
+        return False
+    return True
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
