@@ -7,15 +7,17 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 
 from bursar.api import depth
 from bursar.api.depth import Depths
-from bursar.core.answer import Figures
+from bursar.core.answer import Figures, QueueFigures
 from bursar.core.refusal import Refusal
 from bursar.loops.schedule import run_schedule
-from bursar.ops.inquiry import NO_LEADER, Inquiries
+from bursar.ops.inquiry import NO_LEADER, Answer, Inquiries, encode
 from bursar.ops.leader import resign, stand
+from bursar.store import inquiry as inquiry_store
 from houses import Site, allocation, eventually
 from offices import node
 
@@ -63,6 +65,8 @@ async def submit(site: Site, team: str, name: str, **spec: Any) -> dict[str, Any
 def watchful(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every submission asks how many wait, and waits for the answer."""
     monkeypatch.setattr(depth, "FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(depth, "STALE_SECONDS", 0.0)
+    monkeypatch.setattr(depth, "LEADER_SECONDS_MAX", 30.0)
     monkeypatch.setattr(depth, "WAIT_SECONDS_MAX", 30.0)
 
 
@@ -105,28 +109,96 @@ async def is_bound(site: Site, team: str, name: str) -> bool:
     return bool(one.body["status"]["phase"] == "Scheduled")
 
 
-async def test_where_nobody_leads_nothing_is_said_and_nobody_waits(site: Site) -> None:
+async def test_members_of_a_gang_that_is_not_complete_have_a_place(site: Site) -> None:
     team = await site.namespace()
+    gang = {"gangScheduling": {"groupId": "g", "minMembers": 3}}
+    async with scheduled(site):
+        queue = {"queue": "gpu-training", **gang}
+        places = [(await submit(site, team, f"m{number}", **queue))["queuePosition"] for number in range(2)]
+        assert 1 <= places[0] < places[1]
+        body = allocation("tried", gpu=1)
+        body["spec"] |= queue
+        tried = await site.post(f"namespaces/{team}/allocations", body, dryRun="All")
+        assert (tried.status, tried.body["status"]["queuePosition"]) == (201, places[1] + 1)
+    assert (await site.ask("DELETE", f"namespaces/{team}/allocations")).status == 200
+
+
+async def test_where_nobody_leads_what_waits_is_counted(site: Site) -> None:
+    team = await site.namespace()
+    where = f"namespaces/{team}"
+    assert (await site.post("queues", {"metadata": {"name": team}, "spec": {}})).status == 201
     site.house.depths._asked_at = site.house.depths._read_at = float("-inf")
-    assert "queuePosition" not in await submit(site, team, "a")
+    places = [(await submit(site, team, f"a{number}", queue=team))["queuePosition"] for number in range(3)]
+    assert places == [1, 2, 3]
+    template = {"spec": {"resources": {"requests": {GPU: "1"}}}}
+    body = {"metadata": {"name": "sweep"}, "spec": {"template": template, "parallelism": 5, "queue": team}}
+    made = await site.post(f"{where}/jobs", body)
+    assert (made.status, made.body["status"]["queuePosition"]) == (201, 4)
+    assert (await submit(site, team, "last", queue=team))["queuePosition"] == 9
+    assert (await site.get(f"{where}/allocations/a0")).body["status"].get("queuePosition") is None
 
 
-async def test_the_leader_is_asked_once_a_second_and_a_silent_one_is_not_waited_for(site: Site) -> None:
-    class Silent(Inquiries):
-        asked = 0
+class Silent(Inquiries):
+    """Asks a leader that never answers in time, and remembers how often."""
 
-        async def figures(self, seconds: float = 0.0) -> Figures | Refusal:
-            self.asked += 1
-            await asyncio.sleep(depth.FRESH_SECONDS / 2)
-            return NO_LEADER
+    asked = 0
 
+    async def figures(self, seconds: float = 0.0) -> Figures | Refusal:
+        self.asked += 1
+        return NO_LEADER
+
+
+async def test_the_leader_is_asked_once_a_second_however_many_submit(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(depth, "FRESH_SECONDS", 3600.0)
+    monkeypatch.setattr(depth, "STALE_SECONDS", 3600.0)
+    monkeypatch.setattr(depth, "WAIT_SECONDS_MAX", 30.0)
     silent = Silent(site.house.database)
-    depths = Depths(silent)
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    for _ in range(100):
+    depths = Depths(silent, site.house.database)
+    newest = 1 << 60
+    places = []
+    for number in range(100):
         depths.look()
-        assert await depths.last_place("default", 1) is None
-    assert loop.time() - began < depth.FRESH_SECONDS
+        places.append(await depths.last_place("nobody-waits-here", newest + number))
+    assert places == list(range(1, 101))
     assert silent.asked == 1
+    assert await depths.last_place("nobody-waits-here", newest) == 1
+    assert await depths.last_place("nobody-waits-here", None) == 102
     await depths.close()
+
+
+async def test_what_was_told_up_to_a_revision_is_counted_once(site: Site) -> None:
+    depths = Depths(site.house.inquiries, site.house.database)
+    depths._learn({"q": 2}, 10, asyncio.get_running_loop().time())
+    assert [await depths.last_place("q", revision) for revision in (12, 11, 13)] == [3, 3, 5]
+    depths._learn({"q": 4}, 12, asyncio.get_running_loop().time())
+    assert await depths.last_place("q", 12) == 4, "it is among those that were told of"
+    assert await depths.last_place("q", 14) == 6
+    await depths.close()
+
+
+async def test_whose_term_is_over_answers_nothing(site: Site) -> None:
+    database = site.house.database
+    former = await stand(database, "former", 60.0)
+    assert former is not None
+    asking = asyncio.create_task(site.house.inquiries.figures(30.0))
+    await eventually(lambda: is_asked(site))
+    assert await resign(database, "former")
+    present = await stand(database, "present", 60.0)
+    assert present is not None
+    async with database.reader() as db:
+        (question,) = await inquiry_store.load_unanswered(db, 10, 60.0)
+        for fence, depth_told in ((former, 77), (present, 1)):
+            told = Figures(queues=(QueueFigures("default", depth_told),))
+            answer = Answer(msgspec.Raw(encode(told)))
+            await inquiry_store.answer(db, [(question.id, encode(answer))], fence.number)
+    found = await asking
+    await resign(database, "present")
+    assert isinstance(found, Figures)
+    assert found.queues[0].depth == 1
+
+
+async def is_asked(site: Site) -> bool:
+    async with site.house.database.reader() as db:
+        return bool(await inquiry_store.load_unanswered(db, 10, 60.0))

@@ -1,27 +1,40 @@
-"""How many wait in each queue, for those who submit: known within a second, without anybody asking for each of them."""
+"""How many wait in each queue, for those who submit: known within a second, without anybody asking for each of them.
+
+The leader is asked; where none answers, the database is counted. Both say up to which revision they counted, so what
+this process has submitted since then is added, and nothing is counted twice.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left, bisect_right, insort
+from collections import defaultdict
 from contextlib import suppress
 
 from bursar.core.refusal import Refusal
 from bursar.ops.inquiry import Inquiries
-from bursar.store.database import AWAY
+from bursar.store import queue as store
+from bursar.store.database import AWAY, Database
 
 FRESH_SECONDS = 1.0
 STALE_SECONDS = 5.0
-WAIT_SECONDS_MAX = 0.05  # for the first answer: whoever submits waits for nobody else
+LEADER_SECONDS_MAX = 1.0  # for the leader's answer, before the database is counted
+REST_PER_COUNT = 20.0  # so long is rested for each second that counting took
+WAIT_SECONDS_MAX = 5.0  # for the first answer; later on nobody waits while what is known is not stale
+RECENT_MAX = 100_000
 
 
 class Depths:
-    """What the leader said last. It is asked while a submission is being committed, once a second at most."""
+    """The queues as they were told last. They are read while a submission is being committed, once a second at most."""
 
-    def __init__(self, inquiries: Inquiries) -> None:
+    def __init__(self, inquiries: Inquiries, database: Database) -> None:
         self._inquiries = inquiries
+        self._database = database
         self._depths: dict[str, int] = {}
         self._revision = 0  # of the last change that is counted in them
+        self._recent: dict[str, list[int]] = defaultdict(list)  # revisions of what was submitted here since, in order
         self._read_at = self._asked_at = float("-inf")
+        self._count_from = float("-inf")  # when the database may be counted again
         self._reading: asyncio.Task[None] | None = None
 
     def look(self) -> None:
@@ -31,26 +44,57 @@ class Depths:
             self._asked_at = now
             self._reading = asyncio.create_task(self._read(now), name="depths")
 
-    async def last_place(self, queue: str, revision: int) -> int | None:
+    async def last_place(self, queue: str, revision: int | None, members: int = 1) -> int | None:
         """Where in its queue something stands that was committed just now, with this revision, if nothing makes it
-        overtake; None where nobody knows."""
-        now = asyncio.get_running_loop().time()
-        patience = self._asked_at + WAIT_SECONDS_MAX - now
-        if self._reading is not None and self._asked_at > self._read_at and patience > 0:
-            await asyncio.wait({self._reading}, timeout=patience)
-        if now - self._read_at >= STALE_SECONDS:
+        overtake; without one, where it would stand. None where nobody could ever tell."""
+        await self._until_known()
+        if self._read_at == float("-inf"):
             return None
-        depth = self._depths.get(queue, 0)
-        return max(depth, 1) if revision <= self._revision else depth + 1
+        depth, recent = self._depths.get(queue, 0), self._recent[queue]
+        if revision is None:
+            return depth + len(recent) + 1
+        if revision <= self._revision:
+            return max(depth, 1)
+        place = depth + bisect_left(recent, revision) + 1
+        for _ in range(min(members, RECENT_MAX - len(recent))):
+            insort(recent, revision)
+        return place
 
     async def close(self) -> None:
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
 
+    async def _until_known(self) -> None:
+        """Wait where what is known is stale, or nothing is."""
+        now = asyncio.get_running_loop().time()
+        patience = self._asked_at + WAIT_SECONDS_MAX - now
+        if now - self._read_at >= STALE_SECONDS and self._reading is not None and patience > 0:
+            await asyncio.wait({self._reading}, timeout=patience)
+
     async def _read(self, now: float) -> None:
         with suppress(*AWAY):
-            found = await self._inquiries.figures(STALE_SECONDS)
-            if not isinstance(found, Refusal):
-                self._depths, self._revision = {one.name: one.depth for one in found.queues}, found.revision
-                self._read_at = now
+            found = await self._inquiries.figures(LEADER_SECONDS_MAX)
+            if not isinstance(found, Refusal) and found.revision >= self._revision:
+                self._learn({one.name: one.depth for one in found.queues}, found.revision, now)
+            else:
+                await self._count()
+
+    async def _count(self) -> None:
+        """Counting reads every allocation there is: where that takes long it is done less often."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        if began < self._count_from:
+            self._read_at = began  # What is known, with what came since, is the best there is.
+            return
+        async with self._database.reader() as db:
+            depths, revision = await store.count_waiting(db)
+        self._count_from = loop.time() + REST_PER_COUNT * (loop.time() - began)
+        self._learn(depths, revision, began)
+
+    def _learn(self, depths: dict[str, int], revision: int, at: float) -> None:
+        self._depths, self._revision, self._read_at = depths, revision, at
+        for queue, recent in list(self._recent.items()):
+            del recent[: bisect_right(recent, revision)]
+            if not recent:
+                del self._recent[queue]

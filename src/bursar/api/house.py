@@ -60,7 +60,7 @@ class House:
 
     def __post_init__(self) -> None:
         self.inquiries = Inquiries(self.database)
-        self.depths = Depths(self.inquiries)
+        self.depths = Depths(self.inquiries, self.database)
         self.cluster = ClusterCache(self.database)
         self.priorities = Priorities(self.database)
 

@@ -32,16 +32,21 @@ async def with_glimpse(call: Call, one: Stored) -> Stored:
 
 async def with_place(call: Call, one: Written, queue: str) -> Written:
     """The same of what was just submitted. Of an allocation the scheduler is not asked, for it may be one of thousands:
-    it is last in its queue, but for what its priority and its tenant's share change about that."""
+    it is last in its queue, but for what its priority and its tenant's share change about that. So is what does not
+    stand in line yet: a member of a gang that is not complete."""
     status = msgspec.json.decode(one.status)
-    if one.revision <= 0 or status.get("phase") not in WAITING:
+    if status.get("phase") not in WAITING:
         return one
+    is_job, stored = one.key.kind == "Job", one.revision > 0
+    last = await call.house.depths.last_place(
+        queue, one.revision if stored else None, status.get("active", 1) if is_job else 1
+    )
     seen = None
-    if one.key.kind == "Job":
+    if is_job and stored:
         look = Look(namespace=one.key.namespace, job=one.key.name, revision=one.revision)
         seen = await call.house.inquiries.glimpse(look)
-    if seen is None:
-        seen = Glimpse(await call.house.depths.last_place(queue, one.revision))
+    if seen is None or seen.position is None:
+        seen = Glimpse(last, seen.starts_at if seen is not None else None)
     return msgspec.structs.replace(one, status=_shown(status, seen))
 
 

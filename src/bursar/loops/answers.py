@@ -66,6 +66,7 @@ class Answering:
     clock: Callable[[], float] = time
     waits: Waits = field(default_factory=Waits)
     revision_of: Callable[[], int] = lambda: REVISION_MAX  # how far the world has followed what was committed
+    fence: int | None = None  # of the term in which it answers
     _lineups: Lineups = field(default_factory=Lineups)
     _glimpses: dict[GroupKey, tuple[float, float | None]] = field(default_factory=dict)  # (found at, starts at)
 
@@ -152,9 +153,10 @@ async def run_answers(
     clock: Callable[[], float] = time,
     waits: Waits | None = None,
     revision_of: Callable[[], int] = lambda: REVISION_MAX,
+    fence: int | None = None,
 ) -> None:
     """For as long as we lead: answer what is asked. A database that is away is waited for."""
-    answering = Answering(world_of, policy_of, clock, waits if waits is not None else Waits(), revision_of)
+    answering = Answering(world_of, policy_of, clock, waits if waits is not None else Waits(), revision_of, fence)
     while True:
         try:
             await _follow(office, answering)
@@ -197,6 +199,6 @@ async def _answer_some(db: Connection, answering: Answering) -> bool:
             else:
                 done.append((one.id, answer))
         rest = REST_PER_WORK * (perf_counter() - began)
-        await store.answer(db, done)
+        await store.answer(db, done, answering.fence)
         await asyncio.sleep(min(REST_SECONDS_MAX, max(rest, EARLY_SECONDS if early else 0.0)))
     return early or len(asked) == BATCH_MAX

@@ -401,7 +401,7 @@ async def run_schedule(office: Office, fence: int, *, policy: Policy | None = No
     one = Scheduler(office, fence, policy or Policy())
     answers = run_answers(
         office, lambda: one.world if one.loaded.is_set() else None, lambda: one.policy, one.clock, one.waits,
-        lambda: one.keeper.revision,
+        lambda: one.keeper.revision, fence,
     )  # fmt: skip
     beside = [
         asyncio.create_task(answers, name="answers"),

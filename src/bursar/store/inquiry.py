@@ -29,8 +29,9 @@ async def load_unanswered(db: Connection, limit: int, seconds_max: float) -> lis
     return [Asked(*row) for row in await db.fetch(SQL.unanswered, limit, seconds_max)]
 
 
-async def answer(db: Connection, answers: Sequence[tuple[int, bytes]]) -> None:
-    await db.execute(SQL.answer, [one[0] for one in answers], [one[1] for one in answers])
+async def answer(db: Connection, answers: Sequence[tuple[int, bytes]], fence: int | None = None) -> None:
+    """Give these answers, if the term of this fence is not over."""
+    await db.execute(SQL.answer, [one[0] for one in answers], [one[1] for one in answers], fence)
 
 
 async def collect(db: Connection, ids: Iterable[int]) -> dict[int, bytes]:

@@ -1,4 +1,4 @@
-"""Queues in the database: how much of what they hold has not ended."""
+"""Queues in the database: how much of what they hold waits, or has not ended."""
 
 from __future__ import annotations
 
@@ -15,3 +15,9 @@ async def count_in(db: Connection, name: str) -> InQueue:
     row = await db.fetchrow(SQL.count_in, name, sorted(ENDED))
     assert row is not None
     return InQueue(row["waiting"], row["placed"], row["jobs"])
+
+
+async def count_waiting(db: Connection) -> tuple[dict[str, int], int]:
+    """How many wait in each queue, and the revision up to which they are counted. All allocations are looked at."""
+    rows = await db.fetch(SQL.count_waiting)
+    return {row["queue"]: row["depth"] for row in rows if row["depth"]}, rows[0]["revision"]

@@ -16,7 +16,7 @@ WITH leads AS (
 SELECT asked.id FROM asked LEFT JOIN told ON true ORDER BY asked.id;
 
 -- name: unanswered
--- Not locked: only the leader answers, and should two believe to lead, the first answer stands. Who asked longer ago
+-- Not locked: should two believe to lead, only the one whose term it is answers. Who asked longer ago
 -- than this has given up.
 SELECT id, question
   FROM inquiry
@@ -25,12 +25,14 @@ SELECT id, question
  LIMIT $1;
 
 -- name: answer
--- Who asked may have given up and be gone. Each asker is told which ids are ready.
+-- Who asked may have given up and be gone. Each asker is told which ids are ready. Whose term is over says nothing: what
+-- it knows may be of the past.
 WITH done AS (
     UPDATE inquiry
        SET answer = line.answer, answered_at = clock_timestamp()
-      FROM unnest($1::bigint[], $2::json[]) AS line (id, answer)
+      FROM unnest($1::bigint[], $2::json[]) AS line (id, answer), leader
      WHERE inquiry.id = line.id AND inquiry.answered_at IS NULL
+       AND ($3::bigint IS NULL OR (leader.fence = $3 AND leader.until > clock_timestamp()))
     RETURNING inquiry.id
 )
 SELECT pg_notify('bursar_answer', string_agg(id::text, ',')) FROM done HAVING count(*) > 0;

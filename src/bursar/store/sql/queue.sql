@@ -9,3 +9,13 @@ SELECT count(*) FILTER (WHERE kind = 'Allocation' AND fields ->> 'status.phase' 
  WHERE kind IN ('Allocation', 'Job')
    AND coalesce(fields ->> 'spec.template.spec.queue', fields ->> 'spec.queue') = $1
    AND fields ->> 'status.phase' <> ALL($2::text[]);
+
+-- name: count_waiting
+-- One snapshot: the revision is that of the last change which is counted.
+SELECT (SELECT value FROM revision WHERE id = 1) AS revision, waiting.queue, waiting.depth
+  FROM (SELECT coalesce(fields ->> 'spec.queue', 'default') AS queue, count(*) AS depth
+          FROM object
+         WHERE kind = 'Allocation' AND fields ->> 'status.phase' = 'Pending'
+         GROUP BY 1
+         UNION ALL
+        SELECT '', 0) AS waiting;
