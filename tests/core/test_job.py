@@ -136,6 +136,22 @@ def test_a_cancelled_job_ends_when_the_last_allocation_is_gone() -> None:
     assert (done.progress.phase, done.progress.active, done.progress.message) == (JobPhase.CANCELLED, 0, "why")
 
 
+def test_what_was_deleted_and_has_finalizers_is_waited_for() -> None:
+    deleting = Progress(JobPhase.CANCELLED, started=2, deleting=True)
+    members = [Member(Turn(0), Phase.CANCELLED, deleting=True), Member(Turn(1), Phase.SUCCEEDED)]
+    assert next_step(PLAN, deleting, members, NOW).release == (Turn(1),)
+    waits = next_step(PLAN, deleting, members[:1], NOW)
+    assert (waits.release, waits.remove) == ((), False)
+    assert next_step(PLAN, deleting, [], NOW).remove
+
+
+def test_a_job_with_finalizers_is_not_removed_and_what_an_orphaning_one_made_stays() -> None:
+    held = Progress(JobPhase.CANCELLED, started=2, deleting=True, held=True)
+    assert next_step(PLAN, held, [], NOW) == Step(held)
+    orphaning = Progress(JobPhase.RUNNING, started=2, active=2, started_at=EARLIER, deleting=True, orphaning=True)
+    assert next_step(PLAN, orphaning, seen((0, Phase.RUNNING), (1, Phase.PENDING)), NOW) == Step(orphaning)
+
+
 def test_a_deleted_job_takes_everything_with_it() -> None:
     progress = Progress(JobPhase.SUCCEEDED, started=2, completed=frozenset({0, 1}), deleting=True)
     step = after(progress, (0, Phase.SUCCEEDED), (1, Phase.TERMINATING))

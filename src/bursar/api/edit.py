@@ -18,7 +18,16 @@ from bursar.api.body import (
     read_object,
     too_deep,
 )
-from bursar.api.object import create_object, find, key_of, kind_of, origin_of, recalled, written_answer
+from bursar.api.object import (
+    create_object,
+    finalizers_refused,
+    find,
+    key_of,
+    kind_of,
+    origin_of,
+    recalled,
+    written_answer,
+)
 from bursar.api.route import Call, Outcome
 from bursar.core.access import allows, reach
 from bursar.core.names import quoted
@@ -121,7 +130,7 @@ async def edit_object(
         if one is None:
             unchanged.append(before)
             return Refusal(Code.CONFLICT, "nothing to change")
-        if refusal := _out_of_sight(call, kind, before, one):
+        if refusal := _out_of_sight(call, kind, before, one) or finalizers_refused(call, kind, one, before):
             return refusal
         return change_command(
             kind,

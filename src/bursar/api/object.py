@@ -20,8 +20,9 @@ from bursar.api.spool import Spool, SpooledPieces, SpoolFull
 from bursar.api.table import table, wants_table
 from bursar.api.watch import watch
 from bursar.core.access import Identity, reach
+from bursar.core.finalizer import added, reserved
 from bursar.core.object import Key, Origin, Stored
-from bursar.core.refusal import Code, Refusal, invalid
+from bursar.core.refusal import Code, Refusal, field_fault, invalid
 from bursar.core.selector import SelectorError, parse, parse_fields
 from bursar.core.value import replace
 from bursar.ops import object as ops
@@ -33,7 +34,7 @@ from bursar.store import listing
 from bursar.store.listing import Item, Page, Query
 from bursar.store.request import Claim
 from bursar.wire.allocation import gang_of
-from bursar.wire.document import encode, render_list
+from bursar.wire.document import encode, finalizers_of, is_ending, render_list
 from bursar.wire.job import allocation_spec, gang_size
 from bursar.wire.kind import Kind, Object
 from bursar.wire.namespace import DEFAULT_TENANT, TENANT_LABEL
@@ -257,7 +258,7 @@ async def create_object(call: Call, kind: Kind, body: Body) -> Outcome:
         return dry
     one = body.object
     call.subject = one.metadata.name or ""
-    if refusal := await adopt(call, kind, one):
+    if refusal := finalizers_refused(call, kind, one) or await adopt(call, kind, one):
         return refusal
     seen = await namespace_tenant(call, kind)
     if isinstance(seen, Refusal):
@@ -272,6 +273,28 @@ async def create_object(call: Call, kind: Kind, body: Body) -> Outcome:
     if kind.name in QUEUED and isinstance(reply, Written):
         reply = await with_place(call, reply, queue_of(one))
     return await written_answer(call, kind, reply, 201, body.warnings)
+
+
+def finalizers_refused(call: Call, kind: Kind, one: Object, before: Stored | None = None) -> Refusal | None:
+    """Why the finalizers of a new object, or of a new version of one, are not accepted. Somebody of a tenant must not
+    keep what is everybody's from going, nor clean up for those who watch over it."""
+    were, are = finalizers_of(before.doc) if before is not None else (), tuple(one.metadata.finalizers or ())
+    if were == are:
+        return None
+    if not kind.namespaced and not reach(call.identity).everything:
+        return Refusal(
+            Code.FORBIDDEN,
+            f"role {call.identity.role} may not change the finalizers of {kind.plural}",
+            "Ask an administrator of the system, or leave metadata.finalizers as it is.",
+        )
+    new = added(were, are)
+    wrong = reserved(new)
+    if new and before is not None and is_ending(before.doc):
+        wrong = f"none can be added to what is being deleted: {', '.join(new)}"
+    if not wrong:
+        return None
+    cause = field_fault("metadata.finalizers", wrong)
+    return Refusal(Code.UNPROCESSABLE, f"metadata.finalizers: {wrong}", causes=(cause,))
 
 
 async def never_runs(call: Call, kind: Kind, one: Object) -> Refusal | None:

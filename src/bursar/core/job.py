@@ -79,6 +79,8 @@ class Progress:
     ended_at: datetime | None = None
     boost: Boost | None = None
     deleting: bool = False
+    held: bool = False  # while it is being deleted: somebody has to clean up before it may go
+    orphaning: bool = False  # what it made stays when it goes
 
     @property
     def succeeded(self) -> int:
@@ -116,6 +118,7 @@ class Member:
     started_at: datetime | None = None
     why: str = ""  # how it ended, in words
     spared: bool = False  # it was stopped because another member failed
+    deleting: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +171,8 @@ def next_step(plan: Plan, progress: Progress, members: Sequence[Member], now: da
     progress = observed(plan, progress, members, now)
     if progress.boost is not None and (progress.phase in JOB_ENDED or progress.boost.expires <= now):
         progress = replace(progress, boost=None)
+    if progress.orphaning:
+        return Step(progress)
     if progress.deleting:
         release = _releasable(members)
     elif progress.phase in JOB_ENDED or progress.phase is JobPhase.CANCELLING:
@@ -176,7 +181,8 @@ def next_step(plan: Plan, progress: Progress, members: Sequence[Member], now: da
         progress = replace(progress, active=len(live), retry_at=_pending_retry(progress, now))
         return Step(progress, create=tuple(_wanted(plan, progress, live)))
     stopping = sum(one.phase is Phase.TERMINATING for one in live)
-    return Step(replace(progress, active=stopping), release=release, remove=progress.deleting and not members)
+    gone = progress.deleting and not progress.held and not members
+    return Step(replace(progress, active=stopping), release=release, remove=gone)
 
 
 def observed(plan: Plan, progress: Progress, members: Sequence[Member], now: datetime) -> Progress:
@@ -260,8 +266,10 @@ def _ended(progress: Progress, phase: JobPhase, now: datetime, reason: str = "",
 
 
 def _releasable(members: Iterable[Member]) -> tuple[Turn, ...]:
-    """What is being stopped already is waited for."""
-    return tuple(one.turn for one in members if one.phase is not Phase.TERMINATING)
+    """What is being stopped already is waited for, and so is what was deleted and has finalizers."""
+    return tuple(
+        one.turn for one in members if one.phase is not Phase.TERMINATING and not (one.deleting and one.phase in ENDED)
+    )
 
 
 def _wanted(plan: Plan, progress: Progress, live: Sequence[Member]) -> Iterator[Turn]:

@@ -7,9 +7,9 @@ dropped; the key that signs what is granted to nodes is changed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import structlog
 
@@ -18,15 +18,17 @@ from bursar.core.refusal import Code, Refusal
 from bursar.core.selector import parse_fields
 from bursar.ops import object as object_ops
 from bursar.ops.billing import load_credit_policy
+from bursar.ops.command import Written
 from bursar.ops.dispatch import delete_command
 from bursar.ops.hours import load_record_days
+from bursar.ops.namespace import TellWaiting
 from bursar.ops.object import Delete, Preconditions
 from bursar.ops.office import Office, now
 from bursar.ops.signing import rotate_old
 from bursar.store import beat, change, listing, quota, request, tree, usage, usage_record
 from bursar.store.database import AWAY
 from bursar.store.listing import Query
-from bursar.wire.document import is_ending
+from bursar.wire.document import deleted_at, finalizers_of, is_ending
 from bursar.wire.kind import Kind
 from bursar.wire.kinds import KINDS
 
@@ -34,6 +36,8 @@ log = structlog.get_logger()
 
 UPKEEP = Origin("system:upkeep", "delete", "its namespace is being deleted")
 BATCH = 200
+PATIENCE = timedelta(minutes=10)  # before a namespace that was deleted says what it waits for
+REST_PER_LOOK = 20.0  # so long is a namespace that is not empty left alone for each second that looking took
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +54,9 @@ class Retention:
 async def run_upkeep(office: Office, retention: Retention | None = None) -> None:
     """For ever: each duty at its own pace. A database that is away is waited for."""
     retention = retention or Retention()
+    rests: dict[str, float] = {}
     await asyncio.gather(
-        _every(1.0, "namespaces", lambda: finish_namespaces(office)),
+        _every(1.0, "namespaces", lambda: finish_namespaces(office, rests=rests)),
         _every(60.0, "usage", lambda: sample_usage(office)),
         _every(10.0, "partitions", lambda: make_room(office)),
         _every(60.0, "requests", lambda: forget_requests(office, retention)),
@@ -75,32 +80,68 @@ async def _every(seconds: float, duty: str, do: Callable[[], Awaitable[object]])
         await asyncio.sleep(seconds)
 
 
-async def finish_namespaces(office: Office) -> int:
-    """Empty the namespaces that are ending, and remove those that are empty; how many were removed."""
+async def finish_namespaces(
+    office: Office, patience: timedelta = PATIENCE, rests: dict[str, float] | None = None
+) -> int:
+    """Empty the namespaces that are ending, and remove those that are empty; how many were removed. `rests` remembers
+    until when those are left alone in which there is much."""
+    rests = {} if rests is None else rests
+    clock = asyncio.get_running_loop().time
     ending = parse_fields("status.phase=Terminating", ("status.phase",))
     async with office.database.reader() as db:
         page = await listing.load_page(db, Query("Namespace", fields=ending))
     removed = 0
     for item in page.items:
-        if await _empty(office, item.name):
-            command = Delete(key=Key("Namespace", "", item.name), origin=UPKEEP)
-            reply = await object_ops.submit(office, command, tenant="")
-            removed += not isinstance(reply, Refusal)
+        began, key = clock(), Key("Namespace", "", item.name)
+        if began < rests.get(item.name, began):
+            continue
+        left = await _empty(office, item.name)
+        if left.count or finalizers_of(item.doc):
+            rests[item.name] = clock() + REST_PER_LOOK * (clock() - began)
+            if _waited(item.doc) > patience:
+                await _tell_waiting(office, key, left, finalizers_of(item.doc))
+            continue
+        rests.pop(item.name, None)
+        reply = await object_ops.submit(office, Delete(key=key, origin=UPKEEP), tenant="")
+        removed += not isinstance(reply, Refusal)
     return removed
 
 
-async def _empty(office: Office, namespace: str) -> bool:
-    """Delete what lives in a namespace; whether nothing is left."""
-    left = 0
+@dataclass(slots=True)
+class Left:
+    """What is in a namespace that should be empty; the first that has finalizers, and which."""
+
+    count: int = 0
+    held: str = ""
+
+
+def _waited(doc: bytes) -> timedelta:
+    return now() - datetime.fromisoformat(deleted_at(doc))
+
+
+async def _tell_waiting(office: Office, key: Key, left: Left, own: Sequence[str]) -> None:
+    what = f"finalizers of the namespace itself: {', '.join(own)}" if not left.count else left.held
+    message = f"waits for {what or 'work that has not stopped'}"
+    reply = await object_ops.submit(office, TellWaiting(key=key, origin=UPKEEP, message=message), tenant="")
+    if isinstance(reply, Written):
+        log.warning("a namespace that was deleted is not gone", namespace=key.name, why=message)
+
+
+async def _empty(office: Office, namespace: str) -> Left:
+    """Delete what lives in a namespace; what is left of it."""
+    left = Left()
     for kind in (one for one in KINDS if one.namespaced):
         query: Query | None = Query(kind.name, namespace, limit=BATCH)
         while query is not None:
             async with office.database.reader() as db:
                 page = await listing.load_page(db, query)
             for item in page.items:
-                left += not await _delete(office, kind, Key(kind.name, item.namespace, item.name))
+                if is_ending(item.doc) or not await _delete(office, kind, Key(kind.name, item.namespace, item.name)):
+                    left.count += 1
+                    if (names := finalizers_of(item.doc)) and not left.held:
+                        left.held = f"finalizers of {kind.singular} {item.name}: {', '.join(names)}"
             query = replace(query, after=(namespace, page.items[-1].name)) if page.more else None
-    return left == 0
+    return left
 
 
 async def _delete(office: Office, kind: Kind, key: Key) -> bool:

@@ -24,6 +24,7 @@ from bursar.core.value import replace
 from bursar.ops.command import Command, Result, Written
 from bursar.ops.object import NO_PRECONDITIONS, Preconditions, conflict, not_found
 from bursar.ops.office import timestamp
+from bursar.ops.removal import remove
 from bursar.wire.allocation import Allocation, request_of
 from bursar.wire.document import encode
 
@@ -70,7 +71,7 @@ class Release(Command):
             if phase_of(before) not in ENDED:
                 status |= {"phase": Phase.CANCELLED, "endTime": timestamp(sheet.now)}
             last = with_status(before, status, charge=NOTHING)
-            return sheet.remove(self.key, self.origin, last)
+            return remove(sheet, before, self.origin, last)
         return self._stop(sheet, before)
 
     def _stop(self, sheet: Sheet, before: Stored) -> Result:

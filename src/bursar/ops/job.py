@@ -16,8 +16,9 @@ import msgspec
 
 from bursar.core.allocation import ENDED, Gang, GangKey, GangRow
 from bursar.core.charge import Charge, deferred, fallen_due
+from bursar.core.finalizer import ORPHAN
 from bursar.core.job import JOB_ENDED, JobPhase, Progress, Turn, all_turns, observed, open_turns, times, turn_name
-from bursar.core.object import Key, Origin, Stored, Write
+from bursar.core.object import Key, Origin, Stored
 from bursar.core.quota import Move
 from bursar.core.refusal import Code, Refusal
 from bursar.core.sheet import Sheet
@@ -40,8 +41,9 @@ from bursar.ops.object import (
     tenant_of,
 )
 from bursar.ops.office import Office, now, timestamp
+from bursar.ops.removal import marked, remove
 from bursar.store.request import Claim
-from bursar.wire.document import encode, is_ending
+from bursar.wire.document import encode, finalizers_of, is_ending
 from bursar.wire.job import JOB, PARALLELISM_MAX, Job, JobSpec, job_gang, plan_of
 from bursar.wire.meta import given
 from bursar.wire.priorityclass import PriorityClass
@@ -115,14 +117,11 @@ class JobCommand(Command):
         there = [sheet.objects[key] for key in self.members if key in sheet.objects]
         return [one for one in there if is_owned(one.doc, job.uid)]
 
-    def release(self, sheet: Sheet, members: Iterable[Stored], grace_seconds: int) -> int:
-        """Release members; how many of them go on for now."""
-        left = 0
+    def release(self, sheet: Sheet, members: Sequence[Stored], grace_seconds: int) -> list[Stored]:
+        """Release members; those of them that are there for now: they go on, or have ended and have finalizers."""
         for one in members:
-            command = Release(key=one.key, origin=self.origin, grace_seconds=grace_seconds, gang=one.gang)
-            result = command.decide(sheet)
-            left += not (isinstance(result, Write) and result.after is None)
-        return left
+            Release(key=one.key, origin=self.origin, grace_seconds=grace_seconds, gang=one.gang).decide(sheet)
+        return [sheet.objects[one.key] for one in members if one.key in sheet.objects]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,11 +143,14 @@ class CancelJob(JobCommand):
             return unchanged(before)
         # What has ended counts, also if the controller has not seen it yet.
         owned = self.owned(sheet, before)
-        members = [member(one.key.name, turn, phase_of(one), one.status) for turn, one in self._turns(before, owned)]
+        members = [
+            member(one.key.name, turn, phase_of(one), one.doc, one.status) for turn, one in self._turns(before, owned)
+        ]
         progress = observed(plan_of(spec_in(before.doc)), progress, members, sheet.now)
         if progress.phase in JOB_ENDED and progress.phase is not JobPhase.CANCELLED:
             return _ended(self.key, progress.phase)
-        left = self.release(sheet, [one for one in owned if not has_ended(one)], self.grace_seconds)
+        there = self.release(sheet, [one for one in owned if not has_ended(one)], self.grace_seconds)
+        left = sum(not has_ended(one) for one in there)
         if self.reason:
             before = replace(before, status=encode({**status_of(before), "cancellationReason": self.reason}))
         after = with_progress(before, self._progress(progress, left, sheet.now), timestamp(sheet.now))
@@ -203,14 +205,22 @@ class DeleteJob(JobCommand):
         if refusal := self.preconditions.refusal(before):
             return refusal
         if self.orphan:
-            return sheet.remove(self.key, self.origin)
+            return self._leave(sheet, before)
         # It may have made more allocations since it was read.
         known = before.revision == self.expected
         left = self.release(sheet, self.owned(sheet, before), self.grace_seconds)
         all_named = known and len(self.members) == sum(1 for _ in all_turns(progress_in(before)))
-        if all_named and not left:
-            return sheet.remove(self.key, self.origin)
+        if all_named and not left and not finalizers_of(before.doc):
+            return remove(sheet, before, self.origin)
         return unchanged(before) if is_ending(before.doc) else self._mark(sheet, before)
+
+    def _leave(self, sheet: Sheet, before: Stored) -> Result:
+        """What it made stays, also while somebody has to clean up before the job itself may go."""
+        if not finalizers_of(before.doc):
+            return remove(sheet, before, self.origin)
+        if is_ending(before.doc):
+            return unchanged(before)
+        return sheet.put(marked(before, timestamp(sheet.now), ORPHAN), self.origin)
 
     def _mark(self, sheet: Sheet, before: Stored) -> Result:
         document = msgspec.json.decode(before.doc)

@@ -33,6 +33,7 @@ from bursar.ops.member import (
 )
 from bursar.ops.object import TRIES_MAX, already_exists, conflict, namespace_refusal, not_found
 from bursar.ops.office import Office, now, timestamp
+from bursar.ops.removal import remove
 from bursar.store import gang as gang_store
 from bursar.store import job as job_store
 from bursar.wire.job import PARALLELISM_MAX, plan_of
@@ -78,9 +79,9 @@ class StepJob(JobCommand):
             return conflict(self.key)
         # What has ended by now is counted next time; only with its job is it removed.
         unwanted = [one for one in self.owned(sheet, before) if self.step.progress.deleting or not has_ended(one)]
-        left = self.release(sheet, unwanted, GRACE_SECONDS)
+        left = sum(not has_ended(one) for one in self.release(sheet, unwanted, GRACE_SECONDS))
         if self.step.remove:
-            return sheet.remove(self.key, self.origin)
+            return remove(sheet, before, self.origin)
         made, refusal = self._make(sheet, before)
         progress = self.step.progress
         started = max([progress.started, *(turn.index + 1 for turn in self.step.create[: len(made)])])
@@ -166,7 +167,7 @@ async def load_members(office: Office, job: Stored, progress: Progress) -> list[
     async with office.database.reader() as db:
         found = await job_store.load_members(db, job.key.namespace, list(names), PARALLELISM_MAX + REMOVED_AT_ONCE_MAX)
     return [
-        member(one.name, names[one.name], one.fields["status.phase"], one.status)
+        member(one.name, names[one.name], one.fields["status.phase"], one.doc, one.status)
         for one in found
         if is_owned(one.doc, job.uid)
     ]

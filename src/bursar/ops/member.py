@@ -10,6 +10,7 @@ import msgspec
 
 from bursar.core.allocation import Gang, GangRow, Phase
 from bursar.core.eviction import Reason as Stopped
+from bursar.core.finalizer import ORPHAN
 from bursar.core.job import (
     Boost,
     JobPhase,
@@ -27,7 +28,7 @@ from bursar.ops.allocation import set_condition, status_of
 from bursar.ops.object import new_draft
 from bursar.ops.office import new_uid, timestamp
 from bursar.wire.allocation import ALLOCATION, JOB_INDEX, Allocation
-from bursar.wire.document import encode, is_ending
+from bursar.wire.document import encode, finalizers_of, is_ending
 from bursar.wire.job import (
     JOB_LABEL,
     Job,
@@ -71,6 +72,8 @@ def progress_in(job: Stored) -> Progress:
         ended_at=_time(status.get("completionTime")),
         boost=Boost(boost["priority"], datetime.fromisoformat(boost["expires"])) if boost else None,
         deleting=is_ending(job.doc),
+        held=bool(finalizers_of(job.doc)),
+        orphaning=ORPHAN in finalizers_of(job.doc),
     )
 
 
@@ -172,11 +175,12 @@ class _Status(msgspec.Struct, rename="camel"):
 _decode_status = msgspec.json.Decoder(_Status).decode
 
 
-def member(name: str, turn: Turn, phase: str, status: bytes) -> Member:
+def member(name: str, turn: Turn, phase: str, doc: bytes, status: bytes) -> Member:
     said = _decode_status(status)
     code = f"exit code {said.exit_code}" if said.exit_code and not said.message else ""
     why = ": ".join(filter(None, (name, said.reason, said.message, code)))
-    return Member(turn, Phase(phase), _time(said.start_time), why, spared=said.reason == Stopped.MEMBER_FAILED)
+    spared = said.reason == Stopped.MEMBER_FAILED
+    return Member(turn, Phase(phase), _time(said.start_time), why, spared, is_ending(doc))
 
 
 def member_key(job: Key, turn: Turn) -> Key:

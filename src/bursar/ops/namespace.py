@@ -8,10 +8,13 @@ import msgspec
 
 from bursar.core.sheet import Sheet
 from bursar.core.value import replace
-from bursar.ops.command import Result
+from bursar.ops.allocation import set_condition, status_of, unchanged
+from bursar.ops.command import Command, Result
 from bursar.ops.object import Delete, not_found
 from bursar.ops.office import timestamp
-from bursar.wire.document import encode
+from bursar.wire.document import encode, is_ending
+
+REMAINING = "NamespaceContentRemaining"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +27,28 @@ class Terminate(Delete):
             return not_found(self.key)
         if refusal := self.preconditions.refusal(before):
             return refusal
+        if is_ending(before.doc):
+            return unchanged(before)
         document = msgspec.json.decode(before.doc)
         document["metadata"].setdefault("deletionTimestamp", timestamp(sheet.now))
         fields = {**before.fields, "status.phase": "Terminating"}
         after = replace(before, doc=encode(document), status=encode({"phase": "Terminating"}), fields=fields)
         return sheet.put(after, self.origin)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TellWaiting(Command):
+    """Say in a namespace that should be gone what it waits for."""
+
+    message: str
+
+    def decide(self, sheet: Sheet) -> Result:
+        before = sheet.objects.get(self.key)
+        if before is None:
+            return not_found(self.key)
+        status = status_of(before)
+        told = [one.get("message") for one in status.get("conditions", ()) if one["type"] == REMAINING]
+        if not is_ending(before.doc) or self.message in told:
+            return unchanged(before)
+        set_condition(status, REMAINING, "True", "SomeResourcesRemain", self.message, timestamp(sheet.now))
+        return sheet.put(replace(before, status=encode(status)), self.origin)

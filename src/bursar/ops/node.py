@@ -16,7 +16,9 @@ from bursar.ops.command import Result
 from bursar.ops.drain import keep_drain
 from bursar.ops.object import Change, Create, Delete, not_found
 from bursar.ops.office import timestamp
+from bursar.ops.removal import finish, remove
 from bursar.ops.silence import is_silent, keep_silence
+from bursar.wire.document import finalizers_of, is_ending
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +48,7 @@ class ChangeNode(Change):
 
     def _save(self, sheet: Sheet, before: Stored) -> Result:
         room = sheet.nodes[self.key.name]
-        schedulable = self.schedulable and not is_silent(before)
+        schedulable = self.schedulable and not is_silent(before) and not is_ending(before.doc)
         offers = (dict(room.allocatable), room.schedulable) != (dict(self.allocatable), schedulable)
         if offers or self.plans_stale:
             sheet.set_node(
@@ -61,6 +63,13 @@ class ChangeNode(Change):
         after = keep_drain(before, self.draft, schedulable=self.schedulable, at=timestamp(sheet.now))
         return sheet.put(keep_claim(before, keep_silence(before, after)), self.origin)
 
+    def _remove(self, sheet: Sheet) -> Result:
+        if refusal := in_use(sheet.nodes.get(self.key.name), self.key.name):
+            return refusal
+        if self.key.name in sheet.nodes:
+            sheet.remove_node(self.key.name)
+        return finish(sheet, self.draft, self.origin)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteNode(Delete):
@@ -74,18 +83,31 @@ class DeleteNode(Delete):
         if refusal := self.preconditions.refusal(before):
             return refusal
         room = sheet.nodes.get(self.key.name)
-        if room is not None and any(room.allocated.values()):
-            return Refusal(
-                Code.IN_USE,
-                f'nodes "{self.key.name}" still runs allocations',
-                f"Drain it first: kubectl drain {self.key.name}, or delete the allocations bound to it.",
-            )
-        if room is not None and room.claim is not None:
-            return Refusal(
-                Code.IN_USE,
-                f'nodes "{self.key.name}" is claimed for sensitive work, or is not wiped since',
-                f"Release it first, and have it wiped: bursar node release {self.key.name}",
-            )
-        if room is not None:
+        if refusal := in_use(room, self.key.name):
+            return refusal
+        if room is not None and finalizers_of(before.doc):
+            # Until it is gone it takes nothing new.
+            if room.schedulable:
+                sheet.set_node(replace(room, generation=room.generation + 1, schedulable=False))
+        elif room is not None:
             sheet.remove_node(self.key.name)
-        return sheet.remove(self.key, self.origin)
+        return remove(sheet, before, self.origin)
+
+
+def in_use(room: NodeRoom | None, name: str) -> Refusal | None:
+    """Why a node cannot be deleted yet."""
+    if room is None:
+        return None
+    if any(room.allocated.values()):
+        return Refusal(
+            Code.IN_USE,
+            f'nodes "{name}" still runs allocations',
+            f"Drain it first: kubectl drain {name}, or delete the allocations bound to it.",
+        )
+    if room.claim is not None:
+        return Refusal(
+            Code.IN_USE,
+            f'nodes "{name}" is claimed for sensitive work, or is not wiped since',
+            f"Release it first, and have it wiped: bursar node release {name}",
+        )
+    return None

@@ -22,6 +22,7 @@ from bursar.core.refusal import Cause, Code, Refusal
 from bursar.core.sheet import Sheet
 from bursar.core.value import replace
 from bursar.core.wording import quota_refusal
+from bursar.ops import removal
 from bursar.ops.command import Command, Reply, Result, weight_of_drafts
 from bursar.ops.office import Office, new_uid, now, timestamp
 from bursar.wire.document import EMPTY, decode, encode, encode_object
@@ -135,6 +136,8 @@ class Change(Command):
             return not_found(self.key)
         if before.revision != self.expected:
             return conflict(self.key)
+        if removal.may_go(before, self.draft):
+            return self._remove(sheet)
         if not self.keep_charge and self.draft.charge != before.charge:
             moves = [Move(self.key.namespace, before.charge, self.draft.charge)]
             if exceeded := sheet.counters.move(moves):
@@ -144,6 +147,10 @@ class Change(Command):
     def _save(self, sheet: Sheet, before: Stored) -> Result:
         draft = replace(self.draft, charge=before.charge) if self.keep_charge else self.draft
         return sheet.put(draft, self.origin)
+
+    def _remove(self, sheet: Sheet) -> Result:
+        """Nobody has to clean up any more, and it was deleted before."""
+        return removal.finish(sheet, self.draft, self.origin)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +200,7 @@ class Delete(Command):
             return refusal
         if before.charge is not NOTHING:
             sheet.counters.move([Move(self.key.namespace, before.charge)])
-        return sheet.remove(self.key, self.origin)
+        return removal.remove(sheet, before, self.origin)
 
 
 def gang_differs(gang: Gang, row: GangRow) -> Refusal:

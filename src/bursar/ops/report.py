@@ -43,6 +43,7 @@ from bursar.ops.command import Command, Reply, Result
 from bursar.ops.evict import members_of, stop_members, told_to_stop
 from bursar.ops.object import conflict, not_found
 from bursar.ops.office import Office, new_uid, timestamp
+from bursar.ops.removal import remove
 from bursar.wire.document import is_ending
 
 
@@ -195,7 +196,7 @@ class Report(Command):
         if not requeued:
             leave_gang(sheet, before)
         if is_ending(before.doc):
-            return sheet.remove(self.key, self.origin, last)
+            return remove(sheet, before, self.origin, last)
         return sheet.put(last, self.origin)
 
     def _end_usage(self, sheet: Sheet, before: Stored, gone: Iterable[Placement]) -> None:

@@ -17,7 +17,7 @@ from bursar.core.sheet import Sheet
 from bursar.core.value import replace
 from bursar.ops.allocation import set_condition
 from bursar.ops.office import timestamp
-from bursar.wire.document import encode
+from bursar.wire.document import encode, is_ending
 from bursar.wire.node import SILENT, SILENT_SINCE
 
 # The reasons of the condition Ready that are ours; any other is the node's own word.
@@ -66,14 +66,14 @@ def silenced(
 
 
 def heard(sheet: Sheet, node: Stored) -> Stored:
-    """The node as it is heard again; one that is cordoned still takes no new work."""
+    """The node as it is heard again; one that is cordoned, or to be gone, still takes no new work."""
     status = _status(node)
     for name in MARKS:
         status.pop(name, None)
     status["phase"] = Standing.READY
     if any(one["type"] == "Ready" and one.get("reason") in OURS for one in status.get("conditions", ())):
         set_condition(status, "Ready", "True", HEARD_REASON, "", timestamp(sheet.now))
-    cordoned = node.fields.get("spec.unschedulable") == "true"
+    cordoned = node.fields.get("spec.unschedulable") == "true" or is_ending(node.doc)
     _open(sheet, sheet.nodes[node.key.name], schedulable=not cordoned)
     fields = {name: value for name, value in node.fields.items() if name not in (SILENT, SILENT_SINCE)}
     return replace(node, status=encode(status), fields={**fields, "status.phase": Standing.READY})

@@ -56,6 +56,7 @@ from bursar.store.departure import file_away
 from bursar.store.token import TokenRecord
 from bursar.store.tree import TreeChange
 from bursar.wire.ask import queue_profile_of
+from bursar.wire.document import is_ending
 from bursar.wire.kinds import KINDS
 
 DELETED = "its tenant was deleted"
@@ -94,6 +95,11 @@ class StructureWalk:
             return await _change_queue(db, write) or ()
         change = TreeChange(write.key, write.after is None, write.shown.doc)
         new = applied(sheet.tree, change)
+        if _is_marked_now(write):
+            # It goes later, once its finalizers are gone; whether it may go at all is decided now.
+            without = applied(sheet.tree, TreeChange(write.key, True, write.shown.doc))
+            if refusal := await check(db, sheet.tree, without, write.key, None):
+                return refusal
         if refusal := await check(db, sheet.tree, new, write.key, write.after):
             return refusal
         plan = await _recounted(db, sheet.tree, new, write.key)
@@ -107,6 +113,13 @@ class StructureWalk:
         if write.key.kind == "Tenant" and write.after is None:
             return await file_away(db, write.key.name, sheet.tree.tenants[write.key.name].uid)
         return ()
+
+
+def _is_marked_now(write: Write) -> bool:
+    """Whether it is being deleted and has finalizers. Namespaces are marked in any case, and emptied first."""
+    if write.key.kind == "Namespace" or write.before is None or write.after is None:
+        return False
+    return is_ending(write.after.doc) and not is_ending(write.before.doc)
 
 
 async def _change_queue(db: Connection, write: Write) -> Refusal | None:

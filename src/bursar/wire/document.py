@@ -61,6 +61,7 @@ def render_list(
 
 class _Ending(msgspec.Struct, rename="camel"):
     deletion_timestamp: str = ""
+    finalizers: tuple[str, ...] = ()
 
 
 class _Metadata(msgspec.Struct):
@@ -71,8 +72,19 @@ _ending = msgspec.json.Decoder(_Metadata)
 
 
 def is_ending(doc: bytes) -> bool:
-    """Whether an object is marked for deletion, and waits for what it stands for to end."""
-    return bool(_ending.decode(doc).metadata.deletion_timestamp)
+    """Whether an object is marked for deletion, and waits for what it stands for to end, or for its finalizers."""
+    # Most documents hold no such text anywhere: they need not be decoded.
+    return b'"deletionTimestamp"' in doc and bool(_ending.decode(doc).metadata.deletion_timestamp)
+
+
+def deleted_at(doc: bytes) -> str:
+    """When it is, or was, to be gone; empty where nobody deleted it."""
+    return _ending.decode(doc).metadata.deletion_timestamp
+
+
+def finalizers_of(doc: bytes) -> tuple[str, ...]:
+    """Who has to clean up before the object may go."""
+    return _ending.decode(doc).metadata.finalizers if b'"finalizers":["' in doc else ()
 
 
 def decode(doc: bytes, status: bytes, revision: int) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType
 
+from bursar.core.finalizer import faults as finalizer_faults
 from bursar.core.names import annotations as annotation_faults
 from bursar.core.names import labels as label_faults
 from bursar.core.refusal import Cause, field_fault
@@ -77,10 +78,12 @@ def given(value: object) -> bool:
 
 
 def meta_faults(metadata: ObjectMeta) -> list[Cause]:
-    """Labels and annotations, which every kind has."""
+    """Labels, annotations and finalizers, which every kind has."""
     faults: list[Cause] = []
     if isinstance(metadata.labels, dict):
         faults += [field_fault("metadata.labels", fault) for fault in label_faults(metadata.labels)]
     if isinstance(metadata.annotations, dict):
         faults += [field_fault("metadata.annotations", fault) for fault in annotation_faults(metadata.annotations)]
+    if isinstance(metadata.finalizers, list):
+        faults += [field_fault("metadata.finalizers", fault) for fault in finalizer_faults(metadata.finalizers)]
     return faults
