@@ -5,8 +5,12 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from bursar.bench import schedule
 from bursar.bench.main import bench
-from bursar.bench.schedule import measure_decisions
+from bursar.bench.schedule import TooMuch, _bind_backlog, measure_decisions, require_room
+from bursar.ops.office import Office
+from bursar.sim.local import register
+from offices import namespace
 
 
 @pytest.mark.parametrize("mix", ["basic", "affinity", "spread", "gang", "preempt"])
@@ -33,3 +37,46 @@ def test_no_submission_cannot_be_measured() -> None:
     result = CliRunner().invoke(bench, ["schedule", "--singles", "0"])
     assert result.exit_code == 2
     assert "--singles" in result.output
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--nodes", "500", "--allocations", "4000"], "at most 3200 --allocations"),
+        (["--nodes", "30", "--allocations", "81", "--mix", "gang"], "a multiple of 8"),
+        (["--nodes", "10", "--allocations", "8", "--singles", "50"], "fewer --singles"),
+        (["--nodes", "0"], "--nodes"),
+    ],
+)
+def test_what_would_wait_for_ever_is_refused_at_once(options: list[str], told: str) -> None:
+    result = CliRunner().invoke(bench, ["schedule", *options])
+    assert result.exit_code == 2
+    assert told in " ".join(result.output.split())
+
+
+def test_what_just_fits_is_not_refused() -> None:
+    require_room(nodes=500, allocations=3200, mix="basic", singles=300)
+    with pytest.raises(TooMuch):
+        require_room(nodes=500, allocations=3201, mix="basic", singles=300)
+
+
+def test_deciding_on_more_than_there_is_room_for_ends() -> None:
+    for mix in ("basic", "preempt", "spread"):
+        assert measure_decisions(nodes=2, allocations=200, mix=mix)["decided"] < 200
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["api", "--watchers", "0"], ["api", "--seconds", "0"], ["leases", "--delta", "0"], ["agents", "--binds", "0"]],
+)
+def test_what_cannot_be_measured_is_refused(options: list[str]) -> None:
+    assert CliRunner().invoke(bench, options).exit_code == 2
+
+
+async def test_a_backlog_that_does_not_fit_is_given_up(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "STALL_SECONDS", 0.0)
+    await register(office, 1)
+    for index in range(schedule.TENANTS):
+        await namespace(office, f"team-{index}")
+    with pytest.raises(TooMuch, match="nothing more was"):
+        await _bind_backlog(office, 9, "basic")

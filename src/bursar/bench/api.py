@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import httpx2
 
-from bursar.bench.load import Result, request_bytes, run_load
+from bursar.bench.load import ANSWER_SECONDS_MAX, Result, request_bytes, run_load
 from bursar.bench.server import Server, running_server
 
 TEAMS = 8
@@ -142,6 +142,10 @@ class _Watcher(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         cast("asyncio.WriteTransport", transport).write(self._request)
 
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.joined.done():
+            self.joined.set_exception(error or ConnectionError("the server closed a watch before it told anything"))
+
     def data_received(self, data: bytes) -> None:
         now = time.perf_counter()
         if not self.joined.done():
@@ -172,7 +176,8 @@ async def _fan_out(server: Server, client: httpx2.AsyncClient, watchers: int, ro
             lambda: _Watcher(request, arrivals), client.base_url.host, client.base_url.port or 80
         )
         transports.append(transport)
-        await protocol.joined
+        async with asyncio.timeout(ANSWER_SECONDS_MAX):
+            await protocol.joined
     sent: dict[bytes, float] = {}
     for number in range(rounds):
         name = f"fan-{number}"

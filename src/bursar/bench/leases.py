@@ -158,7 +158,7 @@ async def _offered(office: Office, jobs: Sequence[Job], delta: float, seconds: f
     began = loop.time()
     while (elapsed := loop.time() - began) < seconds:
         due = int(elapsed / delta * len(jobs))
-        while taken.offered < due:
+        while taken.offered < due and loop.time() - began < seconds:
             waiting.add(_beat(office, order[taken.offered % len(jobs)], taken, waiting.discard))
             taken.offered += 1
         await asyncio.sleep(TICK_SECONDS)

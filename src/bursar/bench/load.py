@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import cast
 from urllib.parse import urlsplit
 
+ANSWER_SECONDS_MAX = 60.0  # for what was sent last
+
 
 @dataclass(slots=True)
 class Result:
@@ -97,7 +99,8 @@ async def run_load(
             parts.hostname or "127.0.0.1",
             parts.port or 80,
         )
-    await asyncio.gather(*ends)
+    async with asyncio.timeout(seconds + ANSWER_SECONDS_MAX):
+        await asyncio.gather(*ends)
     result.seconds = loop.time() - started
     return result
 

@@ -12,6 +12,8 @@ from typing import Any
 import click
 import uvloop
 
+SECONDS_MAX = 3600.0
+
 
 @click.group()
 def bench() -> None:
@@ -19,8 +21,13 @@ def bench() -> None:
 
 
 @bench.command()
-@click.option("--seconds", default=10.0, show_default=True, help="How long each part is measured.")
-@click.option("--watchers", default=1000, show_default=True, help="Watches open during the fan-out.")
+@click.option(
+    "--seconds", default=10.0, show_default=True, type=click.FloatRange(0.1, SECONDS_MAX),
+    help="How long each part is measured.",
+)  # fmt: skip
+@click.option(
+    "--watchers", default=1000, show_default=True, type=click.IntRange(1, 20_000), help="Watches open in the fan-out."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, last.")
 def api(seconds: float, watchers: int, as_json: bool) -> None:
     """Submit, get, list, patch and watch against a bare answer of the same server."""
@@ -30,7 +37,7 @@ def api(seconds: float, watchers: int, as_json: bool) -> None:
 
 
 @bench.command()
-@click.option("--seconds", default=5.0, show_default=True, type=click.FloatRange(0.1), help="How long each part lasts.")
+@click.option("--seconds", default=5.0, show_default=True, type=click.FloatRange(0.1, 3600), help="Of each part.")
 @click.option("--list-mb", default=41, show_default=True, type=click.IntRange(1, 400), help="Length of each list.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, last.")
 def abuse(as_json: bool, **options: Any) -> None:
@@ -41,8 +48,10 @@ def abuse(as_json: bool, **options: Any) -> None:
 
 
 @bench.command()
-@click.option("--nodes", default=5000, show_default=True, type=click.IntRange(1), help="How many nodes.")
-@click.option("--allocations", default=20_000, show_default=True, type=click.IntRange(1), help="How many to place.")
+@click.option("--nodes", default=5000, show_default=True, type=click.IntRange(1, 100_000), help="How many nodes.")
+@click.option(
+    "--allocations", default=20_000, show_default=True, type=click.IntRange(1, 1_000_000), help="How many to place."
+)
 @click.option(
     "--mix",
     default="basic",
@@ -57,17 +66,30 @@ def abuse(as_json: bool, **options: Any) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, last.")
 def schedule(as_json: bool, **options: Any) -> None:
     """Decisions and durable placements a second, and the time from submission to placement."""
-    from bursar.bench.schedule import run
+    from bursar.bench.schedule import TooMuch, run
 
-    _report(run(log=_say, **options), as_json)
+    try:
+        _report(run(log=_say, **options), as_json)
+    except TooMuch as fault:
+        raise click.UsageError(str(fault)) from None
 
 
 @bench.command()
 @click.option("--agents", default=5000, show_default=True, type=click.IntRange(1, 9999), help="How many agents.")
-@click.option("--beat", default=5.0, show_default=True, type=click.FloatRange(0.01), help="Seconds between beats.")
-@click.option("--seconds", default=20.0, show_default=True, type=click.FloatRange(1), help="How long each part lasts.")
+@click.option(
+    "--beat", default=5.0, show_default=True, type=click.FloatRange(0.01, SECONDS_MAX), help="Seconds between beats."
+)
+@click.option(
+    "--seconds",
+    default=20.0,
+    show_default=True,
+    type=click.FloatRange(1, SECONDS_MAX),
+    help="How long each part lasts.",
+)
 @click.option("--secure", default=200, show_default=True, type=click.IntRange(0, 9999), help="Agents in the mTLS part.")
-@click.option("--binds", default=200, show_default=True, type=click.IntRange(1), help="Allocations bound meanwhile.")
+@click.option(
+    "--binds", default=200, show_default=True, type=click.IntRange(1, 100_000), help="Allocations bound meanwhile."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, last.")
 def agents(as_json: bool, **options: Any) -> None:
     """Heartbeats of many agents over gRPC, what each costs the server, and how fast it is told what to run."""
@@ -77,9 +99,19 @@ def agents(as_json: bool, **options: Any) -> None:
 
 
 @bench.command()
-@click.option("--jobs", default=10_000, show_default=True, type=click.IntRange(2), help="How many run and are paid.")
-@click.option("--delta", default=5.0, show_default=True, type=click.FloatRange(0.01), help="Seconds between beats.")
-@click.option("--seconds", default=15.0, show_default=True, type=click.FloatRange(1), help="How long each part lasts.")
+@click.option(
+    "--jobs", default=10_000, show_default=True, type=click.IntRange(2, 1_000_000), help="How many run and are paid."
+)
+@click.option(
+    "--delta", default=5.0, show_default=True, type=click.FloatRange(0.01, SECONDS_MAX), help="Seconds between beats."
+)
+@click.option(
+    "--seconds",
+    default=15.0,
+    show_default=True,
+    type=click.FloatRange(1, SECONDS_MAX),
+    help="How long each part lasts.",
+)
 @click.option("--accounts", default=100, show_default=True, type=click.IntRange(1), help="How many pay for them.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, last.")
 def leases(as_json: bool, **options: Any) -> None:

@@ -13,7 +13,7 @@ import gc
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -51,18 +51,53 @@ LEADER = "bench"
 DATABASE_URL = "BURSAR_DATABASE_URL"
 WARM_UP = 20  # submissions to a server that has just started
 SAMPLE = 20  # decisions of the baseline, which is slow
+GPUS = (1, 1, 1, 2)  # that the allocations ask for, in turn
+STALL_SECONDS = 60.0  # without a placement: then no more will come
+IDLE_CYCLES = 3  # that decide nothing, one after another: then none will
 BENCH = Origin("system:bench", "create")
 
 Log = Callable[[str], None]
 
 
+class TooMuch(ValueError):
+    """What cannot be measured, because the nodes could not hold it; the message tells what they could."""
+
+
+def require_room(*, nodes: int, allocations: int, mix: str, singles: int) -> None:
+    """Refuse what would wait for ever. GPUs are what all of it needs most of."""
+    if mix == "preempt":
+        return
+    there = nodes * NODE["nvidia.com/gpu"] // 1000
+    if mix == "gang" and allocations % GANG_SIZE:
+        raise TooMuch(f"--allocations must be a multiple of {GANG_SIZE} for gangs of {GANG_SIZE}, got {allocations}")
+    if (asked := _gpus(allocations)) > there:
+        most = max(count for count in range(there + 1) if _gpus(count) <= there)
+        raise TooMuch(
+            f"{nodes} nodes have {there} GPUs, and {allocations} allocations ask for {asked}: they would wait for ever."
+            f" Ask for at most {most} --allocations, or for more --nodes."
+        )
+    # They are measured one by one on a cluster of their own, and once more over HTTP.
+    if (asked := _gpus(singles) + WARM_UP + singles) > there:
+        raise TooMuch(
+            f"{nodes} nodes have {there} GPUs, and {singles} submissions measured one at a time need {asked}:"
+            " ask for fewer --singles, or for more --nodes."
+        )
+
+
+def _gpus(count: int) -> int:
+    return count // len(GPUS) * sum(GPUS) + sum(GPUS[: count % len(GPUS)])
+
+
 async def run(*, nodes: int, allocations: int, mix: str, singles: int, growth: bool, log: Log) -> dict[str, Any]:
+    require_room(nodes=nodes, allocations=allocations, mix=mix, singles=singles)
     figures: dict[str, Any] = {"bench": "schedule", "nodes": nodes, "allocations": allocations, "mix": mix}
     figures |= measure_decisions(nodes, allocations, mix)
     log(
         f"decide   {figures['decide_per_s']:9.0f}/s  {mix}, {nodes} nodes;"
         f" a loop over the nodes {figures['loop_per_s']:.0f}/s"
     )
+    if figures["decided"] < allocations and mix != "preempt":
+        raise TooMuch(f"{nodes} nodes hold only {figures['decided']} of the {allocations} allocations")
     if growth:
         figures["growth"] = []
         for size in (1000, 5000, 20_000):
@@ -95,12 +130,12 @@ def measure_decisions(nodes: int, allocations: int, mix: str) -> dict[str, Any]:
         world.wait(ask)
     policy = Policy(min_runtime_seconds=60.0)
     calm_collector()  # as the scheduler does once its world is loaded
-    started, decided = time.perf_counter(), 0
+    started, decided, idle = time.perf_counter(), 0, 0
     more = True
-    while more:
+    while more and idle < IDLE_CYCLES:
         plan = decide(world, policy, NOW)
-        decided += sum(len(one.members) for one in plan.bindings) + sum(len(one.asks) for one in plan.preemptions)
-        more = plan.more
+        now = sum(len(one.members) for one in plan.bindings) + sum(len(one.asks) for one in plan.preemptions)
+        decided, idle, more = decided + now, 0 if now else idle + 1, plan.more
     seconds = time.perf_counter() - started
     loop = _loop_over_nodes(nodes, asks)
     return {
@@ -221,14 +256,37 @@ async def _bind_backlog(office: Office, allocations: int, mix: str) -> dict[str,
     gc.collect()
     started = time.perf_counter()
     running = asyncio.create_task(scheduler.run())
-    await scheduler.loaded.wait()
-    loaded = time.perf_counter()
-    await scheduler.idle.wait()
-    seconds = time.perf_counter() - loaded
-    async with office.database.reader() as db:
-        bound = await db.fetchval("SELECT count(*) FROM placement")
-    await _stop(running)
+    try:
+        await scheduler.loaded.wait()
+        loaded = time.perf_counter()
+        await _until_idle(office, scheduler)
+        seconds = time.perf_counter() - loaded
+        bound = await _count_bound(office)
+    finally:
+        await _stop(running)
     return {"bound": bound, "bound_per_s": round(bound / seconds), "load_s": round(loaded - started, 2)}
+
+
+async def _until_idle(office: Office, scheduler: Scheduler) -> None:
+    """Until nothing waits, or nothing more is placed."""
+    bound, since = -1, time.perf_counter()
+    while not scheduler.idle.is_set():
+        with suppress(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await scheduler.idle.wait()
+        if scheduler.idle.is_set():
+            return
+        now = await _count_bound(office)
+        if now != bound:
+            bound, since = now, time.perf_counter()
+        elif time.perf_counter() - since > STALL_SECONDS:
+            raise TooMuch(f"only {bound} were placed: nothing more was within {STALL_SECONDS:g} s")
+
+
+async def _count_bound(office: Office) -> int:
+    async with office.database.reader() as db:
+        bound: int = await db.fetchval("SELECT count(*) FROM placement")
+    return bound
 
 
 async def _bind_singles(office: Office, count: int) -> list[float]:
@@ -246,9 +304,10 @@ async def _bind_singles(office: Office, count: int) -> list[float]:
     for index in range(count):
         started = time.perf_counter()
         await _create(office, "Allocation", _document(index, "basic"))
-        bound = False
-        while not bound:
-            bound = any(fed.fields["status.phase"] == "Scheduled" for fed in await follower.wait(5.0))
+        async with asyncio.timeout(STALL_SECONDS):
+            bound = False
+            while not bound:
+                bound = any(fed.fields["status.phase"] == "Scheduled" for fed in await follower.wait(5.0))
         waits.append(time.perf_counter() - started)
     await feed.close()
     await _stop(running)
@@ -269,8 +328,9 @@ async def _serve_singles(server: Server, count: int) -> list[float]:
                 answer = await client.post(path, json=_document((count + number) * TENANTS, "basic"))
                 answer.raise_for_status()
                 # Of this one: the one before is of the past, and whoever is next is not there yet.
-                while json.loads(await anext(told))["object"]["status"]["phase"] != "Scheduled":
-                    pass
+                async with asyncio.timeout(STALL_SECONDS):
+                    while json.loads(await anext(told))["object"]["status"]["phase"] != "Scheduled":
+                        pass
                 waits.append(time.perf_counter() - started)
     return waits[WARM_UP:]
 
