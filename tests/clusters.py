@@ -4,9 +4,10 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,19 @@ def kubectl(cluster: Server) -> Kubectl:
     )
     config.chmod(0o600)
     return Kubectl(program, config, home)
+
+
+DEBIANS = Path(__file__).resolve().parent.parent / ".tools" / "kubectl-debian" / "usr" / "bin" / "kubectl"
+REGISTRYS = Path(sys.executable).parent / "kubectl"
+
+
+@pytest.fixture(params=["the machine's own", "Debian's", "the registry's"])
+def any_kubectl(kubectl: Kubectl, request: pytest.FixtureRequest) -> Kubectl:
+    """Each of the kubectls that there are: scripts/test-tools.sh unpacks Debian's, which is of 2021."""
+    programs = {"the machine's own": Path(kubectl.program), "Debian's": DEBIANS, "the registry's": REGISTRYS}
+    if not (program := programs[request.param]).exists():
+        pytest.skip(f"{program} is not there")
+    return replace(kubectl, program=str(program))
 
 
 @pytest.fixture

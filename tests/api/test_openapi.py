@@ -11,7 +11,7 @@ import jsonschema_rs
 import msgspec
 import pytest
 
-from bursar.api.openapi import V2_BODY, document, documents, kubectl_document, operation_ids, refusals
+from bursar.api.openapi import document, documents, kubectl_document, operation_ids, refusals
 from bursar.api.openapi_words import EXAMPLES, FIELD_WORDS
 from bursar.api.route import Route
 from bursar.api.routes import build_routes
@@ -198,8 +198,43 @@ def test_kubectl_explains_quantities_as_text() -> None:
 
 def test_the_index_names_the_document_by_its_content() -> None:
     first, second = documents(ROUTES, release="1.2.3"), documents(ROUTES, release="1.2.4")
-    assert first["/openapi/v2"] == V2_BODY == b""
     assert first["/openapi/v3"] == documents(ROUTES, release="1.2.3")["/openapi/v3"]
     assert first["/openapi/v3"] != second["/openapi/v3"]
     address = msgspec.json.decode(first["/openapi/v3"])["paths"]["api/v1"]["serverRelativeURL"]
     assert address.startswith("/openapi/v3/api/v1?hash=")
+
+
+def test_old_clients_are_told_that_every_kind_can_be_tried_without_effect() -> None:
+    body = documents(build_routes("1.2.3"), release="1.2.3")["/openapi/v2"]
+    top = dict(protobuf_fields(body))
+    assert top[1] == b"2.0"
+    named = [dict(protobuf_fields(value)) for number, value in protobuf_fields(top[8]) if number == 2]
+    told = {}
+    for one in named:
+        operation = list(protobuf_fields(dict(protobuf_fields(one[2]))[8]))
+        (extension,) = [dict(protobuf_fields(value)) for number, value in operation if number == 13]
+        assert extension[1] == b"x-kubernetes-group-version-kind"
+        kind = msgspec.json.decode(dict(protobuf_fields(extension[2]))[2])
+        parameters = [value for number, value in operation if number == 8]
+        told[kind["kind"], kind["group"], kind["version"]] = any(b"dryRun" in value for value in parameters)
+    assert told == {(kind.name, "", "v1"): True for kind in KINDS}
+
+
+def protobuf_fields(message: bytes) -> Iterator[tuple[int, bytes]]:
+    """The fields of a message in which all are text or messages."""
+    at = 0
+    while at < len(message):
+        tag, at = varint(message, at)
+        size, at = varint(message, at)
+        assert tag & 7 == 2
+        yield tag >> 3, message[at : at + size]
+        at += size
+
+
+def varint(message: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        value |= (message[at] & 0x7F) << shift
+        shift, at = shift + 7, at + 1
+        if not message[at - 1] & 0x80:
+            return value, at

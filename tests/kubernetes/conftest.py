@@ -1,3 +1,3 @@
-from clusters import cluster, kubectl, team
+from clusters import any_kubectl, cluster, kubectl, team
 
-__all__ = ["cluster", "kubectl", "team"]
+__all__ = ["any_kubectl", "cluster", "kubectl", "team"]

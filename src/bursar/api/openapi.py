@@ -1,7 +1,7 @@
 """OpenAPI, generated from the route table and from the types with which the server itself reads and writes.
 
 `/openapi.json` is the whole API, in OpenAPI 3.1. `/openapi/v3/api/v1` is the part that kubectl reads before `apply` and
-for `explain`: the kinds, in Kubernetes' dialect. `/openapi/v2` only has to be there.
+for `explain`: the kinds, in Kubernetes' dialect. `/openapi/v2` tells old clients what they may try without effect.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
+from bursar.api import openapi_v2
 from bursar.api.discovery import Noun, nouns
 from bursar.api.openapi_words import EXAMPLES, FIELD_WORDS, REFUSAL_HEADERS, REFUSAL_WORDS
 from bursar.api.route import JSON, Route
@@ -24,10 +25,6 @@ from bursar.wire.kind import Kind
 from bursar.wire.kinds import KINDS
 
 Document = dict[str, Any]
-
-# With an `@` in it, as the registered name has, client-go would try to parse the empty body.
-V2_MEDIA_TYPE: Final = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
-V2_BODY: Final = b""
 
 MERGE_PATCH: Final = "application/merge-patch+json"
 STRATEGIC_PATCH: Final = "application/strategic-merge-patch+json"
@@ -45,7 +42,7 @@ def documents(routes: Iterable[Route], kinds: Iterable[Kind] = KINDS, *, release
     for_kubectl = msgspec.json.encode(kubectl_document(routes, kinds, release=release))
     return {
         "/openapi.json": msgspec.json.encode(document(routes, kinds, release=release)),
-        "/openapi/v2": V2_BODY,
+        "/openapi/v2": openapi_v2.body(_patches(routes), release=release),
         "/openapi/v3": msgspec.json.encode(kubectl_index(for_kubectl)),
         "/openapi/v3/api/v1": for_kubectl,
     }
@@ -445,6 +442,16 @@ def kubectl_document(routes: Iterable[Route], kinds: Iterable[Kind] = KINDS, *, 
         "paths": paths,
         "components": {"schemas": {name: _in_dialect(schema) for name, schema in schemas.items()}},
     }
+
+
+def _patches(routes: Iterable[Route]) -> Iterable[tuple[str, str, dict[str, str], list[str]]]:
+    """The PATCH operations of the kinds: path, name, kind and query parameters."""
+    routes = _documented(routes)
+    names = operation_ids(routes)
+    for route in routes:
+        if route.method == "PATCH" and route.kind is not None and not route.subresource:
+            kind, parameters = _group_version_kind(route.kind), [one.name for one in route.params]
+            yield route.path, names[route.method, route.path], kind, parameters
 
 
 def kubectl_index(body: bytes) -> Document:

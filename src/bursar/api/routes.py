@@ -24,6 +24,7 @@ from bursar.api import (
     log,
     node,
     openapi,
+    openapi_v2,
     pod,
     preemption,
     review,
@@ -93,7 +94,7 @@ def build_routes(release: str) -> list[Route]:
         if not any(route.path == path.rstrip("/") and route.method == "GET" for route in routes):
             routes.append(Route("GET", path.rstrip("/"), system.fixed(body), "Discovery.", public=True, free=True))
     for path, body in openapi.documents(described, release=release).items():
-        media = openapi.V2_MEDIA_TYPE if path == "/openapi/v2" else JSON
+        media = openapi_v2.MEDIA_TYPE if path == "/openapi/v2" else JSON
         routes.append(Route("GET", path, system.fixed(body, media), "OpenAPI.", public=True, free=True))
     page = docs.page(openapi.document(described, release=release))
     policy = {"Content-Security-Policy": docs.CONTENT_SECURITY_POLICY}
