@@ -135,6 +135,7 @@ async def test_the_designs_allocation_is_accepted_as_shown_and_waits(site: Site)
         "reason": "Unscheduled",
         "message": "Waiting for scheduler",
     }
+    assert reply.body["status"].pop("queuePosition") >= 1
     again = await site.get("namespaces/ml-team/allocations/ml-training-job-42")
     assert (again.status, again.body) == (200, reply.body)
 

@@ -15,6 +15,7 @@ from bursar.api.depth import Depths
 from bursar.core.answer import Figures, QueueFigures
 from bursar.core.refusal import Refusal
 from bursar.loops.schedule import run_schedule
+from bursar.ops import inquiry
 from bursar.ops.inquiry import NO_LEADER, Answer, Inquiries, encode
 from bursar.ops.leader import resign, stand
 from bursar.store import inquiry as inquiry_store
@@ -87,7 +88,8 @@ async def is_depth(site: Site, queue: str, depth: int) -> bool:
     return await depth_of(site, queue) == depth
 
 
-async def test_a_job_has_its_place_and_the_estimate_of_its_start(site: Site) -> None:
+async def test_a_job_has_its_place_and_the_estimate_of_its_start(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inquiry, "GLIMPSE_SECONDS_MAX", 60.0)
     team = await site.namespace()
     await node(site.house.office, "line-1", cpu=8, memory="64Gi", gpu=1)
     async with scheduled(site):
@@ -112,6 +114,9 @@ async def is_bound(site: Site, team: str, name: str) -> bool:
 async def test_members_of_a_gang_that_is_not_complete_have_a_place(site: Site) -> None:
     team = await site.namespace()
     gang = {"gangScheduling": {"groupId": "g", "minMembers": 3}}
+    # Nothing runs there, and nothing is refused as too large.
+    await node(site.house.office, "line-large", cpu=8, memory="64Gi", gpu=8)
+    assert (await site.patch("nodes/line-large", {"spec": {"unschedulable": True}})).status == 200
     async with scheduled(site):
         queue = {"queue": "gpu-training", **gang}
         places = [(await submit(site, team, f"m{number}", **queue))["queuePosition"] for number in range(2)]
@@ -164,7 +169,7 @@ async def test_the_leader_is_asked_once_a_second_however_many_submit(
     assert places == list(range(1, 101))
     assert silent.asked == 1
     assert await depths.last_place("nobody-waits-here", newest) == 1
-    assert await depths.last_place("nobody-waits-here", None) == 102
+    assert await depths.last_place("nobody-waits-here", None) == 101
     await depths.close()
 
 
@@ -175,6 +180,9 @@ async def test_what_was_told_up_to_a_revision_is_counted_once(site: Site) -> Non
     depths._learn({"q": 4}, 12, asyncio.get_running_loop().time())
     assert await depths.last_place("q", 12) == 4, "it is among those that were told of"
     assert await depths.last_place("q", 14) == 6
+    assert await depths.last_place("q", 12, 3) == 2, "the first of its members"
+    assert [await depths.last_place("q", 15, 3) for _ in range(2)] == [7, 7], "a repeated request is counted once"
+    assert await depths.last_place("q", None) == 10
     await depths.close()
 
 

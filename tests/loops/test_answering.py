@@ -5,12 +5,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import msgspec
+import pytest
 
 from bursar.core.answer import Explanation, Figures
 from bursar.core.object import Key
 from bursar.core.reason import Why
 from bursar.core.refusal import Refusal
 from bursar.loops.schedule import run_schedule
+from bursar.ops import inquiry as inquiry_ops
 from bursar.ops import object as object_ops
 from bursar.ops.inquiry import Draft, Inquiries, Look, Simulate
 from bursar.ops.office import Office
@@ -37,7 +39,8 @@ async def asked(office: Office, database_url: str) -> AsyncIterator[Inquiries]:
         await database.close()
 
 
-async def test_why_what_if_and_how_many(office: Office, database_url: str) -> None:
+async def test_why_what_if_and_how_many(office: Office, database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inquiry_ops, "GLIMPSE_SECONDS_MAX", 60.0)
     await tenant(office, "physics")
     await namespace(office, "team", "physics")
     await node(office, "n0", cpu=8, memory="64Gi", gpu=4)

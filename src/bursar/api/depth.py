@@ -7,7 +7,7 @@ this process has submitted since then is added, and nothing is counted twice.
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from contextlib import suppress
 
@@ -46,7 +46,8 @@ class Depths:
 
     async def last_place(self, queue: str, revision: int | None, members: int = 1) -> int | None:
         """Where in its queue something stands that was committed just now, with this revision, if nothing makes it
-        overtake; without one, where it would stand. None where nobody could ever tell."""
+        overtake, or the first of its members; without a revision, where it would stand. None where nobody could ever
+        tell."""
         await self._until_known()
         if self._read_at == float("-inf"):
             return None
@@ -54,11 +55,11 @@ class Depths:
         if revision is None:
             return depth + len(recent) + 1
         if revision <= self._revision:
-            return max(depth, 1)
-        place = depth + bisect_left(recent, revision) + 1
-        for _ in range(min(members, RECENT_MAX - len(recent))):
-            insort(recent, revision)
-        return place
+            return max(depth - members + 1, 1)
+        before = bisect_left(recent, revision)
+        if recent[before : before + 1] != [revision]:  # A repeated request is counted once.
+            recent[before:before] = [revision] * min(members, RECENT_MAX - len(recent))
+        return depth + before + 1
 
     async def close(self) -> None:
         if self._reading is not None:

@@ -265,7 +265,10 @@ async def create_object(call: Call, kind: Kind, body: Body) -> Outcome:
         return seen
     if never := await never_runs(call, kind, one):
         # What was let in before is answered as before, whatever has become of the nodes.
-        return await written_answer(call, kind, await recall(call, claim, never), 201, body.warnings)
+        reply = await recall(call, claim, never)
+        if isinstance(reply, Written):
+            reply = await with_place(call, reply, queue_of(one))
+        return await written_answer(call, kind, reply, 201, body.warnings)
     if kind.name in QUEUED:
         call.house.depths.look()
     command = create_command(kind, one, origin_of(call), claim, seen_tenant=seen)
