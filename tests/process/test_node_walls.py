@@ -227,6 +227,18 @@ def test_btrfs_itself_keeps_a_placement_within_its_limit(
             assert not list((agent.data / "work" / "homes").iterdir())
 
 
+def test_a_node_says_whether_it_isolates(house: Server, admin: Client, name: str, tmp_path: Path) -> None:
+    def shown() -> tuple[str, str, str]:
+        found = admin.nodes.get(name)["status"]
+        told = next((one for one in found["conditions"] if one["type"] == "Isolated"), {})
+        return found.get("isolation", ""), told.get("status", ""), told.get("message", "")
+
+    with isolating(house, admin, name, tmp_path):
+        until(lambda: shown() == ("bubblewrap", "True", ""), "the node saying that it isolates")
+    with joined_agent(house, admin, name, tmp_path, "--run-as", "root"):
+        until(lambda: shown() == ("none", "False", "commands run as root"), "the node saying that it does not")
+
+
 def test_devices_are_those_that_every_command_needs(house: Server, admin: Client, name: str, tmp_path: Path) -> None:
     with isolating(house, admin, name, tmp_path) as agent:
         seen = said(admin, agent, "acme", f"{name}-look", "ls /dev; test -e /dev/kmsg || echo none")

@@ -186,6 +186,8 @@ class Daemon:
             capacity={} if is_told else capacity,
             address=self.address if first else "",
             nonce=self._trust.begin() if first else "",
+            isolation=self._sandbox.named if first else "",
+            isolation_message=self._sandbox.why if first else "",
         )
 
     def _used(self, news: Sequence[Status]) -> list[Status]:

@@ -19,7 +19,7 @@ from bursar.agent.environment import GPU_VENDOR
 from bursar.agent.scratch import Scratch
 from bursar.agent.work import Run
 
-BUBBLEWRAP = "bubblewrap"
+BUBBLEWRAP, NOT_ISOLATED = "bubblewrap", "none"
 TRY_SECONDS = 30.0
 NAMESPACES = ("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--die-with-parent")
 READ_ONLY = ("--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--perms", "1777", "--tmpfs", "/dev/shm")
@@ -62,6 +62,10 @@ class Sandbox:
     @property
     def isolates(self) -> bool:
         return bool(self.binary)
+
+    @property
+    def named(self) -> str:
+        return BUBBLEWRAP if self.isolates else NOT_ISOLATED
 
     def arguments(self, run: Run, scratch: Scratch) -> list[str]:
         """For bubblewrap, itself first. What comes later lies on top."""

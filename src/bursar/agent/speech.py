@@ -42,6 +42,8 @@ class Beat:
     address: str = ""
     certificate_request: bytes = b""
     nonce: str = ""  # in the first beat: our own word for the stream
+    isolation: str = ""  # in the first beat: how tenants are kept apart here, and why not
+    isolation_message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,8 @@ def beat_message(beat: Beat, *, node: str, seq: int, timestamp_ms: int) -> pb.He
         address=beat.address,
         certificate_request=beat.certificate_request,
         nonce=beat.nonce,
+        isolation=beat.isolation,
+        isolation_message=beat.isolation_message,
     )
 
 

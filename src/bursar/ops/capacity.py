@@ -7,6 +7,7 @@ spec has it, and where the spec says how much of something may be given, the nod
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -14,15 +15,18 @@ import msgspec
 from bursar.core.object import Key, Origin, Stored
 from bursar.core.refusal import Refusal
 from bursar.ops import object as object_ops
+from bursar.ops.allocation import set_condition
 from bursar.ops.command import Command, Reply
 from bursar.ops.dispatch import change_command
-from bursar.ops.office import Office
+from bursar.ops.office import Office, timestamp
 from bursar.wire.kinds import BY_NAME
 from bursar.wire.limits import amounts, dimension_name
 from bursar.wire.meta import Quantity
 from bursar.wire.node import Node
 
 NODE = BY_NAME["Node"]
+ISOLATED = "Isolated"  # the condition that says whether tenants are kept apart on the node
+NOT_ISOLATED = "none"
 
 
 async def report_capacity(office: Office, name: str, capacity: Mapping[str, str]) -> Reply | None:
@@ -40,6 +44,27 @@ async def report_capacity(office: Office, name: str, capacity: Mapping[str, str]
         status["capacity"], status["allocatable"] = _offer(document, said)
         one = msgspec.convert(document, Node)
         return change_command(NODE, before, one, Origin(f"node:{name}", "capacity"), spec_changed=False, status=True)
+
+    return await object_ops.change(office, key, edit, tenant="", first=before)
+
+
+async def report_isolation(office: Office, name: str, isolation: str, why: str) -> Reply | None:
+    """Write how a node's agent keeps tenants apart, where that is news; None where it is not."""
+    key = Key("Node", "", name)
+    before = await object_ops.get(office, key)
+    if isinstance(before, Refusal):
+        return before
+    if msgspec.json.decode(before.status).get("isolation") == isolation:
+        return None
+    at = timestamp(datetime.now(UTC))
+
+    def edit(before: Stored, document: dict[str, Any]) -> Command | Refusal:
+        status = document.setdefault("status", {})
+        status["isolation"] = isolation
+        said = ("False", "NotIsolated", why) if isolation == NOT_ISOLATED else ("True", "Sandboxed", "")
+        set_condition(status, ISOLATED, *said, at)
+        one = msgspec.convert(document, Node)
+        return change_command(NODE, before, one, Origin(f"node:{name}", "isolation"), spec_changed=False, status=True)
 
     return await object_ops.change(office, key, edit, tenant="", first=before)
 

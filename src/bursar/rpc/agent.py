@@ -29,7 +29,7 @@ from bursar.core.value import replace
 from bursar.ops import object as object_ops
 from bursar.ops.authority import renew
 from bursar.ops.beat import Beat, Heard
-from bursar.ops.capacity import report_capacity
+from bursar.ops.capacity import report_capacity, report_isolation
 from bursar.ops.command import Reply
 from bursar.ops.lane import Closed, Overloaded, put_all
 from bursar.ops.ledger import Extend
@@ -144,6 +144,7 @@ class _Conversation:
         self._seq = 0
         self._load_at = -LOAD_SECONDS
         self._capacity: Mapping[str, str] = {}  # what is not recorded yet of what the node has
+        self._isolation: tuple[str, str] | None = None  # the same, of how it keeps tenants apart
 
     async def hold(self, said: Said) -> None:
         """Until the agent has no more to say."""
@@ -170,7 +171,7 @@ class _Conversation:
             stream.began, stream.nonce = heard.began, said.nonce
             self._hub.take_over(stream)
         self._hub.heard(stream.node, heard.standing)
-        self._capacity = said.capacity or self._capacity
+        self._capacity, self._isolation = said.capacity or self._capacity, said.isolation or self._isolation
         await self._say_capacity()
         wiped = await hear_wipes(self._office, stream.node, wipes)
         # Who was given up may still hold what was taken from it: with its lease it hears all that is wanted of it.
@@ -244,15 +245,19 @@ class _Conversation:
         return load_document(said.load)
 
     async def _say_capacity(self) -> None:
-        if not self._capacity:
+        if not self._capacity and not self._isolation:
             return
+        office, node, reply = self._office, self._stream.node, None
         try:
-            reply = await report_capacity(self._office, self._stream.node, self._capacity)
+            if self._capacity:
+                reply = await report_capacity(office, node, self._capacity)
+            if self._isolation and not isinstance(reply, Refusal):
+                reply = await report_isolation(office, node, *self._isolation)
         except PASSING:
             return  # With the next beat.
         if isinstance(reply, Refusal):
-            log.warning("a node's capacity was not taken", node=self._stream.node, why=reply.message)
-        self._capacity = {}
+            log.warning("what a node says of itself was not taken", node=node, why=reply.message)
+        self._capacity, self._isolation = {}, None
 
     async def _renewed(self, request: bytes) -> bytes:
         """A certificate, where one was asked for and can be given now; who gets none asks again."""

@@ -102,6 +102,7 @@ class Said(Struct, frozen=True):
     certificate_request: bytes = b""
     nonce: str = ""  # the agent's own word for the stream
     load: pb.ResourceUsage | None = None  # what is in use on the node
+    isolation: tuple[str, str] | None = None  # how tenants are kept apart there, and why not; None where it is not said
 
 
 # What is heard.
@@ -140,7 +141,14 @@ def read_beat(message: pb.HeartbeatRequest, node: str) -> Said | Refusal:
         message.certificate_request,
         message.nonce,
         message.current_usage if message.HasField("current_usage") else None,
+        _isolation(message),
     )
+
+
+def _isolation(message: pb.HeartbeatRequest) -> tuple[str, str] | None:
+    if not message.isolation:
+        return None
+    return plain(message.isolation, REASON_CHARS_MAX), plain(message.isolation_message, WORDS_CHARS_MAX)
 
 
 def load_document(usage: pb.ResourceUsage) -> bytes:

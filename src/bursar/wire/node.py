@@ -89,6 +89,7 @@ class NodeStatus(Wire):
     silent_since: Text = UNSET  # when it was last heard, while it is said to be NotReady or Lost. Ours alone
     fence: NodeFence | UnsetType = UNSET
     claim: NodeClaim | UnsetType = UNSET
+    isolation: Text = UNSET  # how its agent keeps tenants apart: bubblewrap or none
 
 
 class Node(Wire, kw_only=True):
@@ -263,6 +264,7 @@ NODE = Kind(
         _free("cpu", "CPU"),
         _free("memory", "Memory"),
         column("GPU-Type", "metadata.labels.gpu-type", wide=True, default="<none>"),
+        column("Isolation", "status.isolation", wide=True, default="<unknown>"),
     ),
     # Taints are replaced whole, as in Kubernetes: `kubectl taint node NAME KEY-` sends those that stay.
     merge_keys={"status.conditions": "type"},

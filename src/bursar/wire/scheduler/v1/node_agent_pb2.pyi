@@ -111,6 +111,8 @@ class HeartbeatRequest(message.Message):
     CERTIFICATE_REQUEST_FIELD_NUMBER: builtins.int
     NONCE_FIELD_NUMBER: builtins.int
     FEATURES_FIELD_NUMBER: builtins.int
+    ISOLATION_FIELD_NUMBER: builtins.int
+    ISOLATION_MESSAGE_FIELD_NUMBER: builtins.int
     node_id: builtins.str
     """The node's name; it must be that of the certificate."""
     timestamp: builtins.int
@@ -127,6 +129,10 @@ class HeartbeatRequest(message.Message):
     """A request for a new certificate (PEM), when the old one has lived for two thirds of its time."""
     nonce: builtins.str
     """Chosen by the agent for each stream, and said in its first beat: what is signed for this stream names it."""
+    isolation: builtins.str
+    """How tenants are kept apart on the node: "bubblewrap", or "none". In the first beat; older agents do not say."""
+    isolation_message: builtins.str
+    """Why nothing is isolated."""
     @builtins.property
     def current_usage(self) -> ResourceUsage: ...
     @builtins.property
@@ -162,10 +168,12 @@ class HeartbeatRequest(message.Message):
         certificate_request: builtins.bytes = ...,
         nonce: builtins.str = ...,
         features: abc.Iterable[builtins.str] | None = ...,
+        isolation: builtins.str = ...,
+        isolation_message: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["current_usage", b"current_usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["address", b"address", "agent_version", b"agent_version", "capacity", b"capacity", "certificate_request", b"certificate_request", "conditions", b"conditions", "current_usage", b"current_usage", "features", b"features", "inventory", b"inventory", "node_id", b"node_id", "nonce", b"nonce", "pod_statuses", b"pod_statuses", "protocol_version", b"protocol_version", "seq", b"seq", "timestamp", b"timestamp"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["address", b"address", "agent_version", b"agent_version", "capacity", b"capacity", "certificate_request", b"certificate_request", "conditions", b"conditions", "current_usage", b"current_usage", "features", b"features", "inventory", b"inventory", "isolation", b"isolation", "isolation_message", b"isolation_message", "node_id", b"node_id", "nonce", b"nonce", "pod_statuses", b"pod_statuses", "protocol_version", b"protocol_version", "seq", b"seq", "timestamp", b"timestamp"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
