@@ -230,7 +230,7 @@ def test_btrfs_itself_keeps_a_placement_within_its_limit(
 def test_a_node_says_whether_it_isolates(house: Server, admin: Client, name: str, tmp_path: Path) -> None:
     def shown() -> tuple[str, str, str]:
         found = admin.nodes.get(name)["status"]
-        told = next((one for one in found["conditions"] if one["type"] == "Isolated"), {})
+        told: dict[str, str] = next((one for one in found["conditions"] if one["type"] == "Isolated"), {})
         return found.get("isolation", ""), told.get("status", ""), told.get("message", "")
 
     with isolating(house, admin, name, tmp_path):
