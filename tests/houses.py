@@ -6,6 +6,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -16,7 +17,7 @@ from bursar.api.connection import Gate
 from bursar.api.door import Door
 from bursar.api.house import House
 from bursar.api.routes import build_routes
-from bursar.api.serve import opened_house
+from bursar.api.serve import Server, opened_house
 from bursar.core.access import Role
 from bursar.ops.bootstrap import bootstrap
 from bursar.ops.office import now
@@ -153,15 +154,18 @@ async def opened_site(database_url: str, **settings: Any) -> AsyncIterator[Site]
 
 
 @asynccontextmanager
-async def served(house: House, gate: Gate | None = None) -> AsyncIterator[str]:
-    """The house's door behind a socket on loopback."""
+async def served(
+    house: House, gate: Gate | None = None, *, tls: tuple[Path, Path] | None = None, handshake_seconds: float = 60
+) -> AsyncIterator[str]:
+    """The house's door behind a socket on loopback, with a certificate and its key behind TLS."""
     door = Door(house, build_routes(bursar.__version__))
     gate = Gate() if gate is None else gate
     config = uvicorn.Config(
         door, http=gate.protocol(), ws="none", lifespan="off", log_level="warning", access_log=False, date_header=False,
-        server_header=False, timeout_graceful_shutdown=1,
+        server_header=False, timeout_graceful_shutdown=1, ssl_certfile=tls[0] if tls else None,
+        ssl_keyfile=tls[1] if tls else None,
     )  # fmt: skip
-    server = uvicorn.Server(config)
+    server = Server(config, handshake_seconds)
     # With its protocol named, asyncio sends each write at once: else every answer waits for a delayed acknowledgement.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.bind(("127.0.0.1", 0))
@@ -169,7 +173,7 @@ async def served(house: House, gate: Gate | None = None) -> AsyncIterator[str]:
         running = asyncio.create_task(server.serve(sockets=[listener]))
         looking = asyncio.create_task(gate.keep_looking())
         try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+            yield f"{'https' if tls else 'http'}://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             server.should_exit = True
             door.end_streams()

@@ -2,15 +2,19 @@
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx2
 import pytest
 import pytest_asyncio
 
 from bursar.api import connection, metrics, spool
 from bursar.api.connection import Bounds, Gate, address_of
+from bursar.api.tls import ensure_server_certificate
 from houses import Site, allocation, eventually, served
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -191,6 +195,21 @@ async def test_time_is_looked_at_by_itself(site: Site) -> None:
         reader, writer = await edge.open()
         assert await status_of(reader) == 408
         writer.close()
+
+
+async def test_over_tls_handshakes_have_their_time_and_answers_ask_for_tls(site: Site, tmp_path: Path) -> None:
+    certificate, key, ca = ensure_server_certificate(tmp_path / "tls", ["127.0.0.1"])
+    gate = Gate(PATIENT)
+    async with served(site.house, gate, tls=(certificate, key), handshake_seconds=0.2) as url:
+        edge = Edge(site, gate, url)
+        reader, writer = await edge.open()
+        assert await read_or_reset(reader) == b"", "nothing was said, and nobody waits for it"
+        writer.close()
+    async with served(site.house, gate, tls=(certificate, key)) as url:
+        trusted = ssl.create_default_context(cafile=str(ca))
+        async with httpx2.AsyncClient(verify=trusted, trust_env=False, timeout=30) as http:
+            answer = await http.get(f"{url}/hello")
+    assert answer.headers["strict-transport-security"] == "max-age=31536000"
 
 
 # How many.

@@ -113,7 +113,7 @@ def _server(
         ssl_certfile=str(tls_cert) if tls_cert else None,
         ssl_keyfile=str(tls_key) if tls_key else None,
     )
-    return _Server(config)
+    return Server(config, gate.bounds.header_seconds)
 
 
 def _is_news(record: logging.LogRecord) -> bool:
@@ -121,7 +121,31 @@ def _is_news(record: logging.LogRecord) -> bool:
     return "without completing response" not in record.getMessage()
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
+    """uvicorn's server with a bound on TLS handshakes, which it gives a minute."""
+
+    def __init__(self, config: uvicorn.Config, handshake_seconds: float = 10.0) -> None:
+        super().__init__(config)
+        self._handshake_seconds = handshake_seconds
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        config, loop = self.config, asyncio.get_running_loop()
+
+        def connection() -> asyncio.Protocol:
+            made: asyncio.Protocol = config.http_protocol_class(  # type: ignore[call-arg]
+                config=config, server_state=self.server_state, app_state={}
+            )
+            return made
+
+        seconds = self._handshake_seconds if config.ssl is not None else None
+        self.servers = [
+            await loop.create_server(
+                connection, sock=one, ssl=config.ssl, backlog=config.backlog, ssl_handshake_timeout=seconds
+            )
+            for one in sockets or ()
+        ]
+        self.started = True
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Signals are ours: uvicorn would raise them again when it has stopped, before the house is closed."""
