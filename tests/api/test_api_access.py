@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator
 from datetime import datetime
@@ -15,6 +16,7 @@ from joserfc import jwt
 from joserfc.jwk import OKPKey
 
 from bursar.api.oidc import OidcSettings
+from bursar.api.routes import build_routes
 from bursar.config import ConfigError, requests_per_minute_from_environment
 from casts import Cast
 from houses import STRATEGIC, Site, allocation, eventually, opened_site
@@ -49,13 +51,27 @@ async def test_another_tenants_objects_do_not_exist_whatever_is_done_to_them(sit
     for reply in (
         await site.post(path, allocation("intruder", cpu=1), token=cast.user),
         await site.post(path, allocation("intruder", cpu=1), token=cast.user, dryRun="All"),
-        await site.delete(path, token=cast.user),
-        await site.get(path, token=cast.user),
-        await site.get(path, token=cast.user, watch="true"),
-        await site.post(f"{path}/bulk-release", {"labelSelector": "!nothing"}, token=cast.user),
         await site.get(f"{path}/biology-job/status", token=cast.user),
     ):
         assert (reply.status, reply.body["reason"]) == (404, "NotFound"), reply
+    for where in (path, "namespaces/nobodys/allocations"):
+        assert (await site.get(where, token=cast.user)).body["items"] == [], "as if there were no such namespace"
+        assert (await site.delete(where, token=cast.user)).status == 200
+        assert (await site.post(f"{where}/bulk-release", {"labelSelector": "!nothing"}, token=cast.user)).status == 404
+    assert await site.state() == before
+
+
+async def test_a_dry_run_reaches_no_handler_that_would_change_something(site: Site) -> None:
+    before = await site.state()
+    checked = 0
+    for route in build_routes("test"):
+        if route.method == "GET" or route.offers_dry_run:
+            continue
+        path = re.sub(r"{[a-z]+}", "default", route.path)
+        reply = await site.ask(route.method, path, {}, dryRun="All")
+        assert (reply.status, reply.message) == (400, "dryRun is not offered here"), route
+        checked += 1
+    assert checked > 20
     assert await site.state() == before
 
 

@@ -260,7 +260,7 @@ async def test_a_node_that_is_away_is_said_and_found_again(site: Site, tmp_path:
         await advertise(site.house.office, one.book.name, f"127.0.0.1:{free_port()}")
         reply = await site.get(one.path)
         assert reply.status == 503
-        assert f"the agent of node {one.book.name} cannot be asked" in reply.message
+        assert f"the agent of node {one.book.name} does not answer" in reply.message
         assert reply.body["details"]["retryAfterSeconds"] == 2
         await advertise(site.house.office, one.book.name, one.book.address)
         assert await one.read() == "here\n"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bursar.core.address import is_address, is_loopback
+from bursar.core.address import is_address, is_callable, is_loopback
 
 
 @pytest.mark.parametrize(
@@ -43,3 +43,22 @@ def test_what_can_be_called(text: str) -> None:
 )
 def test_what_is_none(text: str) -> None:
     assert not is_address(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "callable_"),
+    [
+        ("10.1.2.3:8443", True),
+        ("gpu-1.example.org:8443", True),
+        ("127.0.0.1:8443", True),
+        ("[2001:db8::1]:8443", True),
+        ("169.254.169.254:80", False),
+        ("[::ffff:169.254.169.254]:80", False),
+        ("[fe80::1%eth0]:80", False),
+        ("0.0.0.0:80", False),
+        ("224.0.0.1:80", False),
+        ("unix:123", False),
+    ],
+)
+def test_agents_are_called_at_addresses_of_machines_only(text: str, callable_: bool) -> None:
+    assert is_callable(text) is callable_

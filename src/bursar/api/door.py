@@ -177,7 +177,7 @@ class Door:
                     return _limited(identity, rate), rate
                 if refusal := _forbidden(identity, call.route):
                     return refusal, rate
-            if refusal := _read_query(call, scope):
+            if refusal := _read_query(call, scope) or _dry_run_missing(call):
                 return refusal, rate
             if scope["method"] not in ("GET", "HEAD"):
                 body = await _read_body(receive, call.headers)
@@ -317,6 +317,13 @@ def _read_query(call: Call, scope: Scope) -> Refusal | None:
     if any("\0" in value for value in call.query.values()):
         return invalid("the query must not contain a NUL character")
     return None
+
+
+def _dry_run_missing(call: Call) -> Refusal | None:
+    """A request that is to change nothing must not reach a handler that would."""
+    if not call.query.get("dryRun") or call.route.method == "GET" or call.route.offers_dry_run:
+        return None
+    return invalid("dryRun is not offered here", hint="Send the request without dryRun to make the change.")
 
 
 async def _read_body(receive: Receive, headers: Mapping[str, str]) -> bytes | Refusal:

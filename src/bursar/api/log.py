@@ -24,6 +24,7 @@ from bursar.core.allocation import ENDED, Phase
 from bursar.core.object import Stored
 from bursar.core.refusal import Cause, Code, Refusal, invalid
 from bursar.ops.output import Cut, Output, Piece, Reading
+from bursar.store import change as change_store
 from bursar.store.listing import Query
 from bursar.wire.allocation import ALLOCATION
 
@@ -115,9 +116,13 @@ async def _read(call: Call, found: Stored) -> Outcome:
     place = _place(found, status, asked)
     if isinstance(place, Refusal):
         return place
+    node, epoch = place
+    if epoch != status.epoch and not await _was_there(call, found, node, epoch):
+        return Refusal(
+            Code.GONE, f"{found.key.name} was not on node {node[:64]!r} with epoch {epoch}, or that is long ago"
+        )
     if refusal := no_seat(call):
         return refusal
-    node, epoch = place
     output = await _open(call, node, found, epoch, asked)
     if isinstance(output, Refusal):
         return output
@@ -130,9 +135,14 @@ async def _read(call: Call, found: Stored) -> Outcome:
         "X-Log-Epoch": str(epoch),
         "X-Log-Offset": str(output.offset),
         "X-Log-End": "true" if output.over else "false",
-        "X-Content-Type-Options": "nosniff",  # What is written may look like a page.
     }
     return Stream(Events(watch, cast("AsyncGenerator[bytes, None]", pieces)), TEXT, headers, breaks=True)
+
+
+async def _was_there(call: Call, found: Stored, node: str, epoch: int) -> bool:
+    """Whether an earlier placement was on this node: nobody may make the server call a node of their choice."""
+    async with call.house.database.reader() as db:
+        return await change_store.was_placed(db, found.key, found.uid, node, epoch)
 
 
 async def _open(call: Call, node: str, found: Stored, epoch: int, asked: Asked) -> Output | Refusal | None:
@@ -190,7 +200,7 @@ def _place(found: Stored, status: _Status, asked: Asked) -> tuple[str, int] | Re
     name = found.key.name
     if not _decode_document(found.doc).spec.command:
         return Refusal(Code.CONFLICT, f"{name} has no command: it holds room, and writes nothing")
-    if asked.node and asked.epoch:
+    if asked.node and asked.epoch and asked.epoch != status.epoch:
         return asked.node, asked.epoch
     if status.phase == Phase.PENDING:
         return _waits(name, status)

@@ -100,6 +100,8 @@ async def one_answer(call: Call, status: int, one: Item) -> Answer:
 
 
 async def query_of(call: Call) -> Query | Refusal:
+    """What a list, watch or deletion of a collection chooses from. In a namespace of another tenant that is nothing, as
+    in one that does not exist: so neither tells whether there is one."""
     kind = kind_of(call)
     try:
         labels = parse(call.query.get("labelSelector", ""))
@@ -108,25 +110,12 @@ async def query_of(call: Call) -> Query | Refusal:
         )
     except SelectorError as error:
         return invalid(str(error))
-    if refusal := await _namespace_hidden(call):
-        return refusal
     tenants, node = await call.house.visible_tenants(call.identity), ""
     if tenants is not None and (kind.name in ("Node", "PriorityClass", "Queue", "Tier", "Settings")):
         tenants = None
     if tenants == () and kind.name == "Allocation" and call.identity.node:
         tenants, node = None, call.identity.node
     return Query(kind.name, call.parameters.get("namespace", ""), tenants, node, labels, fields)
-
-
-async def _namespace_hidden(call: Call) -> Refusal | None:
-    """A namespace of another tenant does not exist; one that nobody has is merely empty, as in Kubernetes."""
-    name = call.parameters.get("namespace", "")
-    if not name or reach(call.identity).everything or reach(call.identity).node:
-        return None
-    namespace = (await call.house.tree()).namespaces.get(name)
-    if namespace is None or await call.house.sees(call.identity, namespace.tenant):
-        return None
-    return Refusal(Code.NOT_FOUND, f'namespaces "{name}" not found')
 
 
 async def list_or_watch(call: Call) -> Outcome:

@@ -97,6 +97,10 @@ class Route:
     free: bool = False  # not counted by the rate limit
 
     @property
+    def offers_dry_run(self) -> bool:
+        return any(one.name == "dryRun" for one in self.params)
+
+    @property
     def answers(self) -> tuple[type, ...]:
         """The types of what it may answer."""
         if isinstance(self.answer, tuple):

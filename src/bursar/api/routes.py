@@ -183,7 +183,8 @@ def _other_routes() -> Iterator[Route]:
     tenants = next(kind for kind in KINDS if kind.name == "Tenant")
     yield Route(
         "POST", f"{_base(allocations)}/bulk-release", allocation.bulk_release, "Release all allocations that match.",
-        "deletecollection", "allocations", kind=allocations, body=allocation.BulkRelease, answer=allocation.Released,
+        "deletecollection", "allocations", kind=allocations, params=(DRY_RUN,), body=allocation.BulkRelease,
+        answer=allocation.Released,
     )  # fmt: skip
     yield Route(
         "GET", f"{ROOT}/tenants/{{name}}/quotas", tenant.get_quotas, "Limits, where they come from, and usage.", "get",

@@ -18,6 +18,18 @@ def is_address(text: str) -> bool:
     return found is not None and found[1].lower() not in _SCHEMES and int(found[2]) <= 65535
 
 
+def is_callable(text: str) -> bool:
+    """Whether it is HOST:PORT of a machine: link-local addresses serve metadata of clouds, and groups serve nobody."""
+    if not is_address(text):
+        return False
+    try:
+        host = ipaddress.ip_address(host_of(text).partition("%")[0])
+    except ValueError:
+        return True
+    host = getattr(host, "ipv4_mapped", None) or host
+    return not (host.is_link_local or host.is_multicast or host.is_unspecified or host.is_reserved)
+
+
 def host_of(address: str) -> str:
     return address.rpartition(":")[0].strip("[]")
 

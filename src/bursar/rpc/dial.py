@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import structlog
 
-from bursar.core.address import is_address, is_loopback
+from bursar.core.address import is_callable, is_loopback
 from bursar.core.refusal import Code, Refusal
 from bursar.ops.output import Cut, Output, Piece, Reading
 from bursar.rpc.tls import Calling, calling, channel_options
@@ -126,9 +126,10 @@ class Agents:
                 Code.UNAVAILABLE, f"node {node} has no agent that can be asked",
                 "Logs are read from nodes that run `bursar agent`.",
             )  # fmt: skip
-        if not is_address(address) or (self._insecure and not is_loopback(address)):
-            why = "without certificates only this machine is called" if self._insecure else "that is not HOST:PORT"
-            return Refusal(Code.UNAVAILABLE, f"the agent of node {node} cannot be called at {address!r}: {why}",
+        if not is_callable(address) or (self._insecure and not is_loopback(address)):
+            why = "without certificates only this machine is called" if self._insecure else "its address is no node's"
+            log.warning("agent_address_refused", node=node, address=address, why=why)
+            return Refusal(Code.UNAVAILABLE, f"the agent of node {node} cannot be called: {why}",
                            "See --advertise of `bursar agent`.", retry_after_seconds=5)  # fmt: skip
         if self._in_use >= IN_USE_MAX:
             return Refusal(Code.OVERLOADED, f"{IN_USE_MAX} logs are being read here", "Try again later.",
@@ -205,7 +206,7 @@ def _unreachable(line: Line, error: grpc.aio.AioRpcError | TimeoutError) -> Refu
     log.info("an agent could not be asked", node=line.node, address=line.address, why=why)
     return Refusal(
         Code.UNAVAILABLE,
-        f"the agent of node {line.node} cannot be asked at {line.address}: {why}",
+        f"the agent of node {line.node} does not answer",
         "The node may be away for a while; what is kept there can be read when it is back.",
         retry_after_seconds=2,
     )

@@ -144,6 +144,11 @@ def _happening(row: Any) -> Happening:
     )
 
 
+async def was_placed(db: Connection, key: Key, uid: str, node: str, epoch: int) -> bool:
+    """Whether the feed still knows of a placement of this allocation on a node."""
+    return bool(await db.fetchval(SQL.was_placed, key.namespace, key.name, uid, node, epoch))
+
+
 async def load_happenings_of(db: Connection, namespace: str, name: str, kind: str, limit: int) -> list[Happening]:
     return [_happening(row) for row in await db.fetch(SQL.events_of_object, name, namespace, kind, limit)]
 

@@ -46,6 +46,14 @@ SELECT revision, kind, namespace, name, uid, tenant, type, actor, verb, reason, 
  ORDER BY revision DESC
  LIMIT $4;
 
+-- name: was_placed
+SELECT EXISTS (
+    SELECT FROM change
+     WHERE name = $2 AND namespace = $1 AND kind = 'Allocation' AND uid = $3
+       AND (status::json ->> 'epoch')::bigint = $5
+       AND EXISTS (SELECT FROM json_array_elements(status::json -> 'nodes') AS one WHERE one ->> 'name' = $4)
+) AS found;
+
 -- name: for_scheduler
 -- Of an allocation mostly the status changes: its document is told when it is new, or was edited. What the scheduler bound
 -- itself it knows already: of that, the bare line is enough.
