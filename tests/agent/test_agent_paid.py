@@ -55,7 +55,7 @@ class Paying(Control):
         return answer
 
     def token(self, seq: int, *, by: Ring = OURS, node: str = NODE, nonce: str = "", seconds: int | None = None) -> str:
-        lease = Granted("lease-1", "a", 1, self.seconds if seconds is None else seconds, bool(self.final))
+        lease = Granted("lease-1", "a", 1, self.seconds if seconds is None else seconds, final=bool(self.final))
         return by.sign(node, nonce or self.nonce, seq, [lease])
 
 

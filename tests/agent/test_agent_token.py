@@ -56,9 +56,18 @@ def claims(nonce: str, **other: Any) -> dict[str, Any]:
     return {"iss": "bursar", "aud": NODE, "jti": "x", "nonce": nonce, "seq": 1, "leases": [lease], **other}
 
 
+def test_a_token_says_what_the_lease_costs_and_until_when_it_is_paid() -> None:
+    granted = Granted("lease-7", "alloc-1", 2, 120, rate="0.04", expires_at=1_800_000_120)
+    payload = RING.sign(NODE, "n", 1, [granted]).split(".")[1]
+    (lease,) = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))["leases"]
+    assert (lease["id"], lease["rate"], lease["expires_at"]) == ("lease-7", "0.04", 1_800_000_120)
+
+
 def test_what_was_signed_for_this_beat_is_believed() -> None:
     trust, nonce = told(RING)
-    leases = believed(trust.verify(RING.sign(NODE, nonce, 1, [LEASE, Granted("lease-8", "alloc-2", 1, 3.5, True)]), 1))
+    leases = believed(
+        trust.verify(RING.sign(NODE, nonce, 1, [LEASE, Granted("lease-8", "alloc-2", 1, 3.5, final=True)]), 1)
+    )
     assert leases["alloc-1", 2].seconds == 120
     assert (leases["alloc-2", 1].seconds, leases["alloc-2", 1].final) == (3.5, True)
 
@@ -237,7 +246,7 @@ PLACE = ("alloc-1", 2)
         pytest.param(Grant(120, "x"), LEASE, Grant(120, "x"), False, id="the last, though it is not signed to be"),
         pytest.param(
             Grant(120),
-            Granted("lease-7", "alloc-1", 2, 120, True),
+            Granted("lease-7", "alloc-1", 2, 120, final=True),
             None,
             True,
             id="signed to be the last, and not said",

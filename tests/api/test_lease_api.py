@@ -294,6 +294,20 @@ async def test_a_new_price_holds_for_what_an_extension_adds(site: Site) -> None:
     assert Decimal(balance["posted"]) == 50 - Decimal(closed.body["cost"])
 
 
+async def test_an_extension_that_is_refused_says_how_long_is_left(site: Site) -> None:
+    one = await bank(site, "1")
+    lease = await one.leased(gpu_count=1, window_seconds=60)
+    refused = await one.act(lease, "extend", delta_seconds=300)
+    assert (refused.status, refused.body["details"]["code"]) == (403, "insufficient_credit")
+    assert refused.body["details"]["final"] is True
+    assert 0 <= refused.body["details"]["seconds_left"] <= 60
+    await one.act(lease, "close")
+    fenced = (await one.act(lease, "extend", delta_seconds=5)).body["details"]
+    assert (fenced["code"], fenced["final"], fenced["seconds_left"]) == ("fenced", True, 0)
+    unknown = (await one.act("lease-999999999", "extend", delta_seconds=5)).body["details"]
+    assert "final" not in unknown
+
+
 # Looking.
 
 
@@ -349,7 +363,9 @@ async def test_usage_is_taken_down_once(site: Site) -> None:
     again = await site.post("usage", first)
     assert again.body == {"accepted": 0, "duplicates": 1, "late": 0, "refused": []}
     assert code(await site.post("usage", {**first, "seconds": "5.26"})) == (422, "request_id_reused")
-    many = await site.post("usage", {"events": [first, event(job, 2), event("no-such-job", 1), event(job, 2)]})
+    epoch = {"start_ts": 1_794_812_400, "end_ts": 1_794_812_405.5}
+    second = event(job, 2, **epoch)
+    many = await site.post("usage", {"events": [first, second, event("no-such-job", 1), event(job, 2)]})
     assert many.status == 202
     assert (many.body["accepted"], many.body["duplicates"]) == (1, 2)
     assert [(item["index"], item["job_id"], item["code"]) for item in many.body["refused"]] == [
@@ -367,6 +383,8 @@ async def test_usage_is_taken_down_once(site: Site) -> None:
         ({"seq": 1.5}, "seq"),
         ({"seq": 2**70}, "seq"),
         ({"start_ts": "yesterday"}, "start_ts"),
+        ({"start_ts": -1}, "start_ts"),
+        ({"start_ts": 1e30}, "start_ts"),
         ({"end_ts": "2026-11-16T06:00:00Z"}, "end_ts"),
         ({"seconds": "-1"}, "seconds"),
         ({"seconds": "long"}, "seconds"),

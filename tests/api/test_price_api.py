@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -10,6 +12,7 @@ from houses import Reply, Site
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+GPU = "nvidia.com/gpu"
 LATER = "2100-01-01T00:00:00Z"
 
 
@@ -93,3 +96,30 @@ async def test_billing_admins_may_and_others_may_not(site: Site) -> None:
         assert (await site.delete("prices", resource=name, effective_from=LATER, token=token)).status == 403
     clerk = await site.token("billing-admin", user="bill")
     assert (await site.delete("prices", resource=name, effective_from=LATER, token=clerk)).status == 200
+
+
+async def test_a_price_in_the_words_of_the_price_table(site: Site) -> None:
+    kind = f"k-{uuid.uuid4().hex[:12]}"
+    made = await site.post("prices", {"gpu_type": kind, "price_per_sec": "0.25"})
+    assert made.status == 201
+    assert (made.body["resource"], made.body["class"], made.body["per_second"]) == (GPU, kind, "0.25")
+    for body, field in (
+        ({"gpu_type": kind}, "per_second"),
+        ({"price_per_sec": 1}, "resource"),
+        ({"gpu_type": kind, "class": kind, "per_second": 1}, "gpu_type"),
+        ({"gpu_type": kind, "per_second": 1, "price_per_sec": 1}, "price_per_sec"),
+        ({"gpu_type": kind, "price_per_sec": -1}, "price_per_sec"),
+    ):
+        refused = await site.post("prices", body)
+        assert (refused.status, [one["field"] for one in refused.body["details"]["causes"]]) == (400, [field])
+
+
+async def test_a_price_that_was_to_begin_a_moment_ago_begins_now(site: Site) -> None:
+    kind = f"k-{uuid.uuid4().hex[:12]}"
+    now = datetime.now(UTC)
+    body = {"gpu_type": kind, "price_per_sec": "0.25"}
+    made = await site.post("prices", {**body, "effective_from": f"{now - timedelta(seconds=1):%Y-%m-%dT%H:%M:%SZ}"})
+    assert made.status == 201
+    assert datetime.fromisoformat(made.body["effective_from"]) >= now - timedelta(seconds=1)
+    refused = await site.post("prices", {**body, "effective_from": f"{now - timedelta(hours=1):%Y-%m-%dT%H:%M:%SZ}"})
+    assert (refused.status, refused.body["details"]["code"]) == (422, "unprocessable")

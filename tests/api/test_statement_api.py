@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import io
 from decimal import Decimal
 from typing import Any
 
+import msgspec
 import pytest
 
 from banks import Bank, bank, code, fields
@@ -53,6 +55,25 @@ async def test_a_statement_comes_in_pages(site: Site) -> None:
             break
         query["continue"] = page["continue"]
     assert (items, leases) == (whole["items"], whole["leases"])
+
+
+async def test_a_page_goes_on_only_with_what_we_gave(site: Site) -> None:
+    """A token carries sums: one that others wrote, or that is of another account, is none."""
+    one, other = await busy(site), await busy(site)
+    given = (await site.get("statements", limit=1, account=one.tenant)).body["continue"]
+    raw = base64.urlsafe_b64decode(given)
+    forged = [
+        raw[:-1] + bytes([raw[-1] ^ 1]),
+        bytes([raw[0] ^ 1]) + raw[1:],
+        raw[:32] + raw[32:].replace(b'"0"', b'"5000"', 1),
+        raw[:32] + msgspec.json.encode([1, [str(2**62)] * 9, {}]),
+        raw[:31],
+    ]
+    for token in (*(base64.urlsafe_b64encode(text).decode() for text in forged), "é", "a", given[:-3]):
+        refused = await site.get("statements", limit=1, account=one.tenant, **{"continue": token})
+        assert refused.status == 400, token
+    assert (await site.get("statements", limit=1, account=one.tenant, **{"continue": given})).status == 200
+    assert (await site.get("statements", limit=1, account=other.tenant, **{"continue": given})).status == 400
 
 
 @pytest.mark.parametrize("how", ["format", "accept"])

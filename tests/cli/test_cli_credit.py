@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import uuid
 from collections.abc import Iterator
 from decimal import Decimal
@@ -67,7 +68,9 @@ def test_an_account_is_topped_up_and_spent(shell: Shell, admin: Client) -> None:
     ada = user(admin, shell.tenant)
     done = shell.said("credit topup 50 --account TENANT --reason invoice --request-id i-1")
     assert done == f"account/{shell.tenant} topped up by 50: 50 credits available\n"
-    assert shell.said("credit topup 50 --account TENANT --reason invoice --request-id i-1") == done
+    again = shell.said("credit topup 50 --account TENANT --reason invoice --request-id i-1")
+    assert re.fullmatch(rf"already done at \S+Z: account/{shell.tenant} topped up by 50\n", again)
+    assert "hint: At most 50 can be taken." in shell("credit adjust -51 --account TENANT --reason x", code=6).stderr
     assert shell("credit topup 51 --account TENANT --request-id i-1", code=1).stderr.startswith(
         "Error: this request_id"
     )
@@ -94,6 +97,11 @@ def test_what_cannot_be_paid_is_told_with_what_would_help(shell: Shell, admin: C
     failed = shell("lease open train --gpus 4 --gpu-type h100 --window 15s", code=6, token=ada)
     assert "has 0.5 credits available, 0.6 are needed" in failed.stderr
     assert failed.stderr.splitlines()[1:] == ["  hint: Top up 0.1 credits or more."]
+    lease = shell.json("lease open train --gpus 1 --gpu-type h100 --window 30s", token=ada)["lease_id"]
+    told, error, *_ = shell(f"lease extend {lease} --by 8m", code=6, token=ada).stderr.splitlines()
+    assert re.fullmatch(rf"{lease} not extended: final, [0-9.]+ s left", told)
+    assert error.startswith("Error: account ")
+    shell(f"lease close {lease}", token=ada)
     unpriced = shell("lease open train --gpus 4 --gpu-type abacus", code=1, token=ada).stderr
     assert unpriced.count("there is no price") == 1
     assert unpriced.endswith("bursar price set nvidia.com/gpu CREDITS --class abacus\n")
@@ -233,7 +241,10 @@ def test_prices_are_set_and_listed(shell: Shell) -> None:
     begun = shell.json(f"price list --resource {name} --history")["items"][0]["effective_from"]
     kept = shell(f"price delete {name} --class big --from {begun}", code=5).stderr
     assert "has begun, or is about to" in kept
-    assert "warning: gpu is no device" in shell("price set gpu 0.5").stderr
+    for wrong in ("gpu", "vram"):
+        assert f"nothing is known to be counted as '{wrong}'" in shell(f"price set {wrong} 0.5", code=2).stderr
+    made_up = f"vram-{shell.tenant}"
+    assert shell.said(f"price set {made_up} 0.5 --force").startswith(f"price of {made_up}: 0.5 credits a second")
 
 
 def test_the_ledger_is_whole(shell: Shell) -> None:
@@ -266,7 +277,8 @@ def test_accounts_and_leases_are_completed(shell: Shell, monkeypatch: pytest.Mon
 def test_the_sdk_takes_exact_amounts_and_no_others(shell: Shell, admin: Client) -> None:
     account = shell.tenant
     assert admin.top_up(Decimal("0.123456789"), account=account)["new_balance"] == "0.123456789"
-    assert admin.top_up(10, account=account, request_id="r-1") == admin.top_up(10, account=account, request_id="r-1")
+    first, again = [admin.top_up(10, account=account, request_id="r-1") for _ in range(2)]
+    assert again == {**first, "replayed": True}
     with pytest.raises(TypeError, match="not exact"):
         admin.top_up(0.1, account=account)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="not exact"):

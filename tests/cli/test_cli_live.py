@@ -361,7 +361,9 @@ def test_tenant_limits(shell: Shell) -> None:
     header, row = shell(f"get tenant {shell.namespace} -o wide").stdout.splitlines()
     assert header.split()[-3:] == ["GPU-HOURS", "NODE-HOURS", "BILLING"]
     assert row.split()[-3:] == ["150000", "<none>", "<none>"]
-    assert "whole name, as nvidia.com/gpu" in shell(f"admin tenant update {shell.namespace} --limit gpu=8").stderr
+    refused = shell(f"admin tenant update {shell.namespace} --limit gpu=8", code=2)
+    assert "whole name, as nvidia.com/gpu" in refused.stderr
+    shell(f"admin tenant update {shell.namespace} --limit gpu=8 --force")
     shell(f"admin tenant update {shell.namespace}", code=2)
     shell("admin tenant update missing --max-nodes 1", code=3)
 

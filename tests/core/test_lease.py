@@ -158,7 +158,9 @@ def test_who_cannot_pay_the_next_window_uses_what_is_paid_and_goes_on_when_toppe
     lease = opened(book)
     after(book, 5)
     grant = book.beat(lease, 1)
-    assert grant == Grant(lease.id, START + 15 * MICROS, 10 * MICROS, final=True, reason="insufficient_credit")
+    assert grant == Grant(
+        lease.id, START + 15 * MICROS, 10 * MICROS, final=True, reason="insufficient_credit", rate=nanocredits("0.04")
+    )
     assert book.top_up(book.accounts[100], NANO) is None
     grant = book.beat(lease, 2)
     assert isinstance(grant, Grant)

@@ -10,6 +10,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from msgspec.structs import replace
 
 from bursar.core.account import Owner
 from bursar.core.lease import Grant, Mode
@@ -93,6 +94,14 @@ class Paid:
     def held(self) -> int:
         return sum(rate * length // MICROS for rate, length in self.ahead)
 
+    def rate_at(self, now: int) -> int:
+        end, rate = self.posted_to, self.pieces[-1][0] if self.pieces else 0
+        for rate, length in self.ahead:
+            end += length
+            if now < end:
+                return rate
+        return rate
+
     def post(self, pot: Pot, now: int) -> None:
         while self.ahead and now > self.posted_to:
             rate, length = self.ahead.pop(0)
@@ -148,7 +157,8 @@ class Ledger(OfficeMachine):
             self.run(credit.top_up(self.office, owner, amount, actor="user:test", claim=claim))
             for _ in range(1 + repeats)
         ]
-        assert all(reply == replies[0] for reply in replies)
+        assert [reply.replayed for reply in replies] == [False] + [True] * repeats
+        assert all(replace(reply, replayed=False) == replies[0] for reply in replies)
         self.pots.setdefault(owner, Pot()).posted += amount
         assert replies[0].account.posted == self.pots[owner].posted
         other = ledger_claim("default", "topup", f"r{self.requests}", "another body")
@@ -185,7 +195,7 @@ class Ledger(OfficeMachine):
     def price(self, per_second: int, later: int) -> None:
         begin = self.now + later
         command = PutPrice(resource=GPU, klass="h100", per_second=per_second, effective_from=begin, actor="user:test")
-        known = dict(self.prices)
+        known, begin = dict(self.prices), max(begin, self.now)
         reply = self.run(credit.put_price(self.office, command))
         if known.get(begin, per_second) != per_second:
             assert code(reply) == "already_exists"
@@ -193,9 +203,15 @@ class Ledger(OfficeMachine):
             assert code(reply) == "ok"
             self.prices = sorted({*self.prices, (begin, per_second)})
 
+    @rule(per_second=PRICES, ago=st.sampled_from([1, 60 * MICROS]))
+    def price_of_a_moment_ago(self, per_second: int, ago: int) -> None:
+        """It begins now: the same as one that is to begin now."""
+        self.price(per_second, -ago)
+
     @rule()
     def price_of_yesterday(self) -> None:
-        command = PutPrice(resource=GPU, klass="h100", per_second=1, effective_from=self.now - 1, actor="user:test")
+        begin = self.now - 60 * MICROS - 1
+        command = PutPrice(resource=GPU, klass="h100", per_second=1, effective_from=begin, actor="user:test")
         assert code(self.run(credit.put_price(self.office, command))) == "unprocessable"
 
     @rule(
@@ -264,7 +280,8 @@ class Ledger(OfficeMachine):
         if step > 0 and not (one.mode is Mode.RESERVE and one.paid_to - self.now > one.window // 2 and not one.final):
             one.seq = seq
             self.extended(one, max(self.now, one.posted_to) + one.window)
-        expected = Grant(number, one.paid_to, max(0, one.paid_to - self.now), bool(one.final), one.final)
+        left = max(0, one.paid_to - self.now)
+        expected = Grant(number, one.paid_to, left, bool(one.final), one.final, one.rate_at(self.now))
         assert answers == [expected] * len(answers)
 
     @precondition(lambda self: self.leases)

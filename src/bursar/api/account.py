@@ -50,6 +50,7 @@ from bursar.wire.credit import (
     zone_faults,
 )
 from bursar.wire.document import encode
+from bursar.wire.instant import time_text
 from bursar.wire.limits import quantity_text
 
 ACCOUNTS_MAX = 500
@@ -146,8 +147,12 @@ def _moved(receipt: Receipt | Refusal, order: NewTopup | NewRefund | NewAdjustme
         credits_of(nanocredits(order.amount)),
         credits_of(account.posted),
         credits_of(account.available),
+        time_text(receipt.at),
     )
-    return Answer(201, encode(moved))
+    return Answer(201, encode(moved), headers={REPLAYED: "true"} if receipt.replayed else {})
+
+
+REPLAYED = "Idempotent-Replayed"
 
 
 def _topup_faults(order: NewTopup) -> list[Cause]:

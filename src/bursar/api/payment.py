@@ -10,6 +10,7 @@ from bursar.core.refusal import Cause, Refusal, field_fault
 from bursar.ops import payment as ops
 from bursar.wire.credit import Credits, Moved, Order, credit_faults
 from bursar.wire.document import encode
+from bursar.wire.instant import time_text
 
 
 class Payment(Order, kw_only=True):
@@ -45,9 +46,14 @@ async def take(call: Call) -> Outcome:
         return done
     account = done.account
     assert account is not None
-    return Answer(
-        201, encode(Moved(account.name, credits_of(amount), credits_of(account.posted), credits_of(account.available)))
+    moved = Moved(
+        account.name,
+        credits_of(amount),
+        credits_of(account.posted),
+        credits_of(account.available),
+        time_text(done.at),
     )
+    return Answer(201, encode(moved))
 
 
 def _faults(order: Payment) -> list[Cause]:

@@ -11,7 +11,15 @@ from bursar.core.refusal import Cause, Refusal, field_fault, invalid
 from bursar.ops import credit as ops
 from bursar.store import ledger as ledger_store
 from bursar.store import price as store
-from bursar.wire.credit import NewPrice, PriceList, credit_faults, name_faults, price_view
+from bursar.wire.credit import (
+    NewPrice,
+    PriceList,
+    credit_faults,
+    name_faults,
+    one_name_each,
+    price_faults,
+    price_view,
+)
 from bursar.wire.document import encode
 from bursar.wire.instant import instant_faults, micros_of
 
@@ -43,6 +51,7 @@ async def set_price(call: Call) -> Outcome:
     order = read_order(call, NewPrice, "price", _faults, required=False)
     if isinstance(order, Refusal):
         return order
+    order = one_name_each(order)
     command = ops.PutPrice(
         claim=claim_for(call, order, ""),
         actor=call.identity.actor,
@@ -83,7 +92,10 @@ async def drop_price(call: Call) -> Outcome:
     return Answer(200, encode(price_view(receipt.price)))
 
 
-def _faults(order: NewPrice) -> list[Cause]:
+def _faults(given: NewPrice) -> list[Cause]:
+    if missing := price_faults(given):
+        return missing
+    order = one_name_each(given)
     faults = [field_fault("resource", fault) for fault in qualified_name(order.resource)]
     if order.klass:
         faults += name_faults("class", order.klass, CLASS_CHARS_MAX)
@@ -91,4 +103,5 @@ def _faults(order: NewPrice) -> list[Cause]:
             faults.append(field_fault("class", f"{order.resource} has no classes: only devices do, as nvidia.com/gpu"))
     if order.effective_from:
         faults += instant_faults("effective_from", order.effective_from)
-    return [*faults, *credit_faults("per_second", order.per_second)]
+    field = "per_second" if given.price_per_sec is None else "price_per_sec"
+    return [*faults, *credit_faults(field, order.per_second)]

@@ -81,6 +81,8 @@ def body_of(refusal: Refusal, request_id: str, *, resource: str = "", kind: str 
         details |= _numbers(refusal.causes[0])
     if refusal.retry_after_seconds:
         details["retryAfterSeconds"] = refusal.retry_after_seconds
+    if refusal.seconds_left is not None:
+        details |= {"final": True, "seconds_left": refusal.seconds_left}
     details["requestId"] = request_id
     return {
         "kind": "Status",

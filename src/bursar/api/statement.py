@@ -3,13 +3,12 @@ true."""
 
 from __future__ import annotations
 
+import base64
 from datetime import UTC, datetime
 
 import msgspec
 
 from bursar.api.credit import (
-    continue_place,
-    continue_token,
     find_account,
     instant_of,
     limit_of,
@@ -123,7 +122,7 @@ async def _tenant_statement(call: Call, period: Period) -> Outcome:
 
 
 async def _page(call: Call, account: int, period: Period) -> Outcome:
-    limit, place = limit_of(call, LINES_MAX), _place(call)
+    limit, place = limit_of(call, LINES_MAX), await _place(call, account)
     if isinstance(limit, Refusal):
         return limit
     if isinstance(place, Refusal):
@@ -131,32 +130,50 @@ async def _page(call: Call, account: int, period: Period) -> Outcome:
     found = await ops.statement(call.house.office, account, *period, limit=limit, place=place)
     if isinstance(found, Refusal):
         return found
-    return Answer(200, encode(statement_view(found, _token(found.following))))
+    return Answer(200, encode(statement_view(found, await _token(call, account, found.following))))
 
 
-def _token(place: PageEnd | None) -> str:
-    """What the next page goes on with. Amounts may be negative, and larger than a number of JSON: they are texts."""
+async def _token(call: Call, account: int, place: PageEnd | None) -> str:
+    """What the next page goes on with. It carries sums, so it is sealed: of what others write in it nothing is told
+    as ours."""
     if place is None:
         return ""
-    totals = [text for type_, amount in place.totals.items() for text in (type_, str(amount))]
-    return continue_token(
-        place.lease, place.last_lease, place.item, place.since, place.through, place.begin, place.end,
-        str(place.opening), str(place.closing), *totals,
+    message = encode(
+        (account, [str(one) for one in _numbers(place)], {key: str(one) for key, one in place.totals.items()})
+    )
+    seal = (await call.house.office.signing.ring()).seal(PURPOSE, message)
+    return base64.urlsafe_b64encode(seal + message).decode()
+
+
+async def _place(call: Call, account: int) -> PageEnd | Refusal | None:
+    text = call.query.get("continue", "")
+    if not text:
+        return None
+    try:
+        raw = base64.urlsafe_b64decode(text.encode())
+    except ValueError:
+        return not_ours()
+    seal, message = raw[:SEAL_BYTES], raw[SEAL_BYTES:]
+    if not (await call.house.office.signing.ring()).is_sealed(PURPOSE, message, seal):
+        return not_ours()
+    whose, numbers, totals = msgspec.json.decode(message)
+    if whose != account:
+        return not_ours()
+    lease, last_lease, item, since, through, begin, end, opening, closing = map(int, numbers)
+    sums = {key: int(amount) for key, amount in totals.items()}
+    return PageEnd(lease, last_lease, item, since, through, begin, end, opening, closing, sums)
+
+
+def _numbers(place: PageEnd) -> tuple[int, ...]:
+    """As texts they are exact: sums may be larger than a number of JSON."""
+    return (
+        place.lease, place.last_lease, place.item, place.since, place.through, place.begin, place.end, place.opening,
+        place.closing,
     )  # fmt: skip
 
 
-def _place(call: Call) -> PageEnd | Refusal | None:
-    given = continue_place(call, tuple[int | str, ...])
-    if given is None or isinstance(given, Refusal):
-        return given
-    try:
-        numbers, (opening, closing, *totals) = given[:7], given[7:]
-        sums = {str(type_): int(amount) for type_, amount in zip(totals[::2], totals[1::2], strict=True)}
-        return PageEnd(
-            *msgspec.convert(numbers, tuple[int, int, int, int, int, int, int]), int(opening), int(closing), sums
-        )
-    except (ValueError, msgspec.ValidationError):
-        return not_ours()
+PURPOSE = "page of a statement"
+SEAL_BYTES = 32
 
 
 async def _csv(call: Call, account: int, period: Period) -> Outcome:

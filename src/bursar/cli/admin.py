@@ -9,6 +9,7 @@ import click
 
 from bursar.cli import complete
 from bursar.cli.connection import Connection, connected, dry_run_option
+from bursar.cli.resource import check_limited, force_option
 from bursar.core.quantity import amount
 from bursar.core.wording import dimension_label, dimension_of
 
@@ -68,9 +69,10 @@ NUMBER = NumberOrNone()
 @click.option(
     "--limit", "limits", multiple=True, metavar="DIMENSION=QUANTITY", help="Any other limit; =none removes it."
 )
+@force_option
 @dry_run_option
 @connected
-def update(connection: Connection, name: str, limits: Sequence[str], dry_run: bool, **fields: Any) -> None:
+def update(connection: Connection, name: str, limits: Sequence[str], force: bool, dry_run: bool, **fields: Any) -> None:
     """Change what is named, and leave the rest. `none` takes a limit, budget, share, tier or parent away.
 
     \b
@@ -81,10 +83,8 @@ def update(connection: Connection, name: str, limits: Sequence[str], dry_run: bo
     for text in limits:
         dimension, quantity = limit(text)
         changes[f"max_{dimension}"] = quantity
-        # Any name is a dimension, and nothing is ever charged under this one.
-        if dimension in ("gpu", "gpus") and quantity is not None:
-            told = f"{dimension} limits no device: a GPU is called by its whole name, as nvidia.com/gpu"
-            click.echo(f"warning: {told}", err=True)
+        if quantity is not None:
+            check_limited(dimension, force=force)
     if not changes:
         raise click.UsageError("nothing to change: name at least one limit")
     connection.client.update_tenant(name, changes, dry_run=dry_run)

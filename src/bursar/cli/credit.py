@@ -136,6 +136,9 @@ def _tell(found: Document, done: str, as_json: bool) -> None:
     if as_json:
         click.echo(to_json(found))
         return
+    if found.get("replayed"):
+        click.echo(f"already done at {moment(found['at'])}: account/{found['account']} {done} {found['amount']}")
+        return
     click.echo(f"account/{found['account']} {done} {found['amount']}: {found['available']} credits available")
 
 

@@ -117,8 +117,15 @@ def open_(
 @json_option
 @connected
 def extend(connection: Connection, lease_id: str, delta: int, request_id: str, as_json: bool) -> None:
-    """Pay for more time."""
-    found = connection.client.extend_lease(lease_id, delta, request_id=request_id)
+    """Pay for more time. Where that is refused, the lease ends with what is paid already."""
+    from bursar.client.errors import ApiError
+
+    try:
+        found = connection.client.extend_lease(lease_id, delta, request_id=request_id)
+    except ApiError as error:
+        if (left := error.details.get("seconds_left")) is not None:
+            click.echo(f"{lease_id} not extended: final, {left:g} s left", err=True)
+        raise
     click.echo(to_json(found) if as_json else f"{lease_id} extended: paid until {found['expires_at']}")
 
 

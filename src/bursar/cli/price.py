@@ -7,6 +7,7 @@ import click
 from bursar.cli.connection import Connection, connected
 from bursar.cli.credit import json_option, request_option
 from bursar.cli.output import print_rows, to_json
+from bursar.cli.resource import check_priced, force_option
 
 
 @click.group()
@@ -40,11 +41,19 @@ def list_(connection: Connection, resource: str, at: str, history: bool, as_json
 @click.argument("per_second", metavar="CREDITS")
 @click.option("--class", "class_", default="", metavar="TYPE", help="The GPU type; else for those without a price.")
 @click.option("--from", "begin", default="", metavar="TIME", help="From when on; else from now on.")
+@force_option
 @request_option
 @json_option
 @connected
 def set_(
-    connection: Connection, resource: str, per_second: str, class_: str, begin: str, request_id: str, as_json: bool
+    connection: Connection,
+    resource: str,
+    per_second: str,
+    class_: str,
+    begin: str,
+    force: bool,
+    request_id: str,
+    as_json: bool,
 ) -> None:
     """Set the price of a second. What has begun is never changed: a new price begins now or later.
 
@@ -52,15 +61,13 @@ def set_(
     bursar price set nvidia.com/gpu 0.01 --class h100
     bursar price set cpu 0.0001 --from 2027-01-01
     """
+    check_priced(resource, force=force)
     found = connection.client.set_price(
         resource, per_second, gpu_type=class_, effective_from=begin, request_id=request_id
     )
     if as_json:
         click.echo(to_json(found))
         return
-    # What has begun cannot be taken back, and a price under this name is of no GPU.
-    if found["resource"] in ("gpu", "gpus"):
-        click.echo(f"warning: {resource} is no device: a GPU is called by its whole name, as nvidia.com/gpu", err=True)
     name = f"{found['resource']} {found['class']}".strip()
     click.echo(f"price of {name}: {found['per_second']} credits a second from {found['effective_from']} on")
 

@@ -19,12 +19,17 @@ from bursar.client.flow import (
     Give,
     Request,
     Retries,
+    decoded,
     document_of,
     encoded,
+    exchange,
     json_of,
+    not_ours,
 )
 
 Amount: TypeAlias = str | int | Decimal
+
+REPLAYED = "idempotent-replayed"
 
 
 def balance(retries: Retries, account: str = "", *, at: str = "") -> Flow[Document]:
@@ -56,22 +61,23 @@ def statement_csv(retries: Retries, account: str = "", *, begin: str = "", end: 
 def top_up(
     retries: Retries, amount: Amount, *, account: str = "", reason: str = "", request_id: str = ""
 ) -> Flow[Document]:
-    """Puts credit into an account: the `new_balance`."""
-    return _order(retries, "topups", _moving(amount, account, reason), request_id)
+    """Puts credit into an account: the `new_balance`, and when it was done (`at`). Where the same request id was used
+    before, the answer is that of then, and `replayed` is true."""
+    return _movement(retries, "topups", _moving(amount, account, reason), request_id)
 
 
 def refund(
     retries: Retries, amount: Amount, *, account: str = "", reason: str, lease_id: str = "", request_id: str = ""
 ) -> Flow[Document]:
     """Gives back what was spent."""
-    return _order(retries, "refunds", _moving(amount, account, reason, lease_id), request_id)
+    return _movement(retries, "refunds", _moving(amount, account, reason, lease_id), request_id)
 
 
 def adjust(
     retries: Retries, amount: Amount, *, account: str = "", reason: str, lease_id: str = "", request_id: str = ""
 ) -> Flow[Document]:
     """Raises a balance, or lowers it where the amount is negative."""
-    return _order(retries, "adjustments", _moving(amount, account, reason, lease_id), request_id)
+    return _movement(retries, "adjustments", _moving(amount, account, reason, lease_id), request_id)
 
 
 # --- Leases
@@ -233,8 +239,20 @@ def _get(retries: Retries, path: str, **query: str) -> Flow[Document]:
 def _order(
     retries: Retries, path: str, body: object, request_id: str, *, method: str = "POST", account: str = ""
 ) -> Flow[Document]:
+    return document_of(_ordering(path, body, request_id, method, account), retries)
+
+
+def _ordering(path: str, body: object, request_id: str, method: str = "POST", account: str = "") -> Request:
     headers = {"content-type": JSON, "accept": JSON, **({IDEMPOTENCY_KEY: request_id} if request_id else {})}
-    return document_of(Request(method, f"{ROOT}/{path}", _given(account=account), headers, encoded(body)), retries)
+    return Request(method, f"{ROOT}/{path}", _given(account=account), headers, encoded(body))
+
+
+def _movement(retries: Retries, path: str, body: object, request_id: str) -> Flow[Document]:
+    response = yield from exchange(_ordering(path, body, request_id), retries)
+    found = decoded(response)
+    if not isinstance(found, dict):
+        raise not_ours("its answer is not an object")
+    return {**found, "replayed": True} if response.headers.get(REPLAYED) == "true" else found
 
 
 def _pages(retries: Retries, path: str, **query: str) -> Feed[Document]:

@@ -157,6 +157,19 @@ def short_of_credit(account: Account, more: int) -> Refusal | None:
     )
 
 
+def too_much_to_take(account: Account, amount: int) -> Refusal | None:
+    """Whether somebody would take out more than is neither held nor spent."""
+    if amount <= account.available:
+        return None
+    left = credits_of(max(0, account.available))
+    return Refusal(
+        Code.INSUFFICIENT_CREDIT,
+        f"account {account.name} has {left} credits available, {credits_of(amount)} are to be taken",
+        f"At most {left} can be taken." if account.available > 0 else "Nothing can be taken.",
+        (_cause("credits", account, account.posted + account.credit_limit, account.held, amount),),
+    )
+
+
 def too_many_gpus(account: Account, gpus: int) -> Refusal | None:
     if account.gpus_max is None or account.gpus + gpus <= account.gpus_max or not gpus:
         return None

@@ -29,6 +29,7 @@ from bursar.core.account import (
     tokens_at,
     too_fast,
     too_many_gpus,
+    too_much_to_take,
 )
 from bursar.core.amendment import amend
 from bursar.core.lease import Grant, Lease, LeaseState, Mode, fenced
@@ -147,7 +148,7 @@ class Book:
             return Refusal(Code.INVALID, "an adjustment must not be nothing")
         if account.posted + amount > AMOUNT_MAX:
             return too_much(account)
-        if amount < 0 and (refusal := short_of_credit(account, -amount)):
+        if amount < 0 and (refusal := too_much_to_take(account, -amount)):
             return refusal
         entry = Entry(Type.ADJUSTMENT, 0, 0, abs(amount), lease, request=request, actor=actor, reason=reason)
         if amount > 0:
@@ -231,7 +232,7 @@ class Book:
         if seq == lease.seq:
             return self._grant(lease)
         if not running and not lease.started_at:
-            return Grant(lease.id, self.now + lease.window, lease.window)
+            return Grant(lease.id, self.now + lease.window, lease.window, rate=lease.rate)
         self.start(lease)
         if lease.mode is Mode.RESERVE and lease.paid_until - self.now > lease.window // 2 and not lease.final:
             return self._grant(lease)
@@ -304,7 +305,7 @@ class Book:
 
     def _grant(self, lease: Lease) -> Grant:
         micros = max(0, lease.paid_until - self.now)
-        return Grant(lease.id, lease.paid_until, micros, bool(lease.final), lease.final)
+        return Grant(lease.id, lease.paid_until, micros, bool(lease.final), lease.final, lease.rate_at(self.now))
 
     def close(self, lease: Lease, measured: int | None = None, state: LeaseState = LeaseState.CLOSED) -> int:
         """Settle it: by what was measured, else by our own clock; the rest of what is held is free again. What could

@@ -94,6 +94,8 @@ class Lease(Struct):
 
     def rate_at(self, now: int) -> int:
         """The rate of the segment that this moment falls in; before and after them all, that of the nearest."""
+        if not self.ahead:
+            return self.rate
         begin, rate = self.turns_at, self.rate
         for following, micros in self.ahead:
             if now < begin:
@@ -186,6 +188,7 @@ class Grant(Struct, frozen=True):
     micros: int
     final: bool = False
     reason: str = ""
+    rate: int = 0  # now
 
 
 def lease_name(number: int) -> str:

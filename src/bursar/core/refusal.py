@@ -89,6 +89,7 @@ class Refusal:
     hint: str = ""
     causes: tuple[Cause, ...] = ()
     retry_after_seconds: int = 0
+    seconds_left: float | None = None  # that a lease which was not extended is still paid for
 
     @property
     def remembered(self) -> bool:

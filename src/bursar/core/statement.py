@@ -49,7 +49,8 @@ class Item(Struct, frozen=True):
 
 class PageEnd(Struct, frozen=True):
     """Where a page of a statement ends, and all that the next one need not add up again. All pages are of the same
-    entries: those after `since`, up to and with `through`, whatever is written meanwhile."""
+    entries: those after `since`, up to and with `through`, whatever is written meanwhile. It carries sums: whoever is
+    given one gives it back signed."""
 
     lease: int  # the last one that was shown, and the last one there is
     last_lease: int

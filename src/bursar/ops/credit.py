@@ -137,14 +137,15 @@ class ExtendLease(_OfLease):
     def decide(self, desk: Desk, /) -> Receipt | Refusal:
         lease = desk.open_lease(self.number)
         if lease is None:
-            return fenced(lease_name(self.number)) if desk.ended_lease(self.number) else no_lease(self.number)
+            gone = dataclasses.replace(fenced(lease_name(self.number)), seconds_left=0.0)
+            return gone if desk.ended_lease(self.number) else no_lease(self.number)
         if lease.uid:
             return _in_use(lease, "Its node extends it for as long as it runs.", "The controller extends it.")
         if self.delta <= 0:
             return invalid("a lease is extended by a second or more")
         grant = desk.book.extend(lease, self.delta, desk.book.now + self.ahead_max)
         if isinstance(grant, Refusal):
-            return grant
+            return dataclasses.replace(grant, seconds_left=max(0, lease.paid_until - desk.book.now) / MICROS)
         return desk.receipt(desk.book.accounts[lease.account], lease=lease, grant=grant)
 
 
@@ -216,6 +217,8 @@ class PutPrice(Credit):
     def decide(self, desk: Desk, /) -> Receipt | Refusal:
         now = desk.book.now
         begin = now if self.effective_from is None else self.effective_from
+        if now - RECENT <= begin < now:
+            begin = now  # They meant now, by a clock that is behind ours, or wrote it a moment ago.
         if not 0 <= self.per_second <= AMOUNT_MAX:
             return invalid("a price is nothing or more", field_fault("per_second", "must not be negative"))
         if begin < now:
@@ -273,6 +276,8 @@ class DropPrice(Credit):
         return Receipt(desk.book.now, price=known)
 
 
+# A price that is to begin no longer ago than this begins now.
+RECENT = 60 * MICROS
 # Whoever decides at this moment may already see a price as begun that we see as about to.
 SETTLED = 5 * MICROS
 

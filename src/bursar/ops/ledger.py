@@ -172,6 +172,7 @@ class Receipt(Struct, frozen=True, omit_defaults=True):
     lease: Lease | None = None
     grant: Grant | None = None
     price: Price | None = None
+    replayed: bool = False  # that the request was answered before: this is that answer
 
 
 @dataclass(slots=True)
@@ -271,7 +272,7 @@ class CreditWalk:
         if desk.prices or desk.dropped:
             await price_store.raise_version(db)
         await remember(db, commands, claimed, replies, _encoded)
-        return replies
+        return _marked(commands, claimed, replies)
 
     async def _read(self, db: Connection, commands: Sequence[Credit]) -> Desk:
         names = {owner for one in commands if (owner := one.owner()) is not None}
@@ -290,6 +291,21 @@ class CreditWalk:
         if tree is not None:
             await _add_accounts(db, desk, wanted, tree)
         return desk
+
+
+def _marked(
+    commands: Sequence[Credit], claimed: set[RequestKey], replies: Sequence[Receipt | Refusal]
+) -> list[Receipt | Refusal]:
+    """Answers, each of which says whether it was given before."""
+    fresh, marked = set(claimed), list(replies)
+    for place, (command, reply) in enumerate(zip(commands, replies, strict=True)):
+        if command.claim is None:
+            continue
+        if command.claim.key in fresh:
+            fresh.discard(command.claim.key)
+        elif isinstance(reply, Receipt):
+            marked[place] = msgspec.structs.replace(reply, replayed=True)
+    return marked
 
 
 async def _add_accounts(db: Connection, desk: Desk, wanted: Iterable[Owner], tree: Tree) -> None:

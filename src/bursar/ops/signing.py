@@ -12,6 +12,7 @@ everybody else finds them at /.well-known/jwks.json.
 from __future__ import annotations
 
 import asyncio
+import hmac
 import os
 import time
 from base64 import urlsafe_b64encode
@@ -48,12 +49,15 @@ _encode = msgspec.json.encode
 
 
 class Granted(Struct, frozen=True):
-    """A lease that is paid for so many seconds from when the beat was sent; whether they are its last."""
+    """A lease that is paid for so many seconds from when the beat was sent; whether they are its last. `rate` is in
+    credits a second, and `expires_at` in seconds since 1970, by the ledger's clock."""
 
     id: str
     uid: str
     epoch: int
     seconds: float
+    rate: str = "0"
+    expires_at: int = 0
     final: bool = False
 
 
@@ -75,9 +79,24 @@ class Ring:
         """For everybody: RFC 7517."""
         return {"keys": [_shown(key) for key in self.keys]}
 
+    def seal(self, purpose: str, message: bytes) -> bytes:
+        """By which we know again what we gave to somebody to bring back: HMAC-SHA256, with the newest key."""
+        return _seal(self.keys[-1], purpose, message)
+
+    def is_sealed(self, purpose: str, message: bytes, seal: bytes) -> bool:
+        return any(hmac.compare_digest(_seal(key, purpose, message), seal) for key in self.keys)
+
     def sign(self, node: str, nonce: str, seq: int, leases: Iterable[Granted]) -> str:
         claims = _Claims(ISSUER, node, os.urandom(16).hex(), nonce, seq, tuple(leases))
         return _compact(self.keys[-1], claims)
+
+
+def _seal(key: OKPKey, purpose: str, message: bytes) -> bytes:
+    private = key.private_key
+    assert isinstance(private, Ed25519PrivateKey), "only such keys are made here"
+    # For each purpose a key of its own: what is sealed for one is worth nothing for another.
+    secret = hmac.digest(private.private_bytes_raw(), f"bursar {purpose}".encode(), "sha256")
+    return hmac.digest(secret, message, "sha256")
 
 
 class _Claims(Struct, frozen=True):

@@ -12,7 +12,9 @@ from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 async def sign(office: Office, stream: Stream, answer: pb.HeartbeatResponse) -> None:
     """Agents believe what is signed, with the keys that their stream was told. What only ends work needs no proof."""
     granted = [
-        Granted(one.lease, one.allocation_id, one.epoch, one.seconds, one.final) for one in answer.leases if one.seconds
+        Granted(one.lease, one.allocation_id, one.epoch, one.seconds, one.rate_per_sec, one.expires_at, one.final)
+        for one in answer.leases
+        if one.seconds
     ]
     if not granted:
         return

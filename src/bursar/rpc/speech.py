@@ -22,7 +22,7 @@ from bursar.core.allocation import Phase
 from bursar.core.duration import DurationError, parse_seconds
 from bursar.core.lease import FROZEN, Grant, lease_name, lease_number
 from bursar.core.liveness import OnLost
-from bursar.core.money import MICROS
+from bursar.core.money import MICROS, credits_of
 from bursar.core.names import quoted
 from bursar.core.object import Key
 from bursar.core.quantity import format_amount, is_bytes
@@ -419,6 +419,8 @@ def grant_message(uid: str, epoch: int, grant: Grant | Refusal, freeze_seconds: 
         reason=grant.reason,
         freeze_seconds=freeze_seconds if freezes else 0,
         lease=lease_name(grant.lease),
+        rate_per_sec=credits_of(grant.rate),
+        expires_at=grant.paid_until // MICROS,
     )
 
 

@@ -104,10 +104,15 @@ class NewLimits(Order, kw_only=True):
 
 
 class NewPrice(Order, kw_only=True):
-    resource: str
-    per_second: Credits
+    """`gpu_type` and `price_per_sec` are other names of `class` and `per_second`; a `gpu_type` alone is one of
+    nvidia.com/gpu."""
+
+    resource: str = ""
+    per_second: Credits | None = None
     klass: str = msgspec.field(name="class", default="")
     effective_from: str = ""
+    gpu_type: str = ""
+    price_per_sec: Credits | None = None
 
 
 # What is answered.
@@ -123,12 +128,13 @@ class Balance(Struct):
 
 
 class Moved(Struct):
-    """A movement of credit, and what the account stands at after it."""
+    """A movement of credit, what the account stands at after it, and when it was made."""
 
     account: str
     amount: str
     new_balance: str
     available: str
+    at: str
 
 
 class SegmentView(Struct):
@@ -361,6 +367,32 @@ def seconds_faults(field: str, given: int | None, most: int) -> list[Cause]:
     if given is None or 1 <= given <= most:
         return []
     return [field_fault(field, f"must be between 1 and {most} seconds, got {given}")]
+
+
+def price_faults(order: NewPrice) -> list[Cause]:
+    """What is missing of a price, or said twice."""
+    faults = []
+    if not (order.resource or order.gpu_type):
+        faults.append(field_fault("resource", "is required, or a gpu_type"))
+    if order.per_second is None and order.price_per_sec is None:
+        faults.append(field_fault("per_second", "is required"))
+    if order.per_second is not None and order.price_per_sec is not None:
+        faults.append(field_fault("price_per_sec", "is another name of per_second: give one of them"))
+    if order.gpu_type and order.klass:
+        faults.append(field_fault("gpu_type", "is another name of class: give one of them"))
+    return faults
+
+
+def one_name_each(order: NewPrice) -> NewPrice:
+    """A price in our own words. Call only on what `price_faults` has found nothing wrong with."""
+    return msgspec.structs.replace(
+        order,
+        resource=order.resource or GPU,
+        klass=order.klass or order.gpu_type,
+        per_second=order.price_per_sec if order.per_second is None else order.per_second,
+        gpu_type="",
+        price_per_sec=None,
+    )
 
 
 def name_faults(field: str, given: str, chars_max: int = JOB_CHARS_MAX) -> list[Cause]:

@@ -35,15 +35,24 @@ def micros_of(text: str) -> int:
     return micros
 
 
+def moment_of(given: str | float) -> int:
+    """The same, of a time that may be a number as well: seconds since 1970."""
+    if isinstance(given, str):
+        return micros_of(given)
+    if not 0 <= given < _LAST / 1_000_000:
+        raise InstantError("must be a time between the years 1970 and 9998")
+    return round(given * 1_000_000)
+
+
 def time_text(micros: int) -> str:
     """To the microsecond where it is not a whole second."""
     at = (_EPOCH + timedelta(microseconds=micros)).replace(tzinfo=None)
     return f"{at.isoformat(timespec='microseconds' if at.microsecond else 'seconds')}Z"
 
 
-def instant_faults(field: str, given: str) -> list[Cause]:
+def instant_faults(field: str, given: str | float) -> list[Cause]:
     try:
-        micros_of(given)
+        moment_of(given)
     except InstantError as error:
         return [field_fault(field, str(error))]
     return []

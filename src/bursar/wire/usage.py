@@ -11,9 +11,10 @@ from bursar.core.quantity import amount
 from bursar.core.refusal import Cause, field_fault
 from bursar.core.usage_event import UsageEvent
 from bursar.wire.credit import GPU, Devices, device_faults
-from bursar.wire.instant import instant_faults, micros_of
+from bursar.wire.instant import instant_faults, moment_of
 from bursar.wire.limits import quantity_text
 
+Moment: TypeAlias = Annotated[str | int | float, Meta(description="A time: RFC 3339, or seconds since 1970.")]
 Seconds: TypeAlias = Annotated[str | int | float, Meta(description="Seconds, to the microsecond.")]
 
 
@@ -23,8 +24,8 @@ class NewUsage(Struct, forbid_unknown_fields=True, kw_only=True):
 
     job_id: str
     seq: int
-    start_ts: str
-    end_ts: str
+    start_ts: Moment
+    end_ts: Moment
     gpu_type: str = ""
     gpu_count: Devices | None = None
     seconds: Seconds | None = None
@@ -76,7 +77,7 @@ def usage_faults(path: str, one: NewUsage) -> list[Cause]:
 
 def event_of(one: NewUsage, *, node: str = "", account: int = 0, lease: int = 0) -> UsageEvent:
     """Call only on what nothing was found wrong with."""
-    begin, end = micros_of(one.start_ts), micros_of(one.end_ts)
+    begin, end = moment_of(one.start_ts), moment_of(one.end_ts)
     return UsageEvent(
         one.job_id,
         one.seq,

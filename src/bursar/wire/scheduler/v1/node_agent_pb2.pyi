@@ -523,6 +523,8 @@ class LeaseGrant(message.Message):
     REASON_FIELD_NUMBER: builtins.int
     FREEZE_SECONDS_FIELD_NUMBER: builtins.int
     LEASE_FIELD_NUMBER: builtins.int
+    RATE_PER_SEC_FIELD_NUMBER: builtins.int
+    EXPIRES_AT_FIELD_NUMBER: builtins.int
     allocation_id: builtins.str
     epoch: builtins.int
     seconds: builtins.int
@@ -538,6 +540,11 @@ class LeaseGrant(message.Message):
     """
     lease: builtins.str
     """The lease that pays for it."""
+    rate_per_sec: builtins.str
+    """What it costs now, in credits a second, and until when it is paid by the ledger's clock, in seconds since 1970: for
+    the record. How long it may run is told by `seconds`.
+    """
+    expires_at: builtins.int
     def __init__(
         self,
         *,
@@ -548,10 +555,12 @@ class LeaseGrant(message.Message):
         reason: builtins.str = ...,
         freeze_seconds: builtins.int = ...,
         lease: builtins.str = ...,
+        rate_per_sec: builtins.str = ...,
+        expires_at: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["allocation_id", b"allocation_id", "epoch", b"epoch", "final", b"final", "freeze_seconds", b"freeze_seconds", "lease", b"lease", "reason", b"reason", "seconds", b"seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["allocation_id", b"allocation_id", "epoch", b"epoch", "expires_at", b"expires_at", "final", b"final", "freeze_seconds", b"freeze_seconds", "lease", b"lease", "rate_per_sec", b"rate_per_sec", "reason", b"reason", "seconds", b"seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
