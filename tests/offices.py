@@ -68,10 +68,14 @@ def claim(request_id: str, fingerprint: str = "") -> Claim:
     return Claim(RequestKey("test", request_id), fingerprint)
 
 
-async def create(office: Office, kind: str, document: dict[str, Any], *, claimed: Claim | None = None) -> Reply:
+async def create(
+    office: Office, kind: str, document: dict[str, Any], *, claimed: Claim | None = None, admin: bool = True
+) -> Reply:  # fmt: skip
     one = msgspec.convert(document, BY_NAME[kind].type)
     assert BY_NAME[kind].check(one) == []
-    return await object_ops.submit(office, create_command(BY_NAME[kind], one, TEST, claimed), tenant="test")
+    return await object_ops.submit(
+        office, create_command(BY_NAME[kind], one, TEST, claimed, admin=admin), tenant="test"
+    )
 
 
 async def tenant(office: Office, name: str, **spec: Any) -> Reply:

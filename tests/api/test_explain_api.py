@@ -305,7 +305,10 @@ async def test_names_of_those_who_would_be_evicted_are_told_to_their_own_tenant_
         ask = await enter(site, world, namespace, "low")
         world.place(ask, [Spot(0, ((0, (2 * index, 2 * index + 1)),))], since=NOW - 9000)
     user = await site.token("user", tenant=team, user="ann")
-    asked = allocation("x", spec={"priority": 1000}, gpu=4)
+    urgent = site.name("urgent")
+    shown = {"kind": "PriorityClass", "metadata": {"name": urgent}, "value": 1000, "crossTenant": True}
+    assert (await site.post("priorityclasses", shown)).status == 201
+    asked = allocation("x", spec={"priorityClass": urgent}, gpu=4)
     async with leading(site, world):
         for token, named in ((user, [team]), (site.admin, sorted([team, other]))):
             found = await site.post(f"namespaces/{team}/allocations/simulate", asked, token=token)

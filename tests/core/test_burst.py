@@ -52,9 +52,11 @@ def test_who_would_be_burst_evicts_no_work_of_others_that_is_not() -> None:
 def test_who_would_be_burst_may_evict_burst_of_lower_priority() -> None:
     world = world_of(machine("a", gpus=4), tenants=[ShareOf("t", target=0.0), ShareOf("u", target=0.5)])
     crowd(world, "u", 4)
-    assert victims_for(world, priority=0) == {}
+    assert victims_for(world, priority=0, crosses=True) == {}
     end(world, "asker")
-    assert victims_for(world, priority=1) == {"u3": "LowerPriority"}
+    assert victims_for(world, priority=1) == {}, "between tenants priority alone is no reason"
+    end(world, "asker")
+    assert victims_for(world, priority=1, crosses=True) == {"u3": "LowerPriority"}
 
 
 @pytest.mark.parametrize(
@@ -90,7 +92,7 @@ def test_who_has_used_up_its_budget_evicts_others_only_where_they_are_burst_and_
     urgent = ask("u2", gpus=1, tenant="u", namespace="u", priority=10)
     run(world, urgent, "a", since=LONG_AGO + 2)
     run(world, ask("own", gpus=1, priority=0 if expected == {"own"} else 20), "a", since=LONG_AGO)
-    assert set(victims_for(world, priority=priority)) == expected
+    assert set(victims_for(world, priority=priority, crosses=True)) == expected
 
 
 def test_a_parents_budget_holds_for_those_below_it() -> None:
@@ -113,9 +115,9 @@ def test_of_several_evicted_for_being_burst_none_may_come_back_alone() -> None:
     run(world, ask("u-old", gpus=2, tenant="u", namespace="u"), "a", since=LONG_AGO)
     run(world, ask("u-new", gpus=1, tenant="u", namespace="u"), "a", since=LONG_AGO + 1)
     run(world, ask("rock", gpus=1, priority=10_000), "a")
-    assert victims_for(world, gpus=3, priority=100) == {}
+    assert victims_for(world, gpus=3, priority=100, crosses=True) == {}
     end(world, "asker")
-    assert victims_for(world, gpus=2, priority=100) == {"u-old": "LowerPriority"}
+    assert victims_for(world, gpus=2, priority=100, crosses=True) == {"u-old": "LowerPriority"}
 
 
 def test_room_that_is_being_cleared_counts_as_held_by_whom_it_is_cleared_for() -> None:
@@ -131,9 +133,9 @@ def test_what_a_parent_may_hold_beyond_its_target_lets_none_of_its_children_evic
     family = [ShareOf("p", target=0.8, burst=3.0), ShareOf("t", "p", weight=1), ShareOf("u", "p", weight=3)]
     world = world_of(machine("a", gpus=6), machine("idle", gpus=10, cordoned=True), tenants=family)
     crowd(world, "u", 6)
-    assert victims_for(world, gpus=4, priority=10) == {}
+    assert victims_for(world, gpus=4, priority=10, crosses=True) == {}
     end(world, "asker")
-    assert len(victims_for(world, gpus=3, priority=10)) == 3
+    assert len(victims_for(world, gpus=3, priority=10, crosses=True)) == 3
 
 
 def test_whole_nodes_count_as_the_largest_that_they_may_be() -> None:

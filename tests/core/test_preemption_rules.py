@@ -78,7 +78,7 @@ def test_what_is_placed_by_a_plan_is_not_evicted_by_the_same_plan() -> None:
     tenants = [ShareOf("t", target=0.5), ShareOf("u", target=0.5, penalty=0.1)]
     world = world_of(machine("a", gpus=1), tenants=tenants)
     world.capacity[GPU] = 4000
-    submit(world, ask("first", gpus=1), ask("asker", gpus=1, tenant="u", namespace="m", priority=100))
+    submit(world, ask("first", gpus=1), ask("asker", gpus=1, tenant="u", namespace="m", priority=100, crosses=True))
     plan = cycle(world, min_runtime_seconds=0)
     assert bound(world, plan) == {"first": ("a",)}
     assert plan.preemptions == []
@@ -104,6 +104,48 @@ def test_a_boosted_job_evicts_what_it_otherwise_could_not() -> None:
     world = full_of(old={"priority": 5})
     world.boosts["n", "j"] = Boost(50, NOW + 60)
     assert victims_for(world, job="j") == {"old": "LowerPriority"}
+
+
+@pytest.mark.parametrize(
+    ("owner", "expected"),
+    [
+        pytest.param("job-1", {"old": "LowerPriority"}, id="what the job made"),
+        pytest.param("", {}, id="what merely has its label"),
+        pytest.param("job-0", {}, id="what an earlier job of that name made"),
+    ],
+)
+def test_a_boost_is_for_what_the_job_made(owner: str, expected: dict[str, str]) -> None:
+    world = full_of(old={"priority": 5})
+    world.boosts["n", "j"] = Boost(50, NOW + 60, "job-1")
+    assert victims_for(world, job="j", owner=owner) == expected
+
+
+# Between tenants.
+
+
+@pytest.mark.parametrize(
+    ("tenant", "crosses", "expected"),
+    [
+        pytest.param("t", False, {"old": "LowerPriority"}, id="of one tenant priority decides"),
+        pytest.param("u", False, {}, id="another tenant's work stays, however urgent the asker is"),
+        pytest.param("u", True, {"old": "LowerPriority"}, id="unless its class crosses tenants"),
+    ],
+)
+def test_between_tenants_priority_alone_evicts_nobody(tenant: str, crosses: bool, expected: dict[str, str]) -> None:
+    world = full_of(old={})
+    world.capacity[GPU] = 4000
+    world.tenants |= {name: ShareOf(name, target=0.5) for name in ("t", "u")}
+    assert victims_for(world, tenant=tenant, namespace=tenant, priority=1000, crosses=crosses) == expected
+
+
+def test_other_tenants_work_that_must_stay_does_not_hide_where_there_is_room_to_be_made() -> None:
+    """More nodes are full of others' less urgent work than are tried before looking further is given up."""
+    world = world_of(*(machine(f"a{number:02}", gpus=1) for number in range(40)))
+    for number in range(39):
+        run(world, ask(f"other-{number}", gpus=1, tenant="u", namespace="u", priority=-10), f"a{number:02}")
+    run(world, ask("own", gpus=1, priority=0), "a39")
+    world.tenants["u"] = ShareOf("u", target=1.0)
+    assert victims_for(world, priority=10) == {"own": "LowerPriority"}
 
 
 # Who is chosen.

@@ -191,7 +191,7 @@ def test_a_new_quota_counts_what_its_scopes_match() -> None:
     quota = ResourceQuota("n", "q", {"gpu": 5}, {"cpu": 1}, (TERMINATING,))
     ending = Facts(scoped=True, terminating=True)
     charges = [charge(gpu=1), charge(ending, gpu=2, cpu=3), bound(charge(ending, gpu=4)), charge(Facts(), gpu=8)]
-    assert count_quota(quota, charges) == {
+    assert count_quota(quota, charges, {}) == {
         ("quota:n/q", "gpu"): Counter(5, None, 14, 4),
         ("quota:n/q", "cpu"): Counter(UNLIMITED, 1, 3, 0),
     }

@@ -115,6 +115,8 @@ def ask(
     charge: Charge | None = None,
     checkpoint: int = 0,
     data_ready: float | None = None,
+    owner: str = "",
+    crosses: bool = False,
     **what: Any,
 ) -> Ask:
     """An allocation that was submitted a minute ago; `what` is what its shape takes."""
@@ -122,6 +124,7 @@ def ask(
     return Ask(
         name, namespace, name, tenant, form, at, priority, preempts, queue, ttl, gang, job, labels or {},
         charge if charge is not None else charge_of(form), checkpoint, data_ready,
+        owner=owner, cross_tenant=crosses,
     )  # fmt: skip
 
 

@@ -216,7 +216,7 @@ async def test_the_figures_come_from_what_the_leader_remembers(office: Office, i
 
 async def test_where_a_job_would_stand_with_another_priority(office: Office, inquiries: Inquiries) -> None:
     world = small_world("first")
-    world.wait(Ask("mine", "team", "mine", "physics", Shape((("cpu", 1000),)), NOW, job="train"))
+    world.wait(Ask("mine", "team", "mine", "physics", Shape((("cpu", 1000),)), NOW, job="train", owner="job-1"))
     async with leading(office, world):
         assert await inquiries.boosted("team", "train", 1_000_000) == 1
         assert await inquiries.boosted("team", "train", -1_000_000) == 2

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from bursar.api import metrics
-from bursar.api.explain import time_of
+from bursar.api.explanation import time_of
 from bursar.api.house import House
 from bursar.api.route import Answer, Call, Outcome
 from bursar.core.access import Reach

@@ -22,6 +22,7 @@ from bursar.api.object import (
     create_object,
     finalizers_refused,
     find,
+    is_admin,
     key_of,
     kind_of,
     origin_of,
@@ -29,7 +30,7 @@ from bursar.api.object import (
     written_answer,
 )
 from bursar.api.route import Call, Outcome
-from bursar.core.access import allows, reach
+from bursar.core.access import Role, allows, reach
 from bursar.core.names import quoted
 from bursar.core.object import Stored
 from bursar.core.patch import PatchError, TestFailed, json_patch, merge, strategic
@@ -41,6 +42,7 @@ from bursar.ops.dispatch import change_command, owner_of
 from bursar.ops.object import conflict
 from bursar.wire.bounds import VALUES_MAX, has_more_values
 from bursar.wire.kind import Kind, Object
+from bursar.wire.node import Node, cap_by_spec
 
 MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
@@ -132,6 +134,9 @@ async def edit_object(
             return Refusal(Code.CONFLICT, "nothing to change")
         if refusal := _out_of_sight(call, kind, before, one) or finalizers_refused(call, kind, one, before):
             return refusal
+        if isinstance(one, Node) and call.identity.role is Role.NODE:
+            # A token may be stolen: what its node has was said by whoever registered it.
+            cap_by_spec(one)
         return change_command(
             kind,
             before,
@@ -140,6 +145,7 @@ async def edit_object(
             claim,
             spec_changed=spec_changed,
             status=call.route.subresource == "status",
+            admin=is_admin(call),
         )
 
     reply = await ops.change(

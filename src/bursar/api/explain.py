@@ -4,31 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 
 from bursar.api.body import Body, read_document, read_object
-from bursar.api.object import find, key_of, kind_of, namespace_tenant, never_runs, origin_of
+from bursar.api.explanation import (
+    Cost,
+    Explanation,
+    Outlook,
+    RoomOn,
+    Simulation,
+    WaitingReason,
+    WouldEvict,
+    ahead_in_line,
+    nomination,
+    queue_score,
+    reservation,
+    share_now,
+    time_of,
+    why,
+)
+from bursar.api.object import find, is_admin, key_of, kind_of, namespace_tenant, never_runs, origin_of
 from bursar.api.route import JSON, UNREAD, Answer, Call, Outcome
 from bursar.core import answer as told
+from bursar.core.access import reach
 from bursar.core.job import all_turns, turn_name
 from bursar.core.lease import FROZEN
 from bursar.core.money import credits_of
 from bursar.core.object import Key, Stored
-from bursar.core.quantity import format_amount
-from bursar.core.reason import MEMBERS, NODES, Reason
+from bursar.core.reason import Reason
 from bursar.core.refusal import Code, Refusal, invalid
-from bursar.core.telling import BEYOND_SHARE, constraint, help, sentence  # noqa: A004
-from bursar.core.wording import dimension_label
+from bursar.core.sight import Sees, everything
+from bursar.core.telling import BEYOND_SHARE
+from bursar.core.tree import lineage
 from bursar.ops import object as object_ops
 from bursar.ops.dispatch import create_command
 from bursar.ops.inquiry import Draft, Simulate
 from bursar.ops.job import CreateJob
 from bursar.ops.member import progress_in
 from bursar.ops.object import Create, submitter
-from bursar.ops.office import timestamp
 from bursar.ops.priority import load_classes
 from bursar.ops.quote import Quote, quote, refused_time
 from bursar.ops.rehearsal import rehearse
@@ -41,157 +56,6 @@ from bursar.wire.kind import Kind
 
 ITEMS_MAX = 64
 KIND: Final = "Explanation"
-
-
-# What is answered.
-
-
-class ResourceShort(msgspec.Struct, rename="camel"):
-    resource: str
-    needs: str
-    has: str
-    short_by: str
-    nodes: int  # on so many it is too little
-
-
-class ExcludedNodes(msgspec.Struct, rename="camel"):
-    constraint: str
-    nodes: int  # so many it keeps out
-
-
-class QuotaShort(msgspec.Struct, rename="camel"):
-    scope: str
-    dimension: str
-    limit: str
-    bound: str
-    requested: str
-    short_by: str
-
-
-class WaitingReason(msgspec.Struct, rename="camel", omit_defaults=True):
-    """One reason to wait, with its numbers and what would help."""
-
-    code: str
-    message: str
-    help: str = ""
-    nodes: int = 0
-    matching_nodes: int = 0
-    short: list[ResourceShort] = []
-    excluded: list[ExcludedNodes] = []
-    quotas: list[QuotaShort] = []
-    members: int = 0
-    min_members: int = 0
-    until: str = ""
-
-
-class AheadInLine(msgspec.Struct, rename="camel"):
-    allocations: int
-    resources: dict[str, str]
-
-
-class ScoreTerm(msgspec.Struct, rename="camel"):
-    factor: str
-    value: float
-    weight: float
-    points: float
-
-
-class QueueScore(msgspec.Struct, rename="camel"):
-    total: float
-    penalty: float
-    profile: str
-    terms: list[ScoreTerm]
-
-
-class ShareNow(msgspec.Struct, rename="camel"):
-    """What the tenant holds of the cluster, what it should hold, and how its budget weighs."""
-
-    tenant: str
-    actual: float
-    target: float
-    effective_target: float
-    deficit: float
-    budget_penalty: float
-
-
-class KeptRoom(msgspec.Struct, rename="camel", omit_defaults=True):
-    """Room that is kept for it: from a time on when it is reserved, until one while others make way."""
-
-    nodes: list[str]
-    from_time: str = ""
-    until: str = ""
-
-
-class RoomOn(msgspec.Struct, rename="camel", omit_defaults=True):
-    name: str
-    devices: dict[str, list[int]] = {}
-
-
-class Explanation(msgspec.Struct, rename="camel", omit_defaults=True):
-    """Why an allocation waits; of one that does not, where and since when it was placed."""
-
-    name: str
-    namespace: str
-    uid: str
-    phase: str
-    message: str
-    kind: Literal["Explanation"]
-    reason: WaitingReason | None = None
-    other_reasons: list[WaitingReason] = []
-    queue: str = ""
-    queue_position: int | None = None
-    overall_position: int | None = None
-    ahead: AheadInLine | None = None
-    estimated_start_time: str = ""
-    score: QueueScore | None = None
-    share: ShareNow | None = None
-    reservation: KeptRoom | None = None
-    nomination: KeptRoom | None = None
-    nodes: list[RoomOn] = []
-    scheduled_time: str = ""
-    burst: bool = False  # beyond its tenant's share
-
-
-class WouldEvict(msgspec.Struct, rename="camel"):
-    namespace: str
-    name: str
-    rule: str
-
-
-class Cost(msgspec.Struct, rename="camel"):
-    """What it would cost where it is paid for beforehand, in credits, and what there is to pay it with."""
-
-    account: str
-    per_second: str
-    per_hour: str
-    first_window: str  # held when it is placed
-    window_seconds: int
-    available: str
-
-
-class Outlook(msgspec.Struct, rename="camel", omit_defaults=True):
-    """What would become of one allocation."""
-
-    name: str
-    would_run: bool
-    message: str
-    nodes: list[RoomOn] = []
-    estimated_start_time: str = ""
-    evictions: list[WouldEvict] = []
-    evictions_of_other_tenants: int = 0
-    reason: WaitingReason | None = None
-    other_reasons: list[WaitingReason] = []
-    queue_position: int | None = None
-    ahead: AheadInLine | None = None
-    cost: Cost | None = None
-
-
-class Simulation(msgspec.Struct, rename="camel", kw_only=True):
-    """What would happen; nothing has."""
-
-    kind: str = "Simulation"
-    would_run: bool  # all of them, now
-    allocations: list[Outlook]
 
 
 # Why it waits.
@@ -231,7 +95,7 @@ async def _explained(call: Call, one: Stored) -> Outcome:
     found = await call.house.inquiries.explain(one.uid)
     if isinstance(found, Refusal):
         return found
-    return Answer(200, encode(_waiting(one, found) if found is not None else _stored(one, status)))
+    return Answer(200, encode(await _waiting(call, one, found) if found is not None else _stored(one, status)))
 
 
 def _settled(one: Stored, status: dict[str, Any], unpaid: str, holding: told.Holding | None) -> Explanation:
@@ -250,7 +114,8 @@ def _settled(one: Stored, status: dict[str, Any], unpaid: str, holding: told.Hol
     return Explanation(
         one.key.name, one.key.namespace, one.uid, phase, message + (BEYOND_SHARE if burst else ""), KIND,
         nodes=[RoomOn(node["name"], node.get("devices") or {}) for node in nodes],
-        scheduled_time=status.get("scheduledTime") or "", share=_share(holding.share if holding else None), burst=burst,
+        scheduled_time=status.get("scheduledTime") or "", share=share_now(holding.share if holding else None),
+        burst=burst,
     )  # fmt: skip
 
 
@@ -261,84 +126,34 @@ def _stored(one: Stored, status: dict[str, Any]) -> Explanation:
     return Explanation(one.key.name, one.key.namespace, one.uid, "Pending", said, KIND, WaitingReason(code, said))
 
 
-def _waiting(one: Stored, found: told.Explanation) -> Explanation:
-    reason = why(found.reason)
+async def _sight(call: Call) -> tuple[Sees, bool]:
+    """Whose figures the caller may read, and whether everybody's."""
+    whose, tree = reach(call.identity), await call.house.tree()
+
+    def sees(scope: str) -> bool:
+        kind, _, name = scope.partition(":")
+        return whose.everything or kind == "quota" or (kind == "tenant" and whose.sees(lineage(tree, name)))
+
+    return sees, whose.everything
+
+
+async def _waiting(call: Call, one: Stored, found: told.Explanation) -> Explanation:
+    """Tenants are strangers: of others' pending work one learns how much stands before it in its queue, and no more."""
+    sees, all_of_it = await _sight(call)
+    reason = why(found.reason, sees)
     return Explanation(
         one.key.name, one.key.namespace, one.uid, "Pending", reason.message, KIND, reason,
-        other_reasons=[why(each) for each in found.others],
+        other_reasons=[why(each, sees) for each in found.others],
         queue=found.queue,
         queue_position=found.position,
-        overall_position=found.position_overall,
-        ahead=_ahead(found.ahead) if found.position is not None else None,
+        overall_position=found.position_overall if all_of_it else None,
+        ahead=ahead_in_line(found.ahead if all_of_it else found.ahead_own) if found.position is not None else None,
         estimated_start_time=time_of(found.starts_at),
-        score=_score(found.score),
-        share=_share(found.share),
-        reservation=_reservation(found.reservation),
-        nomination=_nomination(found.nomination),
+        score=queue_score(found.score),
+        share=share_now(found.share),
+        reservation=reservation(found.reservation),
+        nomination=nomination(found.nomination),
     )  # fmt: skip
-
-
-def why(reason: Reason) -> WaitingReason:
-    return WaitingReason(
-        code=reason.code,
-        message=sentence(reason),
-        help=help(reason),
-        nodes=reason.nodes,
-        matching_nodes=reason.matching,
-        short=[
-            ResourceShort(
-                one.resource, _counted(one.resource, one.needs), _counted(one.resource, one.has),
-                _counted(one.resource, max(0, one.needs - one.has)), one.nodes,
-            )
-            for one in reason.short
-        ],
-        excluded=[ExcludedNodes(constraint(name), count) for name, count in reason.excluded if name != "together"],
-        quotas=[
-            QuotaShort(
-                scope, dimension_label(dimension), format_amount(dimension, hard), format_amount(dimension, bound),
-                format_amount(dimension, asked), format_amount(dimension, max(0, bound + asked - hard)),
-            )
-            for scope, dimension, hard, bound, asked in reason.limits
-        ],
-        members=reason.members,
-        min_members=reason.members_min,
-        until=time_of(reason.until or None),
-    )  # fmt: skip
-
-
-def _counted(resource: str, amount: int) -> str:
-    """Members and whole nodes are counted; everything else is measured."""
-    return str(amount) if resource in (MEMBERS, NODES) else format_amount(resource, amount)
-
-
-def _ahead(ahead: told.Ahead) -> AheadInLine:
-    amounts = {name: format_amount(name, amount) for name, amount in sorted(ahead.amounts.items())}
-    return AheadInLine(ahead.allocations, amounts)
-
-
-def _reservation(kept: told.Kept | None) -> KeptRoom | None:
-    return KeptRoom(list(kept.nodes), time_of(kept.at)) if kept is not None else None
-
-
-def _nomination(kept: told.Kept | None) -> KeptRoom | None:
-    return KeptRoom(list(kept.nodes), until=time_of(kept.at)) if kept is not None else None
-
-
-def _score(score: told.Score | None) -> QueueScore | None:
-    if score is None:
-        return None
-    terms = [ScoreTerm(one.factor, one.value, one.weight, one.value * one.weight) for one in score.terms]
-    return QueueScore(score.total, score.penalty, score.profile, terms)
-
-
-def _share(share: told.ShareNow | None) -> ShareNow | None:
-    if share is None:
-        return None
-    return ShareNow(share.tenant, share.actual, share.target, share.effective, share.deficit, share.penalty)
-
-
-def time_of(seconds: float | None) -> str:
-    return "" if seconds is None else timestamp(datetime.fromtimestamp(seconds, UTC))
 
 
 # What if.
@@ -360,7 +175,7 @@ async def simulate(call: Call) -> Outcome:
     creations = [
         one
         for kind, body in bodies
-        for one in _allocations(create_command(kind, body.object, origin, seen_tenant=tenant))
+        for one in _allocations(create_command(kind, body.object, origin, seen_tenant=tenant, admin=is_admin(call)))
     ]
     if refused := await rehearse(call.house.office, creations, tenant or call.identity.tenant):
         return refused
@@ -381,7 +196,7 @@ def _allocations(creation: Create) -> list[Create]:
     return [
         Create(
             key=draft.key, origin=creation.origin, draft=draft, wants=creation.wants, subject=creation.subject,
-            seen_tenant=creation.seen_tenant,
+            seen_tenant=creation.seen_tenant, asking=creation.asking, admin=creation.admin,
         )
         for draft in creation.drafts
     ]  # fmt: skip
@@ -452,10 +267,12 @@ async def _outlook(call: Call, found: told.Outlook) -> Outlook:
         evictions_of_other_tenants=others,
     )  # fmt: skip
     if found.waits is not None:
-        shown.reason = why(found.waits.reason)
-        shown.other_reasons = [why(one) for one in found.waits.others]
+        sees, all_of_it = await _sight(call)
+        ahead = found.waits.ahead if all_of_it else found.waits.ahead_own
+        shown.reason = why(found.waits.reason, sees)
+        shown.other_reasons = [why(one, sees) for one in found.waits.others]
         shown.queue_position = found.waits.position
-        shown.ahead = _ahead(found.waits.ahead) if found.waits.position is not None else None
+        shown.ahead = ahead_in_line(ahead) if found.waits.position is not None else None
     shown.message = _said(shown)
     return shown
 
@@ -475,7 +292,7 @@ def _costed(shown: Outlook, quote: Quote | None) -> Outlook:
         return shown
     if shown.reason is not None:
         shown.other_reasons = [shown.reason, *shown.other_reasons]
-    shown.reason, shown.would_run, shown.estimated_start_time = why(unpaid), False, ""
+    shown.reason, shown.would_run, shown.estimated_start_time = why(unpaid, everything), False, ""
     shown.nodes, shown.evictions, shown.evictions_of_other_tenants = [], [], 0
     shown.message = _said(shown)
     return shown

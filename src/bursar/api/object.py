@@ -19,7 +19,7 @@ from bursar.api.show import rows, show, show_written
 from bursar.api.spool import Spool, SpooledPieces, SpoolFull
 from bursar.api.table import table, wants_table
 from bursar.api.watch import watch
-from bursar.core.access import Identity, reach
+from bursar.core.access import Identity, Role, reach
 from bursar.core.finalizer import added, reserved
 from bursar.core.object import Key, Origin, Stored
 from bursar.core.refusal import Code, Refusal, field_fault, invalid
@@ -56,6 +56,11 @@ def key_of(call: Call) -> Key:
 
 def origin_of(call: Call, reason: str = "") -> Origin:
     return Origin(call.identity.actor, call.route.verb, reason)
+
+
+def is_admin(call: Call) -> bool:
+    """Whether the caller may let work in beyond what its tenant may ask for."""
+    return call.identity.role is Role.SYSTEM_ADMIN
 
 
 # Reading.
@@ -260,7 +265,7 @@ async def create_object(call: Call, kind: Kind, body: Body) -> Outcome:
         return await written_answer(call, kind, reply, 201, body.warnings)
     if kind.name in QUEUED:
         call.house.depths.look()
-    command = create_command(kind, one, origin_of(call), claim, seen_tenant=seen)
+    command = create_command(kind, one, origin_of(call), claim, seen_tenant=seen, admin=is_admin(call))
     reply = await ops.submit(call.house.office, command, tenant=seen or call.identity.tenant, dry_run=dry)
     if kind.name in QUEUED and isinstance(reply, Written):
         reply = await with_place(call, reply, queue_of(one))

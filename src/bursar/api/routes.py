@@ -18,6 +18,7 @@ from bursar.api import (
     event,
     eviction,
     explain,
+    explanation,
     fence,
     job,
     jwks,
@@ -248,7 +249,7 @@ def _asking_routes() -> Iterator[Route]:
     jobs = next(kind for kind in KINDS if kind.name == "Job")
     yield Route(
         "GET", f"{_base(allocations)}/{{name}}/explain", explain.explain, "Why an allocation waits.", "explain",
-        "allocations", kind=allocations, answer=explain.Explanation, refusals=(503,),
+        "allocations", kind=allocations, answer=explanation.Explanation, refusals=(503,),
     )  # fmt: skip
     yield Route(
         "GET", f"{_base(allocations)}/{{name}}/log", log.read_log, "What an allocation has written.", "get",
@@ -257,14 +258,14 @@ def _asking_routes() -> Iterator[Route]:
     )  # fmt: skip
     yield Route(
         "GET", f"{_base(jobs)}/{{name}}/explain", explain.explain_job, "Why a job waits.", "explain", "jobs", kind=jobs,
-        answer=explain.Explanation, refusals=(503,),
+        answer=explanation.Explanation, refusals=(503,),
     )  # fmt: skip
     yield Route(
         "POST", f"{_base(allocations)}/simulate", explain.simulate,
         "What would become of an allocation or a job, or of several as `items`; nothing is created.", "simulate",
         "allocations",
         kind=allocations, params=(VALIDATION,), body=allocations.type, body_media=(JSON, YAML[0]),
-        answer=explain.Simulation, refusals=(403, 422, 503),
+        answer=explanation.Simulation, refusals=(403, 422, 503),
     )  # fmt: skip
     yield Route(
         "GET", f"{ROOT}/metrics/queues", cluster.queues, "How the queues stand.", "get", "metrics",

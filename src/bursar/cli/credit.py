@@ -19,7 +19,7 @@ account_option = click.option(
     "--account",
     default="",
     metavar="TENANT[/USER]",
-    help="Whose account (TENANT@UID of a deleted tenant); else the one that pays for you.",
+    help="Whose account; else the one that pays for you.",
     shell_complete=complete.account,
 )
 request_option = click.option(

@@ -6,7 +6,7 @@ Labels come and go, so what no node meets today is no mistake. Requirements that
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Final
 
@@ -15,6 +15,9 @@ from bursar.core.ask import Effect, Operator, Requirement, Requirements, Taint, 
 INTEGER_DIGITS_MAX: Final = 18  # so that every number fits into 64 bits
 VALUES_SHOWN_MAX: Final = 4
 VALUE_CHARS_SHOWN_MAX: Final = 63
+
+# Taints of ours that are there to be tolerated by whoever says so.
+OPEN_KEYS: Final = frozenset({"bursar.io/simulated"})
 
 _COMPARING: Final = frozenset({Operator.ABOVE, Operator.BELOW, Operator.AT_LEAST, Operator.AT_MOST})
 
@@ -70,17 +73,31 @@ def _compares(requirement: Requirement, number: int) -> bool:
 # Taints.
 
 
-def tolerates(tolerations: Iterable[Toleration], taint: Taint) -> bool:
+def is_reserved(reserved: Sequence[str], key: str) -> bool:
+    """Whether a taint's key is reserved: it is named, or begins as one that ends in a star."""
+    return key not in OPEN_KEYS and any(
+        key.startswith(one[:-1]) if one.endswith("*") else key == one for one in reserved
+    )
+
+
+def tolerates(tolerations: Iterable[Toleration], taint: Taint, reserved: Sequence[str] = ()) -> bool:
+    """Whether one of these tolerates a taint. A reserved one is never tolerated without its key."""
     return any(
-        one.effect in ("", taint.effect) and one.key in ("", taint.key) and (one.exists or one.value == taint.value)
+        one.effect in ("", taint.effect)
+        and (one.key == taint.key or (not one.key and not is_reserved(reserved, taint.key)))
+        and (one.exists or one.value == taint.value)
         for one in tolerations
     )
 
 
-def untolerated(tolerations: tuple[Toleration, ...], taints: Iterable[Taint]) -> tuple[Taint, ...]:
+def untolerated(
+    tolerations: tuple[Toleration, ...], taints: Iterable[Taint], reserved: Sequence[str] = ()
+) -> tuple[Taint, ...]:  # fmt: skip
     """The taints that keep this off a node. PreferNoSchedule keeps nothing off."""
     return tuple(
-        taint for taint in taints if taint.effect is not Effect.PREFER_NO_SCHEDULE and not tolerates(tolerations, taint)
+        taint
+        for taint in taints
+        if taint.effect is not Effect.PREFER_NO_SCHEDULE and not tolerates(tolerations, taint, reserved)
     )
 
 

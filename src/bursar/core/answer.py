@@ -80,6 +80,7 @@ class Explanation:
     position: int | None = None  # within its queue
     position_overall: int | None = None
     ahead: Ahead = Ahead()
+    ahead_own: Ahead = Ahead()  # what of that is its own tenant's
     score: Score | None = None
     share: ShareNow | None = None
     starts_at: float | None = None  # an estimate

@@ -96,6 +96,9 @@ class Where:
     spreads: tuple[Spread, ...] = ()
     sensitive: bool = False  # it goes to nodes that its user has claimed, and to no others
     claimant: str = ""  # its user, where that makes a difference: it may also go to nodes that they have claimed
+    reserved: tuple[str, ...] = ()  # keys of taints that no toleration without a key tolerates
+    tenants: tuple[str, ...] = ()  # of the tenants that nodes are kept for, those whose nodes it may use
+    fractional: bool = False  # it asks for a part of a device
 
 
 ANYWHERE = Where()
@@ -125,6 +128,12 @@ def claiming(shape: Shape, claimant: str, sensitive: bool) -> Shape:
     return replace(shape, where=replace(shape.where, claimant=claimant, sensitive=sensitive))
 
 
+@lru_cache(4096)
+def welcome_at(shape: Shape, tenants: tuple[str, ...]) -> Shape:
+    """The same for somebody who may use the nodes that are kept for these tenants."""
+    return replace(shape, where=replace(shape.where, tenants=tenants))
+
+
 @dataclass(frozen=True, slots=True)
 class Ask:
     """One allocation that wants room, or has it. Times are seconds since the epoch."""
@@ -146,3 +155,5 @@ class Ask:
     checkpoint_seconds: int = 0  # how often it saves its work; 0: never
     data_ready: float | None = None  # the part of its data that is where it is needed
     payer: str = ""  # who submitted it, where it is paid for beforehand
+    owner: str = ""  # the uid of the Job that made it
+    cross_tenant: bool = False  # its priority counts against other tenants' work as well

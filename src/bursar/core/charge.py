@@ -22,6 +22,7 @@ class Facts:
     terminating: bool = False
     best_effort: bool = False
     priority_class: str = ""
+    priority: int | None = None  # where it is given as a number
 
 
 @dataclass(frozen=True, slots=True)

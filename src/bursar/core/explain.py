@@ -38,7 +38,7 @@ from bursar.core.order import score
 from bursar.core.plan import Plan, Policy, Unit
 from bursar.core.reason import UNPAID, Reason, Why
 from bursar.core.running import Spot
-from bursar.core.terrain import by_label, meets
+from bursar.core.terrain import by_label, by_parts, by_tenants, meets
 from bursar.core.timeline import earliest
 from bursar.core.twin import twin_of
 from bursar.core.waits import Waits
@@ -71,6 +71,7 @@ def explain(world: World, uid: str, policy: Policy, now: float, lineup: Lineup |
         position=position.in_queue if position is not None else None,
         position_overall=position.overall if position is not None else None,
         ahead=position.ahead if position is not None else Ahead(),
+        ahead_own=position.ahead_of(ask.tenant) if position is not None else Ahead(),
         score=_score(cycle, unit),
         share=_share(cycle, ask.tenant),
         starts_at=_starts_at(cycle, unit, dominant, position),
@@ -249,13 +250,19 @@ def _constraints(world: World, slot: Slot) -> list[tuple[str, Bools]]:
         for term in where.required:
             any_term |= meets(fleet, term)
         found.append((f"node affinity, any of {len(where.required)} terms", any_term))
-    return [*found, *_taints(world, slot), ("claims", world.terrains.of(where).claimable)]
+    return [
+        *found,
+        *_taints(world, slot),
+        ("claims", world.terrains.of(where).claimable),
+        ("tenants", by_tenants(fleet, where)),
+        ("fractions", by_parts(fleet, where)),
+    ]
 
 
 def _taints(world: World, slot: Slot) -> list[tuple[str, Bools]]:
     """Each taint that is not tolerated."""
-    fleet, tolerations = world.fleet, slot.ask.shape.where.tolerations
-    taints = {taint for each in fleet.taint_sets for taint in untolerated(tolerations, each)}
+    fleet, where = world.fleet, slot.ask.shape.where
+    taints = {taint for each in fleet.taint_sets for taint in untolerated(where.tolerations, each, where.reserved)}
     found = []
     for taint in sorted(taints, key=lambda one: (one.key, one.value, one.effect)):
         without = np.array([taint not in each for each in fleet.taint_sets], np.bool_)[fleet.taint_code]

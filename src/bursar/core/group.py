@@ -30,6 +30,8 @@ class GroupKey:
     gang: GangKey | None = None
     charged: Hashable = None  # what quotas see of it
     payer: str = ""
+    owner: str = ""
+    cross_tenant: bool = False
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, nlargest, nsmallest
 
@@ -19,7 +19,7 @@ from bursar.core.cycle import Cycle
 from bursar.core.group import Band, Group
 from bursar.core.order import Factors, score, waiting_factor
 from bursar.core.plan import Policy, Unit
-from bursar.core.world import Boost, World
+from bursar.core.world import Boost, World, is_boosted
 
 WALK_MAX = 1000
 GROUPS_MAX = 1000  # that are walked for having waited longest, and as many for being the most urgent
@@ -40,11 +40,18 @@ class Position:
     @property
     def ahead(self) -> Ahead:
         """How many allocations these are, and what they ask for together."""
+        return self._sum(self.before)
+
+    def ahead_of(self, tenant: str) -> Ahead:
+        """The same of one tenant's."""
+        return self._sum([(group, count) for group, count in self.before if group.key.tenant == tenant])
+
+    def _sum(self, before: Sequence[tuple[Group, int]]) -> Ahead:
         amounts: dict[str, int] = {}
-        for group, count in self.before:
+        for group, count in before:
             for name, amount in group.key.shape.requests:
                 amounts[name] = amounts.get(name, 0) + amount * group.key.shape.nodes * count
-        return Ahead(self.overall - 1, amounts)
+        return Ahead(sum(count for _, count in before), amounts)
 
 
 @dataclass(slots=True)
@@ -103,10 +110,12 @@ def line_up(world: World, policy: Policy, now: float) -> Lineup:
     return _Walk(Cycle(world, policy, now)).run()
 
 
-def line_up_boosted(world: World, policy: Policy, now: float, job: tuple[str, str], priority: int) -> Lineup:
+def line_up_boosted(
+    world: World, policy: Policy, now: float, job: tuple[str, str], priority: int, uid: str = ""
+) -> Lineup:
     """The line as it would be with a job's priority replaced."""
     before = world.boosts.get(job)
-    world.boosts[job] = Boost(priority, float("inf"))
+    world.boosts[job] = Boost(priority, float("inf"), uid)
     try:
         return line_up(world, policy, now)
     finally:
@@ -170,7 +179,7 @@ class _Walk:
     def _urgency(self, group: Group) -> int:
         key = group.key
         boost = self.world.boosts.get((key.kin[0], key.job)) if key.job else None
-        return boost.priority if boost is not None and boost.until > self.cycle.now else key.priority
+        return boost.priority if boost is not None and is_boosted(boost, key.owner, self.cycle.now) else key.priority
 
     def _walk(self) -> None:
         turns, shares = self.cycle.turns, self.cycle.shares

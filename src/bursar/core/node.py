@@ -20,6 +20,14 @@ SIMULATED = "bursar.io/simulated"  # the label and the taint of a node that only
 Devices = Mapping[str, tuple[int, ...]]  # resource → indices of the devices given
 
 
+class Gate(Struct, frozen=True, omit_defaults=True):
+    """What keeps work off a node, whatever room it has: its taints, whom it is for, and what it does not take."""
+
+    taints: tuple[tuple[str, str, str], ...] = ()  # (key, value, effect)
+    tenants: tuple[str, ...] = ()  # with those below them; none: everybody's
+    whole_only: bool = False  # it takes no work that asks for a part of a device
+
+
 class NodeRoom(Struct, frozen=True):
     name: str
     generation: int
@@ -30,6 +38,7 @@ class NodeRoom(Struct, frozen=True):
     devices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     uid: str = ""
     claim: Claim | None = None  # whose it is, where it is claimed for sensitive work
+    gate: Gate | None = None  # None: it keeps nothing off
 
 
 class Shortage(Struct, frozen=True):
@@ -174,7 +183,7 @@ def _change(node: NodeRoom, resources: Amounts, devices: Devices, requests: Amou
             assert 0 <= used[index] <= WHOLE, f"device {index} of {node.name} out of range"
         use[resource] = tuple(used)
     offers = (node.name, node.generation, node.schedulable, node.allocatable)
-    return NodeRoom(*offers, allocated, use, node.uid, node.claim)
+    return NodeRoom(*offers, allocated, use, node.uid, node.claim, node.gate)
 
 
 def dominant_fraction(node: NodeRoom, requests: Amounts) -> int:

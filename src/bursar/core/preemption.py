@@ -1,8 +1,9 @@
 """Who has to go so that somebody more urgent can run: the smallest, cheapest set, found by trying and undoing.
 
-Victims have strictly lower priority, or are another tenant's burst work while the asker stays within its own target.
-Work that would itself be burst never evicts another tenant's work that is not: otherwise two could evict each other for
-ever. Nothing is evicted within its minimum runtime, and sensitive work never. A gang goes as a whole.
+Victims are of the asker's tenant and have strictly lower priority, or are another tenant's burst work while the asker
+stays within its own target. Only work of a priority class that crosses tenants evicts another tenant's for its lower
+priority; if it would itself be burst, none that is not: otherwise two could evict each other for ever. Nothing is
+evicted within its minimum runtime, and sensitive work never. A gang goes as a whole.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class Asker:
     tenant: str
     priority: int
     burst: bool
+    crosses: bool = False  # whether its priority counts against other tenants' work
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +83,15 @@ class Preemption:
     min_runtime_seconds: float
     _burst: frozenset[str] | None = None
     _tried: dict[tuple[Shape, Kin, float, Asker], dict[int, _Found | None]] = field(default_factory=dict)
-    _prospects: dict[tuple[int, bool], Prospects] = field(default_factory=dict)
+    _prospects: dict[tuple[int, bool, str | None], Prospects] = field(default_factory=dict)
     _seen: int | None = None  # how much of the log of touched rows is in what is known; nothing is known at first
     _gone: set[str] = field(default_factory=set)  # who goes for the slots before this one
 
     def clear(self, asks: Sequence[Ask], priority: int) -> Clearing | None:
         """Whom to evict so that all of these have room; the world is left as it was."""
         amounts = [pair for ask in asks for pair in self._amounts_at_most(ask)]
-        asker = Asker(asks[0].tenant, priority, self._counts_as_burst(asks[0].tenant, amounts))
+        crosses = all(ask.cross_tenant for ask in asks)
+        asker = Asker(asks[0].tenant, priority, self._counts_as_burst(asks[0].tenant, amounts), crosses)
         victims: dict[str, Victim] = {}
         slots: list[tuple[Ask, int]] = []
         undo: list[Callable[[], None]] = []
@@ -206,11 +209,9 @@ class Preemption:
         lower = self.world.priority(one.ask, self.now) < asker.priority
         if one.ask.tenant == asker.tenant:
             return Rule.LOWER_PRIORITY if lower else None
-        if asker.burst:
-            return Rule.LOWER_PRIORITY if lower and self.is_burst(one.ask.uid) else None
-        if lower:
-            return Rule.LOWER_PRIORITY
-        return Rule.BURST if self.is_burst(one.ask.uid) else None
+        if lower and asker.crosses:
+            return Rule.LOWER_PRIORITY if not asker.burst or self.is_burst(one.ask.uid) else None
+        return Rule.BURST if not asker.burst and self.is_burst(one.ask.uid) else None
 
     def price(self, one: Placed) -> float:
         """What evicting it costs: the work that is lost, more when it is nearly done, half for burst."""
@@ -257,10 +258,11 @@ class Preemption:
         """The rows that would have room without everybody who might go; where the least urgent run, first."""
         # Who is burst may have to go whatever its urgency, unless the asker would be burst itself.
         also = frozenset[str]() if asker.burst else self._burst_marks()
-        key = (asker.priority, asker.burst)
+        tenant = None if asker.crosses else asker.tenant
+        key = (asker.priority, asker.burst, tenant)
         prospects = self._prospects.get(key)
         if prospects is None:
-            prospects = Prospects(self.world, self.now, self.min_runtime_seconds, asker.priority, also)
+            prospects = Prospects(self.world, self.now, self.min_runtime_seconds, asker.priority, also, tenant)
             self._prospects[key] = prospects
         return prospects.rows(slot.need, self.chooser.right_rows(slot), avoid, ROWS_TRIED)
 

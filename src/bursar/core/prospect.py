@@ -21,16 +21,23 @@ AGE_MAX = 999_999.0
 
 class Prospects:
     """For askers of one kind: who might go has run for the minimum, and is less urgent than `below`, or is one of
-    `also`, who may go whatever their urgency."""
+    `also`, who may go whatever their urgency. With a tenant, only its own work may go for being less urgent."""
 
     def __init__(
-        self, world: World, now: float, min_runtime_seconds: float, below: int, also: frozenset[str] = frozenset()
+        self,
+        world: World,
+        now: float,
+        min_runtime_seconds: float,
+        below: int,
+        also: frozenset[str] = frozenset(),
+        tenant: str | None = None,
     ) -> None:
         self._world = world
         self._now = now
         self._latest = now - min_runtime_seconds
         self._below = below
         self._also = also
+        self._tenant = tenant
         self._count()
 
     def rows(self, need: Need, right: Bools, avoid: Sequence[int], most: int) -> list[int]:
@@ -69,12 +76,17 @@ class Prospects:
     def _may_go(self, one: Placed) -> bool:
         if one.ending or one.since > self._latest:
             return False
-        return one.ask.uid in self._also or self._world.priority(one.ask, self._now) < self._below
+        if one.ask.uid in self._also:
+            return True
+        mine = self._tenant in (None, one.ask.tenant)
+        return mine and self._world.priority(one.ask, self._now) < self._below
 
     def _count(self) -> None:
         lines, size = self._world.running.lines, self._world.fleet.now.placed.shape[0]
         priority = self._priorities()
         less = priority < self._below
+        if self._tenant is not None:
+            less &= lines.tenant == self._world.running.tenants.get(self._tenant, -1)
         if self._also and not less[lines.row >= 0].all():
             less[[line for uid in self._also for line in self._world.placed[uid].lines]] = True
         may_go = (lines.row >= 0) & lines.free_to_stop & (lines.since <= self._latest) & less

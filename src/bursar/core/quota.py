@@ -17,6 +17,7 @@ from bursar.core.quantity import AMOUNT_MAX, UNLIMITED
 from bursar.core.tree import (
     SYSTEM_SCOPE,
     Enforcement,
+    PriorityClass,
     ResourceQuota,
     Row,
     Tree,
@@ -317,9 +318,11 @@ def _sum(pairs: Sequence[Pair]) -> Pair:
     return sum(accepted for accepted, _ in pairs), sum(bound for _, bound in pairs)
 
 
-def count_quota(quota: ResourceQuota, charges: Iterable[Charge]) -> dict[Row, Counter]:
+def count_quota(
+    quota: ResourceQuota, charges: Iterable[Charge], classes: Mapping[str, PriorityClass]
+) -> dict[Row, Counter]:  # fmt: skip
     """The counters of a ResourceQuota from everything charged in its namespace."""
-    counted = [charge for charge in charges if matches(quota, charge.facts)]
+    counted = [charge for charge in charges if matches(quota, charge.facts, classes)]
     return {
         (quota.scope, dimension): Counter(
             quota.hard.get(dimension, UNLIMITED),

@@ -59,6 +59,7 @@ class Lines:
         self.ends_at: NDArray[np.float64] = np.full(count, NEVER)
         self.since: NDArray[np.float64] = np.zeros(count)
         self.priority: NDArray[np.int64] = np.zeros(count, np.int64)
+        self.tenant: NDArray[np.int32] = np.zeros(count, np.int32)
         self.free_to_stop: NDArray[np.bool_] = np.zeros(count, np.bool_)
         self.exclusive: NDArray[np.bool_] = np.zeros(count, np.bool_)
         self.amounts: NDArray[np.int64] = np.zeros((0, count), np.int64)
@@ -95,7 +96,7 @@ class Lines:
                 self.devices[column] = wider
 
 
-_FLAT = ("row", "ends_at", "since", "priority", "free_to_stop", "exclusive")
+_FLAT = ("row", "ends_at", "since", "priority", "tenant", "free_to_stop", "exclusive")
 
 
 class Running:
@@ -103,6 +104,7 @@ class Running:
 
     def __init__(self, lines: int = 256) -> None:
         self.on_row: dict[int, set[str]] = {}
+        self.tenants: dict[str, int] = {}  # of everybody who ever ran something: their code in the columns
         self._lines = Lines(lines)
         self._unused = list(range(lines - 1, -1, -1))
         self._new: dict[str, Placed] = {}
@@ -117,6 +119,7 @@ class Running:
     def copy(self) -> Running:
         twin = Running(0)
         twin._lines = self.lines.copy()
+        twin.tenants = dict(self.tenants)
         twin.on_row = {row: set(uids) for row, uids in self.on_row.items()}
         twin._unused = list(self._unused)
         return twin
@@ -210,6 +213,8 @@ class Running:
         lines.ends_at[taken] = [one.ends_at for one, _ in spots]
         lines.since[taken] = [one.since for one, _ in spots]
         lines.priority[taken] = [one.ask.priority for one, _ in spots]
+        codes = self.tenants
+        lines.tenant[taken] = [codes.setdefault(one.ask.tenant, len(codes)) for one, _ in spots]
         lines.free_to_stop[taken] = [not one.ending for one, _ in spots]
         lines.exclusive[taken] = [one.need.exclusive for one, _ in spots]
         self._enter_amounts(taken, spots)

@@ -11,6 +11,7 @@ from typing import Final
 
 from bursar.core.quantity import format_amount
 from bursar.core.reason import MEMBERS, NODES, Reason, Short, Why
+from bursar.core.sight import ABOVE
 from bursar.core.wording import counted, dimension_label
 
 # Of what runs: said behind where it does.
@@ -25,6 +26,8 @@ _CONSTRAINTS: Final = {
     "labels": "node selector or affinity",
     "taints": "taints that are not tolerated",
     "claims": "claims of others, or the lack of a claim of its user",
+    "tenants": "being kept for other tenants",
+    "fractions": "taking whole devices only",
     str(Why.AFFINITY): "pod affinity",
     str(Why.ANTI_AFFINITY): "pod anti-affinity",
     str(Why.SPREAD): "topology spread",
@@ -113,6 +116,8 @@ def _no_headroom(reason: Reason) -> str:
     told = [
         f"{_whose(scope)} has {_amount(dimension, bound)} of {_amount(dimension, hard)} {dimension} bound, "
         f"{_amount(dimension, asked)} asked"
+        if scope != ABOVE
+        else f"a limit above its tenant has no room for {_amount(dimension, asked)} {dimension}"
         for scope, dimension, hard, bound, asked in reason.limits
     ]
     return "waiting for quota headroom" + (f": {'; '.join(told)}" if told else "")
@@ -121,6 +126,8 @@ def _no_headroom(reason: Reason) -> str:
 def _raise_quota(reason: Reason) -> str:
     steps = [
         f"raise {dimension_label(dimension)} of {_whose(scope)} by {_amount(dimension, bound + asked - hard)}"
+        if scope != ABOVE
+        else f"ask a system admin to raise {dimension_label(dimension)} above the tenant"
         for scope, dimension, hard, bound, asked in reason.limits
     ]
     wait = "Wait for work under the same limit to end"

@@ -1,4 +1,4 @@
-"""Which nodes are the right ones, by their labels, taints and claims alone: one array for all nodes.
+"""Which nodes are the right ones, by their labels, taints, claims and tenants alone: one array for all nodes.
 
 A requirement is asked of each distinct value of a label, and the answer handed out to the nodes that have it.
 """
@@ -27,6 +27,7 @@ class Terrain:
     selected: Bools  # has the labels
     tolerated: Bools  # no taint keeps it off
     claimable: Bools  # nobody else's, and its user's own where it is sensitive
+    welcome: Bools  # kept for its tenant, or for nobody; and takes parts of devices, where it asks for one
     allowed: Bools  # all of it
     preference: Floats | None
     described: int
@@ -58,10 +59,24 @@ class Terrains:
 
 def survey(fleet: Fleet, where: Where) -> Terrain:
     selected = has_labels(fleet, where)
-    tolerated = by_taints(fleet, lambda taints: not untolerated(where.tolerations, taints))
-    claimable = by_claim(fleet, where)
-    allowed = selected & tolerated & claimable
-    return Terrain(selected, tolerated, claimable, allowed, _preference(fleet, where), fleet.described)
+    tolerated = by_taints(fleet, lambda taints: not untolerated(where.tolerations, taints, where.reserved))
+    claimable, welcome = by_claim(fleet, where), by_tenants(fleet, where) & by_parts(fleet, where)
+    allowed = selected & tolerated & claimable & welcome
+    return Terrain(selected, tolerated, claimable, welcome, allowed, _preference(fleet, where), fleet.described)
+
+
+def by_tenants(fleet: Fleet, where: Where) -> Bools:
+    """A node that is kept for tenants takes no work of others."""
+    mine = set(where.tenants)
+    answers = [not tenants or not mine.isdisjoint(tenants) for tenants, _ in fleet.gate_sets]
+    return np.array(answers, np.bool_)[fleet.gate_code]
+
+
+def by_parts(fleet: Fleet, where: Where) -> Bools:
+    """Some nodes take no work that asks for a part of a device."""
+    return np.array([not (where.fractional and whole_only) for _, whole_only in fleet.gate_sets], np.bool_)[
+        fleet.gate_code
+    ]
 
 
 def by_claim(fleet: Fleet, where: Where) -> Bools:
@@ -114,7 +129,8 @@ def _preference(fleet: Fleet, where: Where) -> Floats | None:
     unwelcome = by_taints(
         fleet,
         lambda taints: any(
-            taint.effect is Effect.PREFER_NO_SCHEDULE and not tolerates(where.tolerations, taint) for taint in taints
+            taint.effect is Effect.PREFER_NO_SCHEDULE and not tolerates(where.tolerations, taint, where.reserved)
+            for taint in taints
         ),
     )
     if not where.preferred and not unwelcome.any():

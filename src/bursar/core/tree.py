@@ -1,7 +1,8 @@
-"""The tree: tenants under tenants, their tiers, their namespaces and the quotas in them.
+"""The tree: tenants under tenants, their tiers, their namespaces and the quotas in them; priority classes.
 
-It says which counters a charge raises. It changes rarely and is read by every write, so it is an immutable value: a
-change makes a new tree, and whoever charges holds the tree's row shared, so that the tree it reads is the one in force.
+It says which counters a charge raises, and what work may ask for (permit.py). It changes rarely and is read by every
+write, so it is an immutable value: a change makes a new tree, and whoever charges holds the tree's row shared, so that
+the tree it reads is the one in force.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 from bursar.core.access import Reach
+from bursar.core.ask import Toleration
 from bursar.core.billing import NOTHING_SAID, Billing, CreditPolicy, SaidTerms, Terms, terms_of
 from bursar.core.charge import Charge, Facts
 from bursar.core.quantity import UNLIMITED
@@ -29,10 +32,29 @@ class Enforcement(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class PermitPolicy:
+    """What work may ask for where nothing else is said of its tenant. Parts of devices are in thousandths."""
+
+    user_priority_max: int = 1000
+    reserved: tuple[str, ...] = ("tenant", "tenant.*", "bursar.io/*")  # keys of taints
+    fraction_min: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class PriorityClass:
+    name: str
+    value: int = 0
+    admin_only: bool = False
+    allowed_tenants: frozenset[str] = frozenset()  # with those below them; none: everybody, up to their own ceiling
+    cross_tenant: bool = False  # whether its work may evict other tenants' by its priority alone
+
+
+@dataclass(frozen=True, slots=True)
 class Tier:
     name: str
     limits: Mapping[str, int] = field(default_factory=dict)
     billing: SaidTerms = NOTHING_SAID
+    user_priority_max: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +68,8 @@ class Tenant:
     may_claim: bool = True  # whether its users may claim nodes for sensitive work
     uid: str = ""  # names are given anew; what is left of a tenant that is gone is not its namesake's
     created_at: str = ""  # RFC 3339, UTC, to the second
+    user_priority_max: int | None = None
+    tolerations: tuple[Toleration, ...] = ()  # of reserved taints, which its work may have
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +124,13 @@ class Tree:
     credits: CreditPolicy = field(default_factory=CreditPolicy)
     # At which revisions tenants of a name were last deleted, the one before and the last, as far as the feed knows.
     ended: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    classes: Mapping[str, PriorityClass] = field(default_factory=dict)
+    permits: PermitPolicy = PermitPolicy()
     # Answers already worked out for this tree, which never change: it is immutable.
     known_rows: dict[tuple[str, Facts, frozenset[str]], tuple[Row, ...]] = field(default_factory=dict, compare=False)
     known_limits: dict[str, Mapping[str, int]] = field(default_factory=dict, compare=False)
     known_prepaid: list[Mapping[str, Terms]] = field(default_factory=list, compare=False)
+    known_permits: dict[str, Any] = field(default_factory=dict, compare=False)  # by tenant (core/permit.py)
 
     @property
     def prepaid(self) -> Mapping[str, Terms]:
@@ -209,12 +236,15 @@ def subtree(tree: Tree, tenant: str) -> set[str]:
     return found
 
 
-def matches(quota: ResourceQuota, facts: Facts) -> bool:
+_NO_CLASSES: Mapping[str, PriorityClass] = {}
+
+
+def matches(quota: ResourceQuota, facts: Facts, classes: Mapping[str, PriorityClass] = _NO_CLASSES) -> bool:
     """Whether a ResourceQuota counts an object with these facts: all of its terms must hold."""
-    return all(_term_holds(term, facts) for term in quota.terms)
+    return all(_term_holds(term, facts, classes) for term in quota.terms)
 
 
-def _term_holds(term: ScopeTerm, facts: Facts) -> bool:
+def _term_holds(term: ScopeTerm, facts: Facts, classes: Mapping[str, PriorityClass]) -> bool:
     if not facts.scoped:
         return True  # Kinds that know no scopes (services, volumes) are counted by every quota that names them.
     match term.scope:
@@ -227,19 +257,24 @@ def _term_holds(term: ScopeTerm, facts: Facts) -> bool:
         case "NotBestEffort":
             return not facts.best_effort
         case "PriorityClass":
-            return _priority_class_holds(term, facts.priority_class)
+            return _priority_class_holds(term, facts.priority_class, facts.priority, classes)
     return False
 
 
-def _priority_class_holds(term: ScopeTerm, priority_class: str) -> bool:
+def _priority_class_holds(
+    term: ScopeTerm, name: str, priority: int | None, classes: Mapping[str, PriorityClass]
+) -> bool:  # fmt: skip
+    """A number stands for the classes that it reaches: otherwise work would leave a class's quota by writing its
+    priority as a number."""
+    values = [classes[one].value for one in term.values if one in classes] if priority is not None else []
     match term.operator:
         case "In":
-            return priority_class in term.values
+            return name in term.values or (priority is not None and any(priority >= value for value in values))
         case "NotIn":
-            return priority_class not in term.values
+            return name not in term.values or (priority is not None and all(priority > value for value in values))
         case "DoesNotExist":
-            return not priority_class
-    return bool(priority_class)
+            return not name
+    return bool(name) or priority is not None
 
 
 def rows_of(tree: Tree, namespace: str, charge: Charge) -> tuple[Row, ...]:
@@ -257,7 +292,7 @@ def rows_of(tree: Tree, namespace: str, charge: Charge) -> tuple[Row, ...]:
 
 def _rows_of(tree: Tree, namespace: str, facts: Facts, dimensions: frozenset[str]) -> Iterator[Row]:
     for quota in tree.quotas.get(namespace, ()):
-        if matches(quota, facts):
+        if matches(quota, facts, tree.classes):
             yield from ((quota.scope, dimension) for dimension in sorted(dimensions & quota.dimensions))
     for tenant in lineage(tree, tree.namespaces[namespace].tenant):
         limited = limits_of(tree, tenant)
@@ -349,9 +384,19 @@ def without_quota(tree: Tree, namespace: str, name: str) -> Tree:
     return _fresh(tree, quotas={**tree.quotas, namespace: left})
 
 
-def with_system(tree: Tree, limits: Mapping[str, int], policy: CreditPolicy | None = None) -> Tree:
-    return _fresh(tree, system=dict(limits), credits=policy or CreditPolicy())
+def with_class(tree: Tree, one: PriorityClass) -> Tree:
+    return _fresh(tree, classes={**tree.classes, one.name: one})
+
+
+def without_class(tree: Tree, name: str) -> Tree:
+    return _fresh(tree, classes={key: value for key, value in tree.classes.items() if key != name})
+
+
+def with_system(
+    tree: Tree, limits: Mapping[str, int], policy: CreditPolicy | None = None, permits: PermitPolicy | None = None
+) -> Tree:
+    return _fresh(tree, system=dict(limits), credits=policy or CreditPolicy(), permits=permits or PermitPolicy())
 
 
 def _fresh(tree: Tree, **changes: object) -> Tree:
-    return replace(tree, **changes, known_rows={}, known_limits={}, known_prepaid=[])  # type: ignore[arg-type]
+    return replace(tree, **changes, known_rows={}, known_limits={}, known_prepaid=[], known_permits={})  # type: ignore[arg-type]

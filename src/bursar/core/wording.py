@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from bursar.core.quantity import format_amount
 from bursar.core.quota import Exceeded
 from bursar.core.refusal import Cause, Code, Refusal
+from bursar.core.sight import ABOVE, Sees, everything, told
 
 # Names that Kubernetes knows; every other plain word is a limit of the platform and is printed with its `max_`.
 _KUBERNETES = frozenset(
@@ -46,12 +47,13 @@ def dimension_of(label: str) -> str:
     return stored.get(label, label.removeprefix("max_"))
 
 
-def quota_refusal(subject: str, exceeded: Sequence[Exceeded]) -> Refusal:
-    """The first limit speaks; all of them are causes."""
+def quota_refusal(subject: str, exceeded: Sequence[Exceeded], sees: Sees = everything) -> Refusal:
+    """The first limit speaks; all of them are causes. Who does not see a scope is not told its figures."""
+    exceeded = told(exceeded, sees)
     first = exceeded[0]
     # Quotas of a namespace are the tenant's own; its limits, and those above it, are set by the system's admins.
     whom = "your tenant admin" if first.scope.startswith("quota:") else "a system admin"
-    hint = _WAIT if first.used > first.limit else _ASK.format(whom)
+    hint = _WAIT if first.used > first.limit and first.scope != ABOVE else _ASK.format(whom)
     return Refusal(
         Code.QUOTA_EXCEEDED,
         _message(subject, first),
@@ -61,6 +63,14 @@ def quota_refusal(subject: str, exceeded: Sequence[Exceeded]) -> Refusal:
 
 
 def _cause(subject: str, fault: Exceeded) -> Cause:
+    if fault.scope == ABOVE:
+        return Cause(
+            reason="QuotaExceeded",
+            message=_message(subject, fault),
+            field=dimension_label(fault.dimension),
+            dimension=dimension_label(fault.dimension),
+            requested_delta=format_amount(fault.dimension, fault.requested),
+        )
     return Cause(
         reason="QuotaExceeded",
         message=_message(subject, fault),
@@ -75,6 +85,9 @@ def _cause(subject: str, fault: Exceeded) -> Cause:
 
 def _message(subject: str, fault: Exceeded) -> str:
     label = dimension_label(fault.dimension)
+    if fault.scope == ABOVE:
+        asked = format_amount(fault.dimension, fault.requested)
+        return f"{subject} rejected: a limit above this tenant has no room for it: {label} quota (requested: {asked})"
     used, asked, limit = (format_amount(fault.dimension, value) for value in (fault.used, fault.requested, fault.limit))
     kind, _, name = fault.scope.partition(":")
     if kind == "quota":

@@ -13,7 +13,7 @@ from heapq import heappush
 from typing import TYPE_CHECKING
 
 from bursar.core.allocation import GangKey
-from bursar.core.ask import Ask, Taint, claiming
+from bursar.core.ask import Ask, Taint, claiming, welcome_at
 from bursar.core.charge import Amounts, Charge
 from bursar.core.claim import SENSITIVE
 from bursar.core.fleet import UNCLAIMED, Fleet
@@ -45,6 +45,7 @@ class Nomination:
 class Boost:
     priority: int
     until: float
+    uid: str = ""  # of the job: allocations that merely name it have none of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,8 @@ class World:
         ready: bool = True,
         cordoned: bool = False,
         claim: str = UNCLAIMED,
+        tenants: tuple[str, ...] = (),
+        whole_only: bool = False,
     ) -> None:
         """A node came, or offers something else than before; what runs there goes on."""
         there, resources = self._on(name), len(self.fleet.column_of)
@@ -138,6 +141,8 @@ class World:
             ready=ready,
             cordoned=cordoned,
             claim=claim,
+            tenants=tenants,
+            whole_only=whole_only,
         )
         self._count_capacity(name, 1)
         for one in there:
@@ -193,6 +198,12 @@ class World:
         if (where.claimant, where.sensitive) == (claimant, sensitive):
             return ask
         return replace(ask, shape=claiming(ask.shape, claimant, sensitive))
+
+    def as_tenant(self, ask: Ask, lineage: Sequence[str]) -> Ask:
+        """What somebody asks for, with the nodes that are kept for their tenant or one above it. Where none are, they
+        ask as everybody does."""
+        tenants = tuple(sorted(self.fleet.named.intersection(lineage))) if self.fleet.named else ()
+        return ask if ask.shape.where.tenants == tenants else replace(ask, shape=welcome_at(ask.shape, tenants))
 
     def renounce(self, uid: str) -> None:
         """No room is being made for it any more: it waits like the others."""
@@ -315,7 +326,7 @@ class World:
     def priority(self, ask: Ask, now: float) -> int:
         """A boost replaces an allocation's own priority until it expires."""
         boost = self.boosts.get((ask.namespace, ask.job)) if ask.job else None
-        return boost.priority if boost is not None and boost.until > now else ask.priority
+        return boost.priority if boost is not None and is_boosted(boost, ask.owner, now) else ask.priority
 
     def amounts(self, ask: Ask, rows: Sequence[int]) -> Sequence[tuple[str, int]]:
         """What it holds of the cluster on these nodes: whole nodes when it is exclusive."""
@@ -413,7 +424,7 @@ class World:
         key = GroupKey(
             ask.tenant, kin_of(ask), ask.queue, ask.priority, ask.preempts, ask.ttl_seconds, ask.checkpoint_seconds,
             ask.data_ready, ask.shape, ask.job, (ask.namespace, ask.gang.group_id) if ask.gang else None,
-            _charged(ask.charge), ask.payer,
+            _charged(ask.charge), ask.payer, ask.owner, ask.cross_tenant,
         )  # fmt: skip
         if ask.gang is not None:
             self._band(ask).come(ask)
@@ -451,6 +462,11 @@ class World:
         if not band.waiting and not band.placed:
             self.bands.pop(band.key, None)
             self.blocked.pop(band.key, None)
+
+
+def is_boosted(boost: Boost, owner: str, now: float) -> bool:
+    """Whether a boost counts for what a job with this uid made."""
+    return boost.until > now and boost.uid == owner
 
 
 def _charged(charge: Charge) -> Hashable:

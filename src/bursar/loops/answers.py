@@ -22,6 +22,7 @@ from bursar.core.explain import explain, figures, glimpse, holding, simulate
 from bursar.core.group import GroupKey
 from bursar.core.lineup import Lineups, line_up_boosted
 from bursar.core.plan import Policy
+from bursar.core.tree import lineage
 from bursar.core.waits import Waits
 from bursar.core.world import World
 from bursar.ops.inquiry import (
@@ -94,7 +95,7 @@ class Answering:
             case Boosted(namespace, job, priority):
                 return _boosted(world, policy, now, (namespace, job), priority)
             case Simulate(drafts, priorities):
-                asks = [world.as_user(_ask(one, priorities), one.user) for one in drafts]
+                asks = [world.as_user(_ask(one, priorities, world), one.user) for one in drafts]
                 return simulate(world, asks, policy, now)
             case Count():
                 return figures(world, self.waits, now, self.revision_of())
@@ -120,8 +121,8 @@ def _boosted(world: World, policy: Policy, now: float, job: tuple[str, str], pri
     members = _members(world, job)
     if not members:
         return None
-    line = line_up_boosted(world, policy, now, job, priority)
     first = min(members, key=lambda ask: (ask.submitted_at, ask.uid))
+    line = line_up_boosted(world, policy, now, job, priority, first.owner)
     position = line.position(first, world.waiting[first.uid])
     return position.in_queue if position is not None else None
 
@@ -138,12 +139,18 @@ def _members(world: World, job: tuple[str, str]) -> list[Ask]:
         for group in world.groups.values()
         if group.key.job == job[1]
         for ask in group.members.values()
-        if ask.namespace == job[0]
+        if ask.namespace == job[0] and ask.owner
     ]
 
 
-def _ask(draft: Draft, priorities: Mapping[str, PriorityClassView]) -> Ask:
-    return ask_of(bytes(draft.doc), uid=draft.uid, tenant=draft.tenant, labels=draft.labels, priorities=priorities)
+def _ask(draft: Draft, priorities: Mapping[str, PriorityClassView], world: World) -> Ask:
+    """What was let in would be let in as it is: whether it may ask for that was decided before."""
+    tree = world.limits.tree
+    ask = ask_of(
+        bytes(draft.doc), uid=draft.uid, tenant=draft.tenant, labels=draft.labels, priorities=priorities,
+        tree=tree, exempt=True,
+    )  # fmt: skip
+    return world.as_tenant(ask, tuple(lineage(tree, draft.tenant)))
 
 
 async def run_answers(

@@ -18,7 +18,9 @@ from bursar.core.placing import Target
 from bursar.core.plan import Binding, Policy, Preempting
 from bursar.core.reason import Reason
 from bursar.core.running import Spot
+from bursar.core.sight import reason_for, sight
 from bursar.core.telling import sentence
+from bursar.core.tree import Tree
 from bursar.core.world import World
 from bursar.loops.world import BINDER
 from bursar.ops.bind import Bind, Member, Note
@@ -29,6 +31,8 @@ SCHEDULER = Origin(BINDER, "bind")
 PREEMPTING = Origin(BINDER, "preempt")
 FAILING = Origin(BINDER, "fail")
 NOTING = Origin(BINDER, "note")
+
+STRANGER = "work of another tenant"
 
 
 def bind_commands(world: World, bindings: Iterable[Binding], fence: int) -> list[Bind]:
@@ -65,16 +69,16 @@ def preempt_command(world: World, one: Preempting, fence: int, policy: Policy) -
         for ask, nomination in zip(one.asks, one.nominations, strict=True)
     ]
     first, *others = nominees
-    by = f"{first.key.namespace}/{first.key.name}"
     victims = tuple(
         Victim(
-            _key(world.placed[victim.uid].ask),
+            _key(gone),
             victim.uid,
-            Notice(Stopped.PREEMPTED, victim.rule, by, _told(victim.rule, by, one.priority), int(policy.grace_seconds)),
-            _gang_name(world.placed[victim.uid].ask),
+            _notice(victim.rule, one.asks[0], gone, one.priority, int(policy.grace_seconds)),
+            _gang_name(gone),
         )
         for victim in one.victims
         if victim.uid in world.placed
+        for gone in (world.placed[victim.uid].ask,)
     )
     return Preempt(
         key=first.key, uid=first.uid, nominated=first.nodes, until=first.until, with_it=tuple(others),
@@ -82,10 +86,15 @@ def preempt_command(world: World, one: Preempting, fence: int, policy: Policy) -
     )  # fmt: skip
 
 
-def _told(rule: Rule, by: str, priority: int) -> str:
+def _notice(rule: Rule, asker: Ask, victim: Ask, priority: int, grace_seconds: int) -> Notice:
+    """What the victim is told. Tenants are strangers: of another's work it learns neither the name nor the priority."""
+    own = asker.tenant == victim.tenant
+    by = f"{asker.namespace}/{asker.name}" if own else STRANGER
     if rule is Rule.BURST:
-        return f"Preempted by {by}, which is within its tenant's fair share; this ran beyond its own tenant's"
-    return f"Preempted by {by}, which has the higher priority {priority}"
+        why = "which is within its tenant's fair share; this ran beyond its own tenant's"
+    else:
+        why = f"which has the higher priority {priority}" if own else "which has a higher priority"
+    return Notice(Stopped.PREEMPTED, rule, by, f"Preempted by {by}, {why}", grace_seconds)
 
 
 def fail_command(ask: Ask, reason: Reason, fence: int) -> Report:
@@ -96,8 +105,10 @@ def fail_command(ask: Ask, reason: Reason, fence: int) -> Report:
     )  # fmt: skip
 
 
-def note_command(ask: Ask, reason: Reason, fence: int) -> Note:
-    return Note(key=_key(ask), origin=NOTING, fence=fence, uid=ask.uid, reason=reason.code, message=sentence(reason))
+def note_command(tree: Tree, ask: Ask, reason: Reason, fence: int) -> Note:
+    """Everybody of the tenant reads it: it tells no figures of what is above."""
+    message = sentence(reason_for(reason, sight(tree, ask.tenant)))
+    return Note(key=_key(ask), origin=NOTING, fence=fence, uid=ask.uid, reason=reason.code, message=message)
 
 
 def _key(ask: Ask) -> Key:

@@ -360,7 +360,7 @@ class Scheduler:
 
     async def _note(self, keeper: Keeper, news: Sequence[tuple[Ask, Reason]]) -> None:
         """Store why things wait, where that is not what is stored."""
-        commands = [note_command(ask, reason, self.fence) for ask, reason in news]
+        commands = [note_command(self.world.limits.tree, ask, reason, self.fence) for ask, reason in news]
         try:
             replies = await note(self.office, commands)
         except AWAY as error:

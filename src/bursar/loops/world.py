@@ -9,27 +9,35 @@ from __future__ import annotations
 import asyncio
 from collections import Counter as Multiset
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
-from functools import lru_cache
 from typing import Any
 
-import msgspec
 import structlog
 
 from bursar.core.allocation import ENDED, Phase
 from bursar.core.ask import Ask
 from bursar.core.budget import penalty, used_fraction
-from bursar.core.claim import SENSITIVE, State
-from bursar.core.fleet import NOBODY, UNCLAIMED
+from bursar.core.claim import SENSITIVE
+from bursar.core.fleet import UNCLAIMED
 from bursar.core.node import NodeRoom
 from bursar.core.object import Key
+from bursar.core.permit import permit_of
 from bursar.core.quota import Counter
 from bursar.core.running import NEVER, Spot
 from bursar.core.selector import parse_fields
 from bursar.core.share import ShareOf
 from bursar.core.tree import Row, Tree
 from bursar.core.value import replace
-from bursar.core.world import Boost, Nomination, World
+from bursar.core.world import Boost, World
+from bursar.loops.reading import (
+    Status,
+    decode_job,
+    decode_job_document,
+    decode_map,
+    decode_status,
+    epoch,
+    holder_of,
+    nomination_of,
+)
 from bursar.ops.office import Office
 from bursar.store import change as change_store
 from bursar.store import listing
@@ -57,51 +65,7 @@ READ_MAX = 2000
 YIELD_EVERY = 500
 BINDER = "system:scheduler"  # who binds, in the audit log
 DESCRIBED = ("Settings", "PriorityClass", "Queue", "Tier", "Tenant", "Job")
-TREE_KINDS = frozenset({"Namespace", "ResourceQuota", "Settings", "Tenant", "Tier"})
-
-_decode_map = msgspec.json.Decoder(dict[str, str]).decode
-
-
-class _NodePart(msgspec.Struct):
-    name: str
-    devices: dict[str, tuple[int, ...]] = {}
-    phase: str = ""
-
-
-class _Nominated(msgspec.Struct):
-    node: str
-    until: str
-
-
-class _Eviction(msgspec.Struct):
-    deadline: str = ""
-
-
-class _Status(msgspec.Struct, rename="camel"):
-    """As much of an allocation's status as decisions need."""
-
-    phase: str = "Pending"
-    reason: str = ""
-    nodes: list[_NodePart] = []
-    nominated: list[_Nominated] = []
-    scheduled_time: str = ""
-    start_time: str = ""
-    epoch: int = 0  # how often it was placed
-    user: str = ""
-    eviction: _Eviction | None = None
-
-
-class _Boost(msgspec.Struct):
-    priority: int
-    expires: str
-
-
-class _JobStatus(msgspec.Struct):
-    boost: _Boost | None = None
-
-
-_decode_status = msgspec.json.Decoder(_Status).decode
-_decode_job = msgspec.json.Decoder(_JobStatus).decode
+TREE_KINDS = frozenset({"Namespace", "PriorityClass", "ResourceQuota", "Settings", "Tenant", "Tier"})
 
 
 class Lost(Exception):
@@ -131,6 +95,7 @@ class Keeper:
         self._rooms: dict[str, NodeRoom] = {}
         self._stale_nodes: set[str] = set()
         self._stale_limits = False
+        self._tree = Tree()
         self.lost = False  # a commit ended otherwise than planned: the world is not to be trusted
 
     # Loading.
@@ -154,6 +119,7 @@ class Keeper:
             rooms = await node_store.load_all(db)
             allocations = await listing.load_live(db, live)
             tree, counters = await self._read_limits(db)
+        self._tree = tree
         for kind, items in described:
             for item in items:
                 self._describe(Key(kind, item.namespace, item.name), item.doc, item.status)
@@ -189,8 +155,16 @@ class Keeper:
                 count += await self._follow(db)
                 tree, counters = await self._read_limits(db)
             self._stale_limits = False
+            self._permit(tree)
             self.world.limits.load(tree, counters)
         return count
+
+    def _permit(self, tree: Tree) -> None:
+        """What tenants may ask for may have changed: what waits was read by the rules that were."""
+        old, self._tree = self._tree, tree
+        for name in {group.key.tenant for group in self.world.groups.values()} | self.world.used.keys():
+            if permit_of(old, name) != permit_of(tree, name):
+                raise Lost(f"what tenant {name} may ask for was changed")
 
     async def _follow(self, db: Connection) -> int:
         count = 0
@@ -222,7 +196,10 @@ class Keeper:
         for name in sorted(names & self.world.fleet.row_of.keys()):
             if name not in rooms or name not in self._views:
                 self._rooms.pop(name, None)
+                named = self.world.fleet.named
                 self.world.remove_node(name)
+                if named != self.world.fleet.named:
+                    self._ask_as_tenants()
 
     async def _read_limits(self, db: Connection) -> tuple[Tree, Mapping[Row, Counter]]:
         return await self._office.trees.refresh(db), await quota_store.load_limited(db)
@@ -296,7 +273,7 @@ class Keeper:
 
     def _relabel(self, change: Seen) -> None:
         """Of what another did just before our own commit, labels and annotations are all that still matters."""
-        one, ask = self.world.placed.get(change.uid), self._ask(change, _decode_status(change.status).user)
+        one, ask = self.world.placed.get(change.uid), self._ask(change, decode_status(change.status))
         if one is not None and one.ask != ask:
             self.world.place(ask, one.spots, since=one.since, ends_at=one.ends_at, ending=one.ending)
 
@@ -316,9 +293,10 @@ class Keeper:
                 self.lacks_hours |= self._shares[key.name].has_budget and key.name not in self._hours
                 self._put_share(key.name)
             case "Job":
-                boost = _decode_job(status).boost
+                boost = decode_job(status).boost
                 if boost is not None:
-                    self.world.boosts[key.namespace, key.name] = Boost(boost.priority, epoch(boost.expires))
+                    uid = decode_job_document(doc).metadata.uid
+                    self.world.boosts[key.namespace, key.name] = Boost(boost.priority, epoch(boost.expires), uid)
                 else:
                     self.world.boosts.pop((key.namespace, key.name), None)
 
@@ -372,7 +350,8 @@ class Keeper:
         if view is None:
             return
         known, before = self._rooms.get(name), self.world.fleet.row_of.get(name)
-        described = (view.labels, view.taints, view.ready, view.unschedulable or not room.schedulable)
+        gate = (view.tenants, view.whole_only)
+        described = (view.labels, view.taints, view.ready, view.unschedulable or not room.schedulable, gate)
         if known is not None and before is not None:
             fleet = self.world.fleet
             same = (
@@ -380,12 +359,14 @@ class Keeper:
                 fleet.taints[before],
                 fleet.ready[before],
                 fleet.cordoned[before],
+                fleet.gates[before],
             ) == described
             if same and known.generation == room.generation and known.allocatable == room.allocatable:
                 return
         self._rooms[name] = room
+        named = self.world.fleet.named
         claims = self.world.fleet.claims
-        held_by, claim = claims[before] if before is not None else UNCLAIMED, _holder(room)
+        held_by, claim = claims[before] if before is not None else UNCLAIMED, holder_of(room)
         self.world.put_node(
             name,
             room.allocatable,
@@ -395,9 +376,13 @@ class Keeper:
             ready=view.ready,
             cordoned=view.unschedulable or not room.schedulable,
             claim=claim,
+            tenants=view.tenants,
+            whole_only=view.whole_only,
         )
         if held_by != claim:
             self._ask_anew({held_by, claim})
+        if named != self.world.fleet.named:
+            self._ask_as_tenants()
 
     def _ask_anew(self, users: set[str]) -> None:
         """Somebody came to hold a node, or holds one no more: what waits for them may go elsewhere than before."""
@@ -405,8 +390,16 @@ class Keeper:
             ask = self.world.waiting[uid].members[uid]
             self.world.wait(self.world.as_user(ask, self._users[uid]), self.world.nominated.get(uid))
 
+    def _ask_as_tenants(self) -> None:
+        """Nodes are kept for other tenants than before: what waits may go elsewhere."""
+        for uid in list(self.world.waiting):
+            ask = self.world.waiting[uid].members[uid]
+            anew = self.world.as_tenant(ask, permit_of(self._tree, ask.tenant).lineage)
+            if anew is not ask:
+                self.world.wait(anew, self.world.nominated.get(uid))
+
     def _apply_allocation(self, change: Seen) -> None:
-        fields = _decode_map(change.fields)
+        fields = decode_map(change.fields)
         phase = fields.get("status.phase", Phase.PENDING)
         if change.type == "DELETED" or phase in ENDED:
             self.world.forget(change.uid)
@@ -414,30 +407,34 @@ class Keeper:
             self._users.pop(change.uid, None)
             self.returned.discard(change.uid)
             return
-        status = _decode_status(change.status)
-        ask = self._ask(change, status.user)
+        status = decode_status(change.status)
+        ask = self._ask(change, status)
         if phase == Phase.PENDING:
             self.noted[change.uid] = status.reason
             self._users[change.uid] = status.user
             if status.epoch:
                 self.returned.add(change.uid)
-            self.world.wait(ask, _nomination(status), again=status.epoch > 0)
+            self.world.wait(ask, nomination_of(status), again=status.epoch > 0)
         else:
             self.noted.pop(change.uid, None)
             self._users.pop(change.uid, None)
             self.returned.discard(change.uid)
             self._place(ask, status, ending=phase == Phase.TERMINATING)
 
-    def _ask(self, change: Seen, user: str) -> Ask:
+    def _ask(self, change: Seen, status: Status) -> Ask:
         """What its user asks for, with the labels it has now: from its document if that is told, else as is known."""
-        labels = _decode_map(change.labels)
+        labels = decode_map(change.labels)
         if change.doc is not None:
-            ask = ask_of(change.doc, uid=change.uid, tenant=change.tenant, labels=labels, priorities=self._classes)
+            ask = ask_of(
+                change.doc, uid=change.uid, tenant=change.tenant, labels=labels, priorities=self._classes,
+                tree=self._tree, exempt=bool(status.permitted_by),
+            )  # fmt: skip
         else:
             ask = self._known_ask(change)
             if ask.labels != labels or ask.tenant != change.tenant:
                 ask = replace(ask, labels=labels, tenant=change.tenant)
-        ask = self.world.as_user(ask, user)
+        user = status.user
+        ask = self.world.as_tenant(self.world.as_user(ask, user), permit_of(self._tree, change.tenant).lineage)
         if ask.payer != user and change.tenant in self._office.trees.latest.prepaid:
             ask = replace(ask, payer=user)
         return ask
@@ -449,7 +446,7 @@ class Keeper:
             raise Lost(f"{change.key.name} is not known")
         return known
 
-    def _place(self, ask: Ask, status: _Status, *, ending: bool) -> None:
+    def _place(self, ask: Ask, status: Status, *, ending: bool) -> None:
         row_of, columns = self.world.fleet.row_of, self.world.fleet.device_column_of
         parts = [part for part in status.nodes if part.name in row_of and part.phase not in ENDED]
         spots = tuple(
@@ -468,21 +465,3 @@ class Keeper:
         if ending and status.eviction is not None and status.eviction.deadline:
             ends_at = min(ends_at, epoch(status.eviction.deadline))
         self.world.place(ask, spots, since=since, ends_at=ends_at, ending=ending)
-
-
-def _holder(room: NodeRoom) -> str:
-    """Whose a node is, as the fleet knows it."""
-    if room.claim is None:
-        return UNCLAIMED
-    return room.claim.holder if room.claim.state is State.HELD and not room.claim.unpaid else NOBODY
-
-
-def _nomination(status: _Status) -> Nomination | None:
-    if not status.nominated:
-        return None
-    return Nomination(tuple(one.node for one in status.nominated), max(epoch(one.until) for one in status.nominated))
-
-
-@lru_cache(4096)
-def epoch(text: str) -> float:
-    return datetime.fromisoformat(text).timestamp() if text else 0.0

@@ -50,7 +50,7 @@ KNOWN_MAX = 200_000
 
 # Kinds that others only refer to by name. That one was there a second ago is good enough: it could be deleted right
 # after the request as well. Queues are changed with the tree: who saw one in another version of that looks again.
-CATALOGUE = frozenset({"PriorityClass", "Queue"})
+CATALOGUE = frozenset({"Queue"})
 SEEN_SECONDS_MAX = 1.0
 SEEN_MAX = 10_000
 CLASSES_MAX = 100_000

@@ -24,6 +24,7 @@ from bursar.core.lease import Lease, lease_name
 from bursar.core.node import NodeRoom, Placement
 from bursar.core.object import Key, Origin, Write
 from bursar.core.paying import Payment, leases_of, paid_by, payment_of
+from bursar.core.permit import kept_out, permit_of
 from bursar.core.placing import Placing, Target, bound_charge, place
 from bursar.core.quantity import format_granted
 from bursar.core.quota import Move
@@ -34,9 +35,10 @@ from bursar.core.wording import quota_refusal
 from bursar.ops.allocation import PLACED, phase_of, set_condition, status_of, unchanged, waits_no_more, with_status
 from bursar.ops.command import Command, Reply, Result
 from bursar.ops.feeding import feed
-from bursar.ops.object import not_found
+from bursar.ops.object import not_found, sight_of
 from bursar.ops.office import Office, timestamp
 from bursar.wire.allocation import job_index_in
+from bursar.wire.ask import tolerations_in
 
 STOPPED = frozenset(Stopped)
 
@@ -125,7 +127,7 @@ class Bind(Command):
             for member, placing in zip(self.members, placings, strict=True)
         ]
         if exceeded := sheet.counters.move(moves):
-            return quota_refusal("allocation", exceeded)
+            return quota_refusal("allocation", exceeded, sight_of(sheet, self))
         # Everything was checked: from here on nothing is refused.
         if sheet.book is not None:
             for lease in chain.from_iterable(leases):
@@ -224,14 +226,26 @@ def _outrun(sheet: Sheet, member: Member) -> Refusal | None:
 
 
 def _kept_off(sheet: Sheet, member: Member) -> Refusal | None:
-    """A node that was claimed since is its holder's alone, and what is sensitive goes to its user's own."""
+    """A node that was claimed since is its holder's alone, and what is sensitive goes to its user's own. A node that
+    keeps work off by its taints, for tenants or for parts of devices does so whatever the plan thought."""
     for target in member.targets:
         room = sheet.nodes.get(target.node)
+        if room is not None and room.gate is not None and (refusal := _not_welcome(sheet, member, room)):
+            return refusal
         if room is not None and (room.claim is not None or member.request.sensitive):
             user = status_of(sheet.objects[member.key]).get("user", "")
             if refusal := kept_off(room.name, room.claim, user, sensitive=member.request.sensitive):
                 return refusal
     return None
+
+
+def _not_welcome(sheet: Sheet, member: Member, room: NodeRoom) -> Refusal | None:
+    """By what the allocation says now, and what its tenant may now: both may have changed since the plan was made."""
+    work = sheet.objects[member.key]
+    asked, fractional = tolerations_in(work.doc)
+    exempt = bool(status_of(work).get("permittedBy"))
+    permit = permit_of(sheet.tree, sheet.tenant_of(work))
+    return kept_out(room.name, room.gate, permit, asked, exempt=exempt, fractional=fractional)
 
 
 def _save(

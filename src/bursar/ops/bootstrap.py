@@ -31,7 +31,9 @@ def first_objects() -> Iterator[dict[str, Any]]:
     labels = {TENANT_LABEL: DEFAULT_TENANT}
     yield {"kind": "Namespace", "metadata": {"name": "default", "labels": labels}}
     for name, value in PRIORITIES.items():
-        yield {"kind": "PriorityClass", "metadata": {"name": name}, "value": value}
+        # Whoever may name it goes before everybody else.
+        reserved = {"adminOnly": True} if name == "system-critical" else {}
+        yield {"kind": "PriorityClass", "metadata": {"name": name}, "value": value, **reserved}
     for name, profile in QUEUES.items():
         yield {"kind": "Queue", "metadata": {"name": name}, "spec": {"profile": profile}}
     yield {"kind": "Settings", "metadata": {"name": SYSTEM}, "spec": {}}

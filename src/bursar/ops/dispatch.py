@@ -17,30 +17,40 @@ from bursar.ops.job import create_job, delete_job
 from bursar.ops.namespace import Terminate
 from bursar.ops.node import ChangeNode, DeleteNode, RegisterNode
 from bursar.ops.object import Change, Create, Delete, Preconditions, changed_draft, new_draft, submitter
+from bursar.ops.revise import Revise, revisable
 from bursar.store.request import Claim
-from bursar.wire.allocation import GANG_SIZE, MAX_WAIT, Allocation, gang_of
+from bursar.wire.allocation import GANG_SIZE, MAX_WAIT, Allocation, asking_of, facts_of, gang_of
+from bursar.wire.job import disown, keep_owner
 from bursar.wire.kind import Kind, Object
 from bursar.wire.namespace import TENANT_LABEL, tenant_of
-from bursar.wire.node import Node, NodeSpec, allocatable_of
+from bursar.wire.node import Node, NodeSpec, allocatable_of, gate_of
 
 
 def create_command(
-    kind: Kind, one: Object, origin: Origin, claim: Claim | None = None, *, seen_tenant: str | None = None
+    kind: Kind,
+    one: Object,
+    origin: Origin,
+    claim: Claim | None = None,
+    *,
+    seen_tenant: str | None = None,
+    admin: bool = False,
 ) -> Create:
-    """Everything that can be worked out before locks are taken is worked out here."""
+    """Everything that can be worked out before locks are taken is worked out here. An administrator may let in what a
+    tenant's own users may not ask for."""
     match kind.name:
         case "Allocation":
-            return _create_allocation(kind, one, origin, claim, seen_tenant)
+            return _create_allocation(kind, one, origin, claim, seen_tenant, admin=admin)
         case "Job":
-            return create_job(one, origin, claim, seen_tenant)
+            return create_job(one, origin, claim, seen_tenant, admin=admin)
         case "Node":
             assert isinstance(one, Node)
             one.status = UNSET  # A new node offers what its spec says.
             allocatable, schedulable = allocatable_of(one), is_schedulable(one)
             draft = new_draft(kind, one)
             return RegisterNode(
-                key=draft.key, origin=origin, claim=claim, draft=draft, allocatable=allocatable, schedulable=schedulable
-            )
+                key=draft.key, origin=origin, claim=claim, draft=draft, allocatable=allocatable,
+                schedulable=schedulable, gate=gate_of(one),
+            )  # fmt: skip
     tenant = owner_of(kind, one)
     draft = new_draft(kind, one, tenant=tenant or seen_tenant or "")
     return Create(
@@ -56,14 +66,13 @@ def owner_of(kind: Kind, one: Object) -> str:
 
 
 def _create_allocation(
-    kind: Kind, one: Allocation, origin: Origin, claim: Claim | None, seen_tenant: str | None
+    kind: Kind, one: Allocation, origin: Origin, claim: Claim | None, seen_tenant: str | None, *, admin: bool
 ) -> Create:
     gang = gang_of(one.metadata, one.spec)
-    wants: list[tuple[str, Key]] = []
-    if one.spec.priority_class:
-        wants.append(("spec.priorityClass", Key("PriorityClass", "", one.spec.priority_class)))
-    if one.spec.queue:
-        wants.append(("spec.queue", Key("Queue", "", one.spec.queue)))
+    wants = (("spec.queue", Key("Queue", "", one.spec.queue)),) if one.spec.queue else ()
+    # Those of a job are made with it: nobody else's is taken for one of them.
+    disown(one.metadata)
+    asking = asking_of(one)
     draft = new_draft(kind, one, tenant=seen_tenant or "", user=submitter(origin))
     if gang is not None and gang.min_members > 1:
         draft = replace(draft, gang=gang.group_id)
@@ -75,9 +84,11 @@ def _create_allocation(
         claim=claim,
         draft=draft,
         gang=gang,
-        wants=tuple(wants),
+        wants=wants,
         subject="allocation",
         seen_tenant=seen_tenant,
+        asking=asking,
+        admin=admin,
     )
 
 
@@ -94,20 +105,21 @@ def change_command(
     *,
     spec_changed: bool,
     status: bool = False,
+    admin: bool = False,
 ) -> Command | Refusal:
     """The next version of an object. `status` writes leave everything but the status as it was."""
+    if isinstance(one, Allocation) and not status:
+        keep_owner(msgspec.json.decode(before.doc, type=Allocation).metadata, one.metadata)
+        if spec_changed:
+            return _revise(kind, before, one, origin, claim, admin=admin)
     if spec_changed and not kind.mutable_spec:
         return Refusal(
             Code.IMMUTABLE,
             f"the spec of {kind.singular} {before.key.name!r} cannot be changed after creation",
             f"Delete the {kind.singular} and create it anew; labels and annotations may be changed.",
         )
-    if isinstance(one, Allocation) and not status and not _stays_in_its_gang(before, one):
-        return Refusal(
-            Code.IMMUTABLE,
-            f"the gang of {kind.singular} {before.key.name!r} cannot be changed after creation",
-            f"Leave the annotations {GANG_SIZE} and {MAX_WAIT} as they were, or delete it and create it anew.",
-        )
+    if isinstance(one, Allocation) and not status and (refusal := _another_gang(kind, before, one)):
+        return refusal
     if kind.name == "Node":
         assert isinstance(one, Node)
         allocatable, schedulable = allocatable_of(one), is_schedulable(one)
@@ -115,6 +127,7 @@ def change_command(
         return ChangeNode(
             key=before.key, origin=origin, claim=claim, draft=draft, expected=before.revision,
             allocatable=allocatable, schedulable=schedulable, plans_stale=spec_changed or draft.labels != before.labels,
+            gate=gate_of(one),
         )  # fmt: skip
     if kind.name == "Namespace":
         # Leaving the label out does not move it.
@@ -127,6 +140,29 @@ def change_command(
         key=before.key, origin=origin, claim=claim, draft=draft, expected=before.revision, subject=kind.singular,
         keep_charge=keep,
     )  # fmt: skip
+
+
+def _revise(
+    kind: Kind, before: Stored, one: Allocation, origin: Origin, claim: Claim | None, *, admin: bool
+) -> Command | Refusal:
+    if refusal := revisable(before, one) or _another_gang(kind, before, one):
+        return refusal
+    draft = changed_draft(kind, before, one, spec_changed=True, keep_charge=True)
+    return Revise(
+        key=before.key, origin=origin, claim=claim, draft=draft, expected=before.revision, subject=kind.singular,
+        facts=facts_of(one.spec), asking=asking_of(one), admin=admin,
+        wants=(("spec.queue", Key("Queue", "", one.spec.queue)),) if one.spec.queue else (),
+    )  # fmt: skip
+
+
+def _another_gang(kind: Kind, before: Stored, one: Allocation) -> Refusal | None:
+    if _stays_in_its_gang(before, one):
+        return None
+    return Refusal(
+        Code.IMMUTABLE,
+        f"the gang of {kind.singular} {before.key.name!r} cannot be changed after creation",
+        f"Leave the annotations {GANG_SIZE} and {MAX_WAIT} as they were, or delete it and create it anew.",
+    )
 
 
 def _stays_in_its_gang(before: Stored, one: Allocation) -> bool:

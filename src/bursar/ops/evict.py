@@ -15,7 +15,7 @@ import msgspec
 
 from bursar.core.allocation import GangKey, Phase, Request
 from bursar.core.charge import Amounts, Charge
-from bursar.core.eviction import STOPPABLE, Notice
+from bursar.core.eviction import STOPPABLE, Notice, Rule
 from bursar.core.lease import Lease
 from bursar.core.object import Key, Origin, Stored
 from bursar.core.paying import Payment, leases_of, payment_of
@@ -143,6 +143,8 @@ class Preempt(Command):
             there = sheet.objects.get(victim.key)
             if there is not None and there.uid != victim.uid:
                 return Refusal(Code.STALE, f"{victim.key.name} was deleted and created anew")
+            if there is not None and not _may_evict(sheet, sheet.objects[self.key], there, victim.notice.rule):
+                return Refusal(Code.STALE, f"{self.key.name} may not evict other tenants' work by its priority")
         stopped = [one for one in self.victims if stop_if_placed(sheet, one, self.id, self.origin)]
         for gang, notice in {(one.key.namespace, one.gang): one.notice for one in stopped if one.gang}.items():
             stop_members(sheet, gang, notice, self.id, self.origin)
@@ -155,6 +157,14 @@ def _outrun(sheet: Sheet, one: Nominee) -> Refusal | None:
     if there is None or there.uid != one.uid:
         return Refusal(Code.STALE, f"{one.key.name}, for which room was to be made, is gone")
     return waits_no_more(there)
+
+
+def _may_evict(sheet: Sheet, nominee: Stored, victim: Stored, rule: str) -> bool:
+    """Whether an eviction for lower priority still stands: between tenants only a class that says so allows it."""
+    if rule != Rule.LOWER_PRIORITY or sheet.tenant_of(nominee) == sheet.tenant_of(victim):
+        return True
+    named = sheet.tree.classes.get(nominee.charge.facts.priority_class)
+    return named is not None and named.cross_tenant
 
 
 def _unpayable(sheet: Sheet, nominees: Iterable[Nominee]) -> Refusal | None:

@@ -19,9 +19,11 @@ from bursar.core.charge import Charge, deferred, fallen_due
 from bursar.core.finalizer import ORPHAN
 from bursar.core.job import JOB_ENDED, JobPhase, Progress, Turn, all_turns, observed, open_turns, times, turn_name
 from bursar.core.object import Key, Origin, Stored
+from bursar.core.permit import beyond
 from bursar.core.quota import Move
 from bursar.core.refusal import Code, Refusal
 from bursar.core.sheet import Sheet
+from bursar.core.sight import Sees
 from bursar.core.value import replace
 from bursar.core.wording import quota_refusal
 from bursar.ops import object as object_ops
@@ -37,6 +39,8 @@ from bursar.ops.object import (
     gang_differs,
     new_draft,
     not_found,
+    permitted_by,
+    sight_of,
     submitter,
     tenant_of,
 )
@@ -44,7 +48,7 @@ from bursar.ops.office import Office, now, timestamp
 from bursar.ops.removal import marked, remove
 from bursar.store.request import Claim
 from bursar.wire.document import encode, finalizers_of, is_ending
-from bursar.wire.job import JOB, PARALLELISM_MAX, Job, JobSpec, job_gang, plan_of
+from bursar.wire.job import JOB, PARALLELISM_MAX, Job, JobSpec, asking_in, job_gang, plan_of
 from bursar.wire.meta import given
 from bursar.wire.priorityclass import PriorityClass
 
@@ -81,14 +85,21 @@ class CreateJob(Create):
             return refusal
         if taken := next((one.key for one in self.drafts if one.key in sheet.objects), None):
             return already_exists(taken)
-        drafts = admit(sheet, self.drafts, self.gang, self.subject)
+        tenant = tenant_of(sheet, self.key, self.draft.tenant)
+        beyond_permit = beyond(sheet.tree, tenant, self.asking)
+        if beyond_permit is not None and not self.admin:
+            return beyond_permit
+        exempt = beyond_permit is not None
+        drafts = admit(sheet, self.drafts, self.gang, self.subject, sight_of(sheet, self))
         if isinstance(drafts, Refusal):
             return drafts
-        tenant = tenant_of(sheet, self.key, self.draft.tenant)
-        write = sheet.put(replace(self.draft, tenant=tenant), self.origin)
+        write = sheet.put(self._permitted(replace(self.draft, tenant=tenant), exempt), self.origin)
         for one in drafts:
-            sheet.put(replace(one, tenant=tenant), self.origin)
+            sheet.put(self._permitted(replace(one, tenant=tenant), exempt), self.origin)
         return write
+
+    def _permitted(self, one: Stored, exempt: bool) -> Stored:
+        return permitted_by(one, self.origin) if exempt else one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,13 +247,15 @@ class DeleteJob(JobCommand):
 # Helpers of the commands.
 
 
-def admit(sheet: Sheet, drafts: Sequence[Stored], gang: Gang | None, subject: str) -> Sequence[Stored] | Refusal:
+def admit(
+    sheet: Sheet, drafts: Sequence[Stored], gang: Gang | None, subject: str, sees: Sees
+) -> Sequence[Stored] | Refusal:  # fmt: skip
     """Charge allocations of one template together, or none of them; as they are to be stored."""
     namespace = drafts[0].key.namespace
     moves = [Move(namespace, after=times(drafts[0].charge, len(drafts)))]
     if gang is None:
         exceeded = sheet.counters.move(moves)
-        return quota_refusal(subject, exceeded) if exceeded else drafts
+        return quota_refusal(subject, exceeded, sees) if exceeded else drafts
     key = (namespace, gang.group_id)
     row = sheet.gangs.get(key)
     if row is None or not row.members:
@@ -257,7 +270,7 @@ def admit(sheet: Sheet, drafts: Sequence[Stored], gang: Gang | None, subject: st
     if exceeded := sheet.counters.move(
         moves + [Move(namespace, one.charge, fallen_due(one.charge)) for one in waiting]
     ):
-        return quota_refusal(subject, exceeded)
+        return quota_refusal(subject, exceeded, sees)
     for one in waiting:
         sheet.recharge(replace(one, charge=fallen_due(one.charge)))
     sheet.set_gang(key, replace(row, charged=True))
@@ -286,7 +299,9 @@ def _ended(key: Key, phase: JobPhase) -> Refusal:
 # Making commands. Everything is encoded before locks are taken.
 
 
-def create_job(job: Job, origin: Origin, claim: Claim | None, seen_tenant: str | None) -> CreateJob:
+def create_job(
+    job: Job, origin: Origin, claim: Claim | None, seen_tenant: str | None, *, admin: bool = False
+) -> CreateJob:  # fmt: skip
     user = submitter(origin)
     draft = new_draft(JOB, job, tenant=seen_tenant or "", user=user)
     first = list(islice(open_turns(progress_in(draft)), plan_of(job.spec).width))
@@ -301,13 +316,13 @@ def create_job(job: Job, origin: Origin, claim: Claim | None, seen_tenant: str |
         wants=tuple(_wants(job.spec)),
         subject="job",
         seen_tenant=seen_tenant,
+        asking=asking_in(job.spec),
+        admin=admin,
     )
 
 
 def _wants(spec: JobSpec) -> Iterable[tuple[str, Key]]:
     for path, said in (("spec", spec), ("spec.template.spec", spec.template.spec)):
-        if said.priority_class:
-            yield f"{path}.priorityClass", Key("PriorityClass", "", said.priority_class)
         if said.queue:
             yield f"{path}.queue", Key("Queue", "", said.queue)
 

@@ -31,7 +31,7 @@ from bursar.ops.member import (
     spec_in,
     with_progress,
 )
-from bursar.ops.object import TRIES_MAX, already_exists, conflict, namespace_refusal, not_found
+from bursar.ops.object import TRIES_MAX, already_exists, conflict, namespace_refusal, not_found, sight_of
 from bursar.ops.office import Office, now, timestamp
 from bursar.ops.removal import remove
 from bursar.store import gang as gang_store
@@ -115,7 +115,7 @@ class StepJob(JobCommand):
         for some in self._portions(sheet):
             if taken := next((one.key for one in some if one.key in sheet.objects), None):
                 return made, already_exists(taken)
-            admitted = admit(sheet, some, self.drafts_gang, "allocation")
+            admitted = admit(sheet, some, self.drafts_gang, "allocation", sight_of(sheet, self))
             if isinstance(admitted, Refusal):
                 return made, admitted
             made += admitted
@@ -188,8 +188,11 @@ async def _joined(office: Office, job: Stored, coming: Step) -> GangRow | None:
 
 
 def _step_command(job: Stored, coming: Step, joined: GangRow | None) -> StepJob:
-    user = status_of(job).get("user", "") if coming.create else ""
-    drafts, gang = member_drafts(job.key, job.uid, spec_in(job.doc), coming.create, joined=joined, user=user)
+    said = status_of(job) if coming.create else {}
+    drafts, gang = member_drafts(
+        job.key, job.uid, spec_in(job.doc), coming.create,
+        joined=joined, user=said.get("user", ""), permitted=said.get("permittedBy", ""),
+    )  # fmt: skip
     return StepJob(
         key=job.key,
         origin=CONTROLLER,

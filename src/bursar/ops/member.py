@@ -188,7 +188,14 @@ def member_key(job: Key, turn: Turn) -> Key:
 
 
 def member_drafts(
-    job: Key, uid: str, spec: JobSpec, turns: Sequence[Turn], *, joined: GangRow | None, user: str = ""
+    job: Key,
+    uid: str,
+    spec: JobSpec,
+    turns: Sequence[Turn],
+    *,
+    joined: GangRow | None,
+    user: str = "",
+    permitted: str = "",
 ) -> tuple[tuple[Stored, ...], Gang | None]:
     """New allocations, all from one template, and the gang they form.
 
@@ -211,7 +218,7 @@ def member_drafts(
     )
     notes = template_annotations(spec)
     metadata.annotations = {**notes, JOB_INDEX: str(turns[0].index)}
-    first = new_draft(ALLOCATION, Allocation(metadata=metadata, spec=made), user=user)
+    first = new_draft(ALLOCATION, Allocation(metadata=metadata, spec=made), user=user, permitted=permitted)
     first = replace(first, gang=gang.group_id if gang is not None else "")
     return (first, *_copies(first, metadata, job, turns[1:], notes)), gang
 

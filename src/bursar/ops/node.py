@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import structlog
+
 from bursar.core.charge import Amounts
-from bursar.core.node import NodeRoom, device_list
+from bursar.core.node import Gate, NodeRoom, device_list
 from bursar.core.object import Stored
+from bursar.core.quantity import format_amount
 from bursar.core.refusal import Code, Refusal
 from bursar.core.sheet import Sheet
 from bursar.core.value import replace
+from bursar.ops import metrics
 from bursar.ops.claim import keep_claim
 from bursar.ops.command import Result
 from bursar.ops.drain import keep_drain
@@ -20,17 +24,22 @@ from bursar.ops.removal import finish, remove
 from bursar.ops.silence import is_silent, keep_silence
 from bursar.wire.document import finalizers_of, is_ending
 
+log = structlog.get_logger()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisterNode(Create):
     allocatable: Amounts
     schedulable: bool = True
+    gate: Gate | None = None
 
     def nodes(self) -> Iterable[str]:
         return (self.key.name,)
 
     def _save(self, sheet: Sheet, draft: Stored) -> Result:
-        room = NodeRoom(self.key.name, 1, self.schedulable, self.allocatable, {}, device_list(self.allocatable, {}))
+        room = NodeRoom(
+            self.key.name, 1, self.schedulable, self.allocatable, {}, device_list(self.allocatable, {}), gate=self.gate
+        )  # fmt: skip
         sheet.set_node(room, draft.uid)
         return sheet.put(draft, self.origin)
 
@@ -42,12 +51,15 @@ class ChangeNode(Change):
     allocatable: Amounts
     schedulable: bool = True
     plans_stale: bool = True  # whether labels or taints changed
+    gate: Gate | None = None
 
     def nodes(self) -> Iterable[str]:
         return (self.key.name,)
 
     def _save(self, sheet: Sheet, before: Stored) -> Result:
         room = sheet.nodes[self.key.name]
+        if self.origin.actor == f"node:{self.key.name}" and room.allocatable:
+            _tell_rise(room, self.allocatable)
         schedulable = self.schedulable and not is_silent(before) and not is_ending(before.doc)
         offers = (dict(room.allocatable), room.schedulable) != (dict(self.allocatable), schedulable)
         if offers or self.plans_stale:
@@ -58,6 +70,7 @@ class ChangeNode(Change):
                     schedulable=schedulable,
                     allocatable=self.allocatable,
                     devices=device_list(self.allocatable, room.devices),
+                    gate=self.gate,
                 )
             )
         after = keep_drain(before, self.draft, schedulable=self.schedulable, at=timestamp(sheet.now))
@@ -69,6 +82,15 @@ class ChangeNode(Change):
         if self.key.name in sheet.nodes:
             sheet.remove_node(self.key.name)
         return finish(sheet, self.draft, self.origin)
+
+
+def _tell_rise(room: NodeRoom, allocatable: Amounts) -> None:
+    """A node that says to have more than before may not be the one that was registered."""
+    risen = {name: value for name, value in allocatable.items() if value > room.allocatable.get(name, 0)}
+    for name, value in sorted(risen.items()):
+        metrics.NODE_RISES.inc()
+        before, now = (format_amount(name, amount) for amount in (room.allocatable.get(name, 0), value))
+        log.warning("a node offers more than before", node=room.name, resource=name, before=before, now=now)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

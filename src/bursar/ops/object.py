@@ -12,14 +12,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from msgspec import UNSET
 
 from bursar.core.allocation import Gang, GangKey, GangRow
 from bursar.core.charge import NOTHING, Charge, deferred, fallen_due
 from bursar.core.object import Key, Origin, Stored
+from bursar.core.permit import NOTHING_ASKED, Asking, beyond, missing_classes, too_small
 from bursar.core.quota import Move
 from bursar.core.refusal import Cause, Code, Refusal
 from bursar.core.sheet import Sheet
+from bursar.core.sight import Sees, reader_of, sight
 from bursar.core.value import replace
 from bursar.core.wording import quota_refusal
 from bursar.ops import removal
@@ -42,6 +45,8 @@ class Create(Command):
     wants: tuple[tuple[str, Key], ...] = ()  # (field, object that must exist)
     subject: str = "object"
     seen_tenant: str | None = None  # whose namespace the door took it for when it let the caller in
+    asking: Asking = NOTHING_ASKED  # what of it has to be permitted
+    admin: bool = False  # whether an administrator submits it, who may let in anything
 
     def weight(self) -> int:
         return weight_of_drafts(self.draft)
@@ -65,10 +70,14 @@ class Create(Command):
         tenant = tenant_of(sheet, self.key, draft.tenant)
         if tenant != draft.tenant:
             draft = replace(draft, tenant=tenant)
+        if self.asking is not NOTHING_ASKED and (beyond_permit := beyond(sheet.tree, tenant, self.asking)):
+            if not self.admin:
+                return beyond_permit
+            draft = permitted_by(draft, self.origin)
         if self.gang is not None:
             return self._join_gang(sheet, draft, self.gang)
         if exceeded := sheet.counters.move([Move(self.key.namespace, after=draft.charge)]):
-            return quota_refusal(self.subject, exceeded)
+            return quota_refusal(self.subject, exceeded, sight_of(sheet, self))
         return self._save(sheet, draft)
 
     def _refusal(self, sheet: Sheet) -> Refusal | None:
@@ -76,16 +85,9 @@ class Create(Command):
             return refusal
         if self.key in sheet.objects:
             return already_exists(self.key)
-        absent = [(field, key) for field, key in self.wants if key not in sheet.objects and key not in sheet.recent]
-        if absent:
-            causes = tuple(
-                Cause("FieldValueNotFound", f"{key.kind} {key.name!r} does not exist", field=field)
-                for field, key in absent
-            )
-            kinds = ",".join(dict.fromkeys(plural_of(key) for _, key in absent))
-            hint = f"Create it first, or name one that there is: bursar get {kinds}"
-            return Refusal(Code.INVALID, "; ".join(one.message for one in causes), hint, causes)
-        return None
+        if refusal := absent_refusal(sheet, self.wants, self.asking):
+            return refusal
+        return too_small(sheet.tree, self.asking) if self.asking is not NOTHING_ASKED else None
 
     def _join_gang(self, sheet: Sheet, draft: Stored, gang: Gang) -> Result:
         """Members wait uncharged until the gang is complete; then all of them are charged together, or none."""
@@ -101,7 +103,7 @@ class Create(Command):
             return self._save(sheet, replace(draft, charge=deferred(draft.charge)))
         moves = [Move(key[0], one.charge, fallen_due(one.charge)) for one in waiting]
         if exceeded := sheet.counters.move([Move(key[0], after=draft.charge), *moves]):
-            return quota_refusal(self.subject, exceeded)
+            return quota_refusal(self.subject, exceeded, sight_of(sheet, self))
         for one in waiting:
             sheet.recharge(replace(one, charge=fallen_due(one.charge)))
         sheet.set_gang(key, replace(row, members=row.members + 1, charged=True))
@@ -141,7 +143,7 @@ class Change(Command):
         if not self.keep_charge and self.draft.charge != before.charge:
             moves = [Move(self.key.namespace, before.charge, self.draft.charge)]
             if exceeded := sheet.counters.move(moves):
-                return quota_refusal(self.subject, exceeded)
+                return quota_refusal(self.subject, exceeded, sight_of(sheet, self))
         return self._save(sheet, before)
 
     def _save(self, sheet: Sheet, before: Stored) -> Result:
@@ -203,6 +205,20 @@ class Delete(Command):
         return removal.remove(sheet, before, self.origin)
 
 
+def absent_refusal(sheet: Sheet, wants: Iterable[tuple[str, Key]], asking: Asking) -> Refusal | None:
+    """That something is named which is not there."""
+    absent = [(field, Key("PriorityClass", "", name)) for field, name in missing_classes(sheet.tree, asking)]
+    absent += [(field, key) for field, key in wants if key not in sheet.objects and key not in sheet.recent]
+    if not absent:
+        return None
+    causes = tuple(
+        Cause("FieldValueNotFound", f"{key.kind} {key.name!r} does not exist", field=field) for field, key in absent
+    )
+    kinds = ",".join(dict.fromkeys(plural_of(key) for _, key in absent))
+    hint = f"Create it first, or name one that there is: bursar get {kinds}"
+    return Refusal(Code.INVALID, "; ".join(one.message for one in causes), hint, causes)
+
+
 def gang_differs(gang: Gang, row: GangRow) -> Refusal:
     message = f"gang {gang.group_id!r} has minMembers {row.min_members}, this member says {gang.min_members}"
     return Refusal(Code.INVALID, message, causes=(Cause("FieldValueInvalid", message, field="minMembers"),))
@@ -257,6 +273,16 @@ def tenant_of(sheet: Sheet, key: Key, default: str) -> str:
     return namespace.tenant if namespace is not None else default
 
 
+def sight_of(sheet: Sheet, command: Command) -> Sees:
+    """Whose figures may be told in answer to a command."""
+    return sight(sheet.tree, reader_of(command.origin.actor, tenant_of(sheet, command.key, "")))
+
+
+def permitted_by(one: Stored, origin: Origin) -> Stored:
+    """The same, let in by an administrator beyond what its tenant may ask for."""
+    return replace(one, status=encode({**msgspec.json.decode(one.status), "permittedBy": submitter(origin)}))
+
+
 # Drafts: everything is encoded before locks are taken.
 
 
@@ -266,7 +292,13 @@ def submitter(origin: Origin) -> str:
 
 
 def new_draft(
-    kind: Kind, one: Object, *, tenant: str = "", status: dict[str, Any] | None = None, user: str = ""
+    kind: Kind,
+    one: Object,
+    *,
+    tenant: str = "",
+    status: dict[str, Any] | None = None,
+    user: str = "",
+    permitted: str = "",
 ) -> Stored:
     """A new object from what a client sent: identity, times and the first status are ours, and in it who sent it."""
     at = timestamp(now())
@@ -280,6 +312,8 @@ def new_draft(
     first = status if status is not None else kind.first_status(one, at)
     if user:
         first["user"] = user
+    if permitted:
+        first["permittedBy"] = permitted
     if hasattr(one, "status"):
         one.status = UNSET
     fields = {**kind.fields(one), **user_field(user)}

@@ -18,11 +18,10 @@ from bursar.store.database import Connection, Database
 from bursar.store.job import Boosted
 from bursar.store.listing import Query
 from bursar.wire.ask import PriorityClassView, global_default, priority_class_of
-from bursar.wire.job import JOB_LABEL
 
 AGE_SECONDS_MAX = 1.0
 
-JobKey = tuple[str, str]  # (namespace, name)
+JobKey = tuple[str, str, str]  # (namespace, name, uid)
 
 
 class Priorities:
@@ -74,8 +73,8 @@ def _in_force(
 
 
 def _job_of(document: Mapping[str, Any]) -> JobKey | None:
+    """The job that made it. A label does not make it one of a job's."""
     metadata = document["metadata"]
     owners: Iterable[Mapping[str, Any]] = metadata.get("ownerReferences") or ()
-    name = next((one["name"] for one in owners if one["kind"] == "Job"), "")
-    name = name or (metadata.get("labels") or {}).get(JOB_LABEL, "")
-    return (metadata.get("namespace", ""), name) if name else None
+    found = next(((one["name"], one.get("uid", "")) for one in owners if one["kind"] == "Job"), None)
+    return (metadata.get("namespace", ""), *found) if found is not None else None

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 
 from bursar.core.charge import Charge
 from bursar.core.object import Key, Stored
+from bursar.core.permit import beyond, together
 from bursar.core.quota import Move
 from bursar.core.refusal import Refusal
 from bursar.core.sheet import Sheet
 from bursar.core.value import replace
 from bursar.core.wording import quota_refusal
 from bursar.ops.command import Reply, Result
-from bursar.ops.object import Create
+from bursar.ops.object import Create, sight_of, tenant_of
 from bursar.ops.office import Office
 
 
@@ -36,8 +37,11 @@ class Rehearse(Create):
     def decide(self, sheet: Sheet) -> Result:
         if refusal := self._refusal(sheet):
             return refusal
+        tenant = tenant_of(sheet, self.key, self.draft.tenant)
+        if not self.admin and (refusal := beyond(sheet.tree, tenant, self.asking)):
+            return refusal
         if exceeded := sheet.counters.move([Move(one.key.namespace, after=one.charge) for one in self.drafts]):
-            return quota_refusal(self.subject, exceeded)
+            return quota_refusal(self.subject, exceeded, sight_of(sheet, self))
         return tuple(sheet.put(one, self.origin) for one in self.drafts)
 
 
@@ -54,6 +58,8 @@ async def rehearse(office: Office, creations: Sequence[Create], tenant: str) -> 
         wants=tuple(dict.fromkeys(want for one in creations for want in one.wants)),
         subject=first.subject,
         seen_tenant=first.seen_tenant,
+        asking=together(one.asking for one in creations),
+        admin=first.admin,
     )
     reply: Reply = await office.trying.submit(command, tenant)
     return reply if isinstance(reply, Refusal) else None

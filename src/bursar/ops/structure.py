@@ -243,6 +243,8 @@ async def _recounted(db: Connection, old: Tree, new: Tree, key: Key) -> Plan:
         return await _recount_quota(db, old, new, key)
     if key.kind == "Namespace":
         return Plan({}, set(), [])
+    if key.kind == "PriorityClass":
+        return await _recount_class(db, old, new, key.name)
     if needs_recount(old, new):
         dimensions = recounted_dimensions(old, new)
         rows = await quota_store.load_tenants(db)
@@ -261,8 +263,23 @@ async def _recount_quota(db: Connection, old: Tree, new: Tree, key: Key) -> Plan
         return Plan({}, set(before), [])
     if was is not None and (was.terms, was.dimensions) == (quota.terms, quota.dimensions):
         return Plan({row: _limited(new, row, counter) for row, counter in before.items()}, set(), [])
-    after = count_quota(quota, await object_store.load_charges_in(db, key.namespace, NAMESPACED))
+    charges = await object_store.load_charges_in(db, key.namespace, NAMESPACED)
+    after = count_quota(quota, charges, new.classes)
     return Plan(after, set(before) - set(after), [])
+
+
+async def _recount_class(db: Connection, old: Tree, new: Tree, name: str) -> Plan:
+    """Which numbers count in the scope of a class follows from its value."""
+    was, now = old.classes.get(name), new.classes.get(name)
+    put: dict[Row, Counter] = {}
+    if (was.value if was else None) != (now.value if now else None):
+        for namespace, quotas in new.quotas.items():
+            named = [one for one in quotas if any(name in term.values for term in one.terms)]
+            if named:
+                charges = await object_store.load_charges_in(db, namespace, NAMESPACED)
+                for quota in named:
+                    put |= count_quota(quota, charges, new.classes)
+    return Plan(put, set(), [])
 
 
 def _limited(tree: Tree, row: Row, counter: Counter) -> Counter:

@@ -13,12 +13,13 @@ from bursar.core.tree import Tree
 from bursar.store import tree as store
 from bursar.store.database import Connection
 from bursar.store.tree import TreeChange
-from bursar.wire import namespace, resourcequota, settings, tenant, tier
+from bursar.wire import namespace, priorityclass, resourcequota, settings, tenant, tier
 
 # A cache that fell this far behind is read anew.
 BEHIND_MAX = 2_000_000
 
 _namespace = msgspec.json.Decoder(namespace.Namespace)
+_class = msgspec.json.Decoder(priorityclass.PriorityClass)
 _quota = msgspec.json.Decoder(resourcequota.ResourceQuota)
 _settings = msgspec.json.Decoder(settings.Settings)
 _tenant = msgspec.json.Decoder(tenant.Tenant)
@@ -67,6 +68,8 @@ def _build(rows: Iterable[TreeChange], deletions: Iterable[tuple[str, int]] = ()
     """All at once: applying thousands of changes one by one would copy the tree as often."""
     tenants, tiers, namespaces, system, policy = {}, {}, {}, {}, CreditPolicy()
     quotas: dict[str, list[rules.ResourceQuota]] = {}
+    classes: dict[str, rules.PriorityClass] = {}
+    permits = rules.PermitPolicy()
     for row in rows:
         match row.key.kind:
             case "Tenant":
@@ -77,13 +80,17 @@ def _build(rows: Iterable[TreeChange], deletions: Iterable[tuple[str, int]] = ()
                 namespaces[row.key.name] = namespace.to_tree(_namespace.decode(row.doc))
             case "ResourceQuota":
                 quotas.setdefault(row.key.namespace, []).append(resourcequota.to_tree(_quota.decode(row.doc)))
+            case "PriorityClass":
+                classes[row.key.name] = priorityclass.to_tree(_class.decode(row.doc))
             case "Settings":
-                system, policy = settings.to_tree(_settings.decode(row.doc)), settings.credit_policy_of(row.doc)
+                said = _settings.decode(row.doc)
+                system, policy = settings.to_tree(said), settings.credit_policy_of(row.doc)
+                permits = settings.permit_policy_of(said)
     ordered = {name: tuple(sorted(group, key=lambda one: one.name)) for name, group in quotas.items()}
     ended: dict[str, tuple[int, int]] = {}
     for name, revision in deletions:
         ended[name] = (ended.get(name, (0, 0))[1], revision)
-    return Tree(tenants, tiers, namespaces, ordered, system, policy, ended)
+    return Tree(tenants, tiers, namespaces, ordered, system, policy, ended, classes, permits)
 
 
 def applied(tree: Tree, change: TreeChange) -> Tree:
@@ -99,8 +106,10 @@ def applied(tree: Tree, change: TreeChange) -> Tree:
             return rules.with_namespace(tree, namespace.to_tree(_namespace.decode(change.doc)))
         case "ResourceQuota":
             return rules.with_quota(tree, resourcequota.to_tree(_quota.decode(change.doc)))
-    policy = settings.credit_policy_of(change.doc)
-    return rules.with_system(tree, settings.to_tree(_settings.decode(change.doc)), policy)
+        case "PriorityClass":
+            return rules.with_class(tree, priorityclass.to_tree(_class.decode(change.doc)))
+    policy, said = settings.credit_policy_of(change.doc), _settings.decode(change.doc)
+    return rules.with_system(tree, settings.to_tree(said), policy, settings.permit_policy_of(said))
 
 
 def _without(tree: Tree, change: TreeChange) -> Tree:
@@ -114,4 +123,6 @@ def _without(tree: Tree, change: TreeChange) -> Tree:
             return rules.without_namespace(tree, key.name)
         case "ResourceQuota":
             return rules.without_quota(tree, key.namespace, key.name)
+        case "PriorityClass":
+            return rules.without_class(tree, key.name)
     return rules.with_system(tree, {})

@@ -48,9 +48,9 @@ async def list_shown(
     return {row["name"]: _decode_map(row["fields"]) for row in rows}
 
 
-async def load_boosts(db: Connection, jobs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Boosted]:
-    """The boosts of those of these jobs that have one, by (namespace, name)."""
+async def load_boosts(db: Connection, jobs: Sequence[tuple[str, str, str]]) -> dict[tuple[str, str, str], Boosted]:
+    """The boosts of those of these jobs that have one, by (namespace, name, uid)."""
     if not jobs:
         return {}
-    rows = await db.fetch(SQL.boosts, [namespace for namespace, _ in jobs], [name for _, name in jobs])
-    return {(row["namespace"], row["name"]): _decode_boost(row["boost"]) for row in rows}
+    rows = await db.fetch(SQL.boosts, *([one[place] for one in jobs] for place in range(3)))
+    return {(row["namespace"], row["name"], row["uid"]): _decode_boost(row["boost"]) for row in rows}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 import msgspec
 
 from bursar.core.claim import Claim
-from bursar.core.node import NodeRoom, Placement
+from bursar.core.node import Gate, NodeRoom, Placement
 from bursar.core.quota import Counter
 from bursar.core.tree import Row
 from bursar.store import quota
@@ -23,7 +24,14 @@ _encode = msgspec.json.Encoder().encode
 _decode_amounts = msgspec.json.Decoder(dict[str, int]).decode
 _decode_labels = msgspec.json.Decoder(dict[str, str]).decode
 _decode_claim = msgspec.json.Decoder(Claim).decode
+_decode_gate = msgspec.json.Decoder(Gate).decode
 _decode_devices = msgspec.json.Decoder(dict[str, tuple[int, ...]]).decode
+
+
+# Many nodes have the same taints.
+@lru_cache(4096)
+def _gate(raw: bytes) -> Gate:
+    return _decode_gate(raw)
 
 
 def _room(row: Any) -> NodeRoom:
@@ -36,6 +44,7 @@ def _room(row: Any) -> NodeRoom:
         _decode_devices(row["devices"]),
         row["uid"],
         _decode_claim(row["claim"]) if row["claim"] is not None else None,
+        _gate(row["gate"]) if row["gate"] is not None else None,
     )
 
 
@@ -108,6 +117,7 @@ async def put(db: Connection, rooms: Sequence[NodeRoom], uids: Mapping[str, str]
         [_encode(room.allocated) for room in ordered],
         [_encode(room.devices) for room in ordered],
         [_encode(room.claim) if room.claim is not None else None for room in ordered],
+        [_encode(room.gate) if room.gate is not None else None for room in ordered],
     )
 
 

@@ -32,6 +32,7 @@ class _ChargeRow(msgspec.Struct, omit_defaults=True):
     terminating: bool = False
     best_effort: bool = False
     priority_class: str = ""
+    priority: int | None = None
 
 
 _decode_charge = msgspec.json.Decoder(_ChargeRow).decode
@@ -51,6 +52,7 @@ def encode_charge(charge: Charge) -> bytes | None:
             facts.terminating,
             facts.best_effort,
             facts.priority_class,
+            facts.priority,
         )
         raw = charge.known[_ChargeRow] = _encode(row)
     return raw
@@ -64,7 +66,7 @@ def decode_charge(raw: bytes | None) -> Charge:
 @lru_cache(CHARGES_KEPT)
 def _charge(raw: bytes) -> Charge:
     row = _decode_charge(raw)
-    facts = Facts(row.scoped, row.terminating, row.best_effort, row.priority_class)
+    facts = Facts(row.scoped, row.terminating, row.best_effort, row.priority_class, row.priority)
     return Charge(facts, row.accepted, row.bound, row.due)
 
 

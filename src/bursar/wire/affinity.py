@@ -40,7 +40,7 @@ def where_of(node_selector: dict[str, str] | UnsetType, scheduling: Scheduling |
         node_labels=_pairs(node_selector or scheduling.node_selector),
         required=_required(nodes),
         preferred=tuple(_preferred(nodes)),
-        tolerations=tuple(_toleration(one) for one in scheduling.tolerations or ()),
+        tolerations=tuple(toleration_of(one) for one in scheduling.tolerations or ()),
         near=_companies(near),
         apart=_companies(apart),
         rather_near=_rather(near),
@@ -95,7 +95,7 @@ def _requirements(term: NodeSelectorTerm) -> Requirements:
     )
 
 
-def _toleration(one: Toleration) -> ask.Toleration:
+def toleration_of(one: Toleration) -> ask.Toleration:
     return ask.Toleration(one.key or "", one.operator == "Exists", one.value or "", one.effect or "")
 
 

@@ -15,8 +15,9 @@ from bursar.core.allocation import Gang, Phase, Request
 from bursar.core.charge import NOTHING, Charge, Facts
 from bursar.core.duration import parse_seconds
 from bursar.core.node import WHOLE, is_device
+from bursar.core.permit import NOTHING_ASKED, Asking
 from bursar.core.refusal import Cause, field_fault
-from bursar.wire.affinity import contradiction_faults
+from bursar.wire.affinity import contradiction_faults, toleration_of
 from bursar.wire.command import EnvVar, command_faults
 from bursar.wire.kind import USER_FIELD, Column, Fields, Kind, column, read, user_field
 from bursar.wire.limits import amounts, amounts_faults
@@ -122,6 +123,7 @@ class Nomination(Wire):
 class AllocationStatus(Wire):
     phase: Text = UNSET
     user: Text = UNSET  # who submitted it, as the server knows them
+    permitted_by: Text = UNSET  # the administrator who let it in beyond what its tenant may ask for
     reason: Text = UNSET
     message: Text = UNSET
     conditions: list[Condition] | UnsetType = UNSET
@@ -205,12 +207,37 @@ def facts_of(spec: AllocationSpec) -> Facts:
         terminating=given(spec.ttl),
         best_effort=not isinstance(spec.resources, Resources) or not (spec.resources.requests or spec.resources.limits),
         priority_class=spec.priority_class or "",
+        priority=spec.priority if isinstance(spec.priority, int) else None,
     )
 
 
 def charge_of(allocation: Allocation) -> Charge:
     """What an allocation holds from the moment it is accepted."""
     return _judged(allocation.spec)[1]
+
+
+def asking_of(allocation: Allocation) -> Asking:
+    """What of it has to be permitted."""
+    return _judged(allocation.spec)[2]
+
+
+def asked_in(path: str, spec: AllocationSpec) -> Asking:
+    tolerations = spec.scheduling.tolerations if isinstance(spec.scheduling, Scheduling) else UNSET
+    asked = Asking(
+        ((f"{path}.priority", spec.priority),) if isinstance(spec.priority, int) else (),
+        ((f"{path}.priorityClass", spec.priority_class),) if spec.priority_class else (),
+        tuple(
+            (f"{path}.scheduling.tolerations[{index}]", toleration_of(one))
+            for index, one in enumerate(tolerations or ())
+            if one.key
+        ),
+        tuple(
+            (f"{path}.resources.requests[{name}]", name, value)
+            for name, value in requests_of(spec).items()
+            if 0 < value < WHOLE and is_device(name)
+        ),
+    )
+    return NOTHING_ASKED if asked == NOTHING_ASKED else asked
 
 
 # Jobs of one template come by the thousand, each with the same spec: it is judged once. What is kept is bounded.
@@ -221,17 +248,20 @@ _encode_spec = msgspec.json.Encoder().encode
 _decode_spec = msgspec.json.Decoder(AllocationSpec).decode
 
 
-def _judged(spec: AllocationSpec) -> tuple[tuple[Cause, ...], Charge]:
-    """(what is wrong with a spec, what it would be charged if nothing is)."""
+_Judged = tuple[tuple[Cause, ...], Charge, Asking]
+
+
+def _judged(spec: AllocationSpec) -> _Judged:
+    """(what is wrong with a spec, what it would be charged if nothing is, what of it has to be permitted)."""
     raw = _encode_spec(spec)
     return _judge(raw) if len(raw) <= SPEC_KEPT_BYTES_MAX else _judge.__wrapped__(raw)
 
 
 @lru_cache(SPECS_KEPT)
-def _judge(raw: bytes) -> tuple[tuple[Cause, ...], Charge]:
+def _judge(raw: bytes) -> _Judged:
     spec = _decode_spec(raw)
     faults = tuple(islice(spec_faults("spec", spec), FAULTS_MAX))
-    return faults, NOTHING if faults else _charge(spec)
+    return (faults, NOTHING, NOTHING_ASKED) if faults else ((), _charge(spec), asked_in("spec", spec))
 
 
 def _charge(spec: AllocationSpec) -> Charge:

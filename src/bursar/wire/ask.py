@@ -20,6 +20,8 @@ from bursar.core.ask import Ask, Effect, Shape, Toleration, Where
 from bursar.core.charge import Charge
 from bursar.core.duration import DurationError, parse_seconds
 from bursar.core.node import SIMULATED, is_device
+from bursar.core.permit import has_fractions, may_name, permit_of, permitted, priority_in_force
+from bursar.core.tree import Tree
 from bursar.wire.affinity import where_of
 from bursar.wire.allocation import (
     CHECKPOINT_INTERVAL,
@@ -35,6 +37,7 @@ from bursar.wire.allocation import (
 )
 from bursar.wire.job import JOB_LABEL
 from bursar.wire.meta import ObjectMeta, OwnerReference, given
+from bursar.wire.node import REFUSED
 from bursar.wire.scheduling import GangScheduling
 
 QUEUE_DEFAULT = "default"
@@ -49,6 +52,7 @@ class PriorityClassView:
     value: int = 0
     global_default: bool = False
     preempts: bool = True
+    cross_tenant: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,8 @@ class NodeView:
     taints: tuple[ask.Taint, ...] = ()
     ready: bool = True
     unschedulable: bool = False
+    tenants: tuple[str, ...] = ()  # whom it is kept for; none: it is everybody's
+    whole_only: bool = False  # it takes no work that asks for a part of a device
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,22 +130,35 @@ def ask_of(
     labels: Mapping[str, str],
     priorities: Mapping[str, PriorityClassView],
     charge: Charge | None = None,
+    tree: Tree | None = None,
+    exempt: bool = False,
 ) -> Ask:
-    """What a stored allocation asks for. Its charge is the one given, else what it is charged when it is accepted."""
+    """What a stored allocation asks for. Its charge is the one given, else what it is charged when it is accepted. With
+    the tree, it asks for no more than its tenant may, unless it is exempt from that."""
     document = _decode_document(doc)
     metadata, meaning = document.metadata, _meaning(bytes(document.spec))
     by_class = priorities.get(meaning.priority_class) if meaning.priority_class else None
     if by_class is None:
         by_class = global_default(priorities)
-    notes = metadata.annotations
+    notes, shape = metadata.annotations, meaning.shape
+    priority = by_class.value if meaning.priority is None else meaning.priority
+    crosses = by_class.cross_tenant and priority <= by_class.value
+    if tree is not None:
+        permit = permit_of(tree, tenant)
+        named = tree.classes.get(meaning.priority_class)
+        if not exempt:
+            priority = priority_in_force(permit, meaning.priority, named, priority)
+            crosses = crosses and (named is None or may_name(permit, named))
+        if shape.where.tolerations:
+            shape = permitted(shape, permit, exempt)
     return Ask(
         uid,
         metadata.namespace,
         metadata.name,
         tenant,
-        meaning.shape,
+        shape,
         submitted_at(metadata.creation_timestamp, uid),
-        by_class.value if meaning.priority is None else meaning.priority,
+        priority,
         by_class.preempts if meaning.preempts is None else meaning.preempts,
         meaning.queue,
         meaning.ttl_seconds,
@@ -149,6 +168,8 @@ def ask_of(
         meaning.charge if charge is None else charge,
         _seconds(notes[CHECKPOINT_INTERVAL]) if CHECKPOINT_INTERVAL in notes else 0,
         data_ready(notes) if notes else None,
+        owner=next((one.uid for one in metadata.owner_references if one.kind == "Job"), ""),
+        cross_tenant=crosses,
     )
 
 
@@ -181,16 +202,24 @@ def _mean(raw: bytes) -> _Meaning:
 
 def _shape(spec: AllocationSpec) -> Shape:
     requests = tuple(sorted((name, amount) for name, amount in requests_of(spec).items() if amount))
+    where = _tolerant(where_of(spec.node_selector, spec.scheduling), _implied(spec, requests))
     return Shape(
         requests,
         spec.nodes if isinstance(spec.nodes, int) else 1,
         spec.exclusive is True,
-        _sensitive(spec, _tolerant(where_of(spec.node_selector, spec.scheduling), _implied(spec, requests))),
+        _special(spec, requests, where),
     )
 
 
-def _sensitive(spec: AllocationSpec, where: Where) -> Where:
-    return replace(where, sensitive=True) if spec.sensitive is True else where
+def _special(spec: AllocationSpec, requests: tuple[tuple[str, int], ...], where: Where) -> Where:
+    sensitive, fractional = spec.sensitive is True, has_fractions(requests)
+    return replace(where, sensitive=sensitive, fractional=fractional) if sensitive or fractional else where
+
+
+def tolerations_in(doc: bytes) -> tuple[tuple[Toleration, ...], bool]:
+    """What a stored allocation tolerates as it stands, and whether it asks for a part of a device."""
+    where = _meaning(bytes(_decode_document(doc).spec)).shape.where
+    return where.tolerations, where.fractional
 
 
 # Specs that differ in what does not matter here, such as the command or the gang's name, have equal shapes.
@@ -266,9 +295,11 @@ class _Taint(msgspec.Struct):
     effect: str = Effect.NO_SCHEDULE
 
 
-class _NodeSpec(msgspec.Struct):
+class _NodeSpec(msgspec.Struct, rename="camel"):
     taints: list[_Taint] = []
     unschedulable: bool = False
+    tenants: list[str] = []
+    gpu_fractions: str = ""
 
 
 class _Labelled(msgspec.Struct):
@@ -299,7 +330,14 @@ def node_of(doc: bytes, status: bytes) -> NodeView:
     document, state = _decode_node(doc), _decode_node_status(status)
     ready = all(one.status == "True" for one in state.conditions if one.type == "Ready")
     taints = tuple(ask.Taint(one.key, one.value, Effect(one.effect)) for one in document.spec.taints)
-    return NodeView(document.metadata.labels, taints, ready and state.phase == "Ready", document.spec.unschedulable)
+    return NodeView(
+        document.metadata.labels,
+        taints,
+        ready and state.phase == "Ready",
+        document.spec.unschedulable,
+        tuple(sorted(set(document.spec.tenants))),
+        document.spec.gpu_fractions == REFUSED,
+    )
 
 
 # Tenants, queues and priority classes.
@@ -339,6 +377,7 @@ class _PriorityClass(msgspec.Struct, rename="camel"):
     value: int
     global_default: bool = False
     preemption_policy: str | UnsetType = UNSET
+    cross_tenant: bool = False
 
 
 _decode_tenant = msgspec.json.Decoder(_Tenant).decode
@@ -371,4 +410,4 @@ def queue_profile_of(doc: bytes) -> str:
 
 def priority_class_of(doc: bytes) -> PriorityClassView:
     one = _decode_priority_class(doc)
-    return PriorityClassView(one.value, one.global_default, one.preemption_policy != "Never")
+    return PriorityClassView(one.value, one.global_default, one.preemption_policy != "Never", one.cross_tenant)

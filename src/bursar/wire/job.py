@@ -14,8 +14,18 @@ from bursar.core.duration import SECONDS_MAX
 from bursar.core.job import BACKOFF_SECONDS_MAX, JobPhase, Plan
 from bursar.core.names import annotations as annotation_faults
 from bursar.core.names import labels as label_faults
+from bursar.core.permit import Asking
 from bursar.core.refusal import Cause, field_fault
-from bursar.wire.allocation import ALLOCATION, GANG_SIZE, Allocation, AllocationSpec, gang_of, gang_spec, spec_faults
+from bursar.wire.allocation import (
+    ALLOCATION,
+    GANG_SIZE,
+    Allocation,
+    AllocationSpec,
+    asked_in,
+    gang_of,
+    gang_spec,
+    spec_faults,
+)
 from bursar.wire.kind import USER_FIELD, Column, Fields, Kind, column, read, user_field
 from bursar.wire.meta import Condition, ObjectMeta, Text, Wire, given
 from bursar.wire.priorityclass import priority_faults
@@ -72,6 +82,7 @@ class JobAllocation(Wire):
 class JobStatus(Wire):
     phase: Text = UNSET
     user: Text = UNSET  # who submitted it: their account pays for its allocations
+    permitted_by: Text = UNSET  # the administrator who let it in beyond what its tenant may ask for
     reason: Text = UNSET
     message: Text = UNSET
     cancellation_reason: Text = UNSET  # why it was cancelled, in the words of who did
@@ -162,6 +173,31 @@ def job_gang(job: str, spec: JobSpec) -> Gang | None:
     metadata = ObjectMeta(annotations=template_annotations(spec))
     gang = gang_of(metadata, allocation_spec(job, spec))
     return gang if gang is not None and gang.min_members > 1 else None
+
+
+def asking_in(spec: JobSpec) -> Asking:
+    """What of a job has to be permitted: what it says for all its allocations, and what its template says."""
+    inner = asked_in("spec.template.spec", spec.template.spec)
+    return Asking(
+        (*((("spec.priority", spec.priority),) if isinstance(spec.priority, int) else ()), *inner.priorities),
+        (*((("spec.priorityClass", spec.priority_class),) if spec.priority_class else ()), *inner.classes),
+        inner.tolerations,
+        inner.fractions,
+    )
+
+
+def disown(metadata: ObjectMeta) -> None:
+    """Leave out that a job made it."""
+    if isinstance(metadata.owner_references, list):
+        metadata.owner_references = [one for one in metadata.owner_references if one.kind != "Job"] or UNSET
+
+
+def keep_owner(before: ObjectMeta, metadata: ObjectMeta) -> None:
+    """Which job made it stays as it was, whatever is said."""
+    made = [one for one in before.owner_references or () if one.kind == "Job"]
+    said = list(metadata.owner_references or ())
+    if [one for one in said if one.kind == "Job"] != made:
+        metadata.owner_references = [*(one for one in said if one.kind != "Job"), *made] or UNSET
 
 
 def gang_size(job: str, spec: JobSpec) -> int:

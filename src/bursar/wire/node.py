@@ -7,18 +7,27 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from bursar.core.ask import Effect
 from bursar.core.liveness import Standing
 from bursar.core.names import label_key, label_value
+from bursar.core.node import Gate
 from bursar.core.quantity import amount, is_bytes
 from bursar.core.refusal import Cause, field_fault
 from bursar.wire.kind import Column, Kind, column, read
-from bursar.wire.limits import amounts, amounts_faults
+from bursar.wire.limits import amounts, amounts_faults, dimension_name
 from bursar.wire.meta import Condition, ObjectMeta, Quantity, Text, Wire
 from bursar.wire.scheduling import EFFECTS, count_faults
 
 HOSTNAME_LABEL = "kubernetes.io/hostname"
 ZONE_LABEL = "topology.kubernetes.io/zone"
 TAINTS_MAX = 64
+TENANTS_MAX = 256
+
+# A part of a device is kept apart from the others by the node (MIG, MPS), taken on trust, or not taken at all.
+REFUSED = "Refused"
+FRACTIONS = ("Trusted", "Enforced", REFUSED)
+
+OPEN = Gate()
 
 # What is kept beside a node that is said to be silent: as what it stands, and when it was last heard.
 SILENT = "status.silent"
@@ -39,6 +48,8 @@ class NodeSpec(Wire):
     unschedulable: bool | UnsetType = UNSET
     cpu_overcommit: int | float | UnsetType = UNSET
     provider_id: Text = UNSET
+    tenants: list[str] | UnsetType = UNSET  # only work of these, and of those below them, is placed here
+    gpu_fractions: Text = UNSET  # Trusted (unless said), Enforced or Refused: what becomes of parts of a device
 
 
 class NodeDrain(Wire):
@@ -98,6 +109,34 @@ class Node(Wire, kw_only=True):
     metadata: ObjectMeta
     spec: NodeSpec | UnsetType = UNSET
     status: NodeStatus | UnsetType = UNSET
+
+
+def cap_by_spec(node: Node) -> None:
+    """Take back what a status claims beyond the capacity that its spec gives; where the spec gives one, what it does
+    not name is not there."""
+    capacity = node.spec.capacity if isinstance(node.spec, NodeSpec) else UNSET
+    if not isinstance(capacity, dict) or not isinstance(node.status, NodeStatus):
+        return
+    most = amounts(capacity)
+    for name in ("capacity", "allocatable"):
+        said = getattr(node.status, name)
+        if isinstance(said, dict):
+            known = {resource: value for resource, value in said.items() if dimension_name(resource) in most}
+            above = {one for one, value in amounts(known).items() if value > most[one]}
+            kept = {one: value for one, value in known.items() if dimension_name(one) not in above}
+            kept |= {one: value for one, value in capacity.items() if dimension_name(one) in above}
+            setattr(node.status, name, kept)
+
+
+def gate_of(node: Node) -> Gate | None:
+    """What keeps work off the node; None where nothing does."""
+    spec = node.spec if isinstance(node.spec, NodeSpec) else NodeSpec()
+    gate = Gate(
+        tuple((one.key, one.value or "", one.effect or Effect.NO_SCHEDULE) for one in spec.taints or ()),
+        tuple(sorted(set(spec.tenants or ()))),
+        spec.gpu_fractions == REFUSED,
+    )
+    return None if gate == OPEN else gate
 
 
 def allocatable_of(node: Node) -> dict[str, int]:
@@ -168,6 +207,9 @@ def _spec_faults(spec: NodeSpec) -> list[Cause]:
         ]
     if isinstance(spec.cpu_overcommit, float | int) and not 1 <= spec.cpu_overcommit <= 100:
         faults.append(field_fault("spec.cpuOvercommit", "must be between 1 and 100"))
+    faults += count_faults("spec.tenants", spec.tenants, TENANTS_MAX)
+    if spec.gpu_fractions is not UNSET and spec.gpu_fractions not in FRACTIONS:
+        faults.append(field_fault("spec.gpuFractions", f"must be one of {', '.join(FRACTIONS)}"))
     faults += count_faults("spec.taints", spec.taints, TAINTS_MAX)
     for index, taint in enumerate((spec.taints or [])[:TAINTS_MAX]):
         faults += [field_fault(f"spec.taints[{index}].key", fault) for fault in label_key(taint.key)]
@@ -265,6 +307,7 @@ NODE = Kind(
         _free("memory", "Memory"),
         column("GPU-Type", "metadata.labels.gpu-type", wide=True, default="<none>"),
         column("Isolation", "status.isolation", wide=True, default="<unknown>"),
+        Column("Tenants", lambda document: ",".join(read(document, "spec.tenants", ())) or "<all>", wide=True),
     ),
     # Taints are replaced whole, as in Kubernetes: `kubectl taint node NAME KEY-` sends those that stay.
     merge_keys={"status.conditions": "type"},

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec import UNSET, UnsetType
 
+from bursar.core import tree
 from bursar.core.refusal import Cause, field_fault
-from bursar.wire.kind import Kind, column
+from bursar.wire.kind import Column, Kind, column
 from bursar.wire.meta import ObjectMeta, Text, Wire
 
 PRIORITY_MAX = 1_000_000_000
+TENANTS_MAX = 1000
 
 
 class PriorityClass(Wire, kw_only=True):
@@ -19,12 +23,32 @@ class PriorityClass(Wire, kw_only=True):
     global_default: bool | UnsetType = UNSET
     preemption_policy: Text = UNSET
     description: Text = UNSET
+    admin_only: bool | UnsetType = UNSET  # only administrators may name it
+    allowed_tenants: list[str] | UnsetType = UNSET  # only these, and those below them, may name it
+    cross_tenant: bool | UnsetType = UNSET  # its work may evict other tenants' by its priority alone
+
+
+def to_tree(one: PriorityClass) -> tree.PriorityClass:
+    return tree.PriorityClass(
+        str(one.metadata.name),
+        one.value,
+        one.admin_only is True,
+        frozenset(one.allowed_tenants or ()),
+        one.cross_tenant is True,
+    )
 
 
 def _check(one: PriorityClass) -> list[Cause]:
     faults = priority_faults("value", one.value)
     if one.preemption_policy not in (UNSET, "PreemptLowerPriority", "Never"):
         faults.append(field_fault("preemptionPolicy", "must be PreemptLowerPriority or Never"))
+    tenants = one.allowed_tenants or []
+    if len(tenants) > TENANTS_MAX:
+        faults.append(field_fault("allowedTenants", f"may have at most {TENANTS_MAX} entries, got {len(tenants)}"))
+    if one.admin_only is True and tenants:
+        faults.append(field_fault("allowedTenants", "must be empty with adminOnly: no tenant may name the class"))
+    if one.global_default is True and (one.admin_only is True or tenants):
+        faults.append(field_fault("globalDefault", "is for work of all tenants: allow the class to all of them"))
     return faults
 
 
@@ -32,6 +56,12 @@ def priority_faults(field: str, value: int) -> list[Cause]:
     if not -PRIORITY_MAX <= value <= PRIORITY_MAX:
         return [field_fault(field, f"must be between -{PRIORITY_MAX} and {PRIORITY_MAX}, got {value}")]
     return []
+
+
+def _for_whom(document: dict[str, Any]) -> str:
+    if document.get("adminOnly"):
+        return "administrators"
+    return ",".join(document.get("allowedTenants") or ()) or "<all>"
 
 
 PRIORITY_CLASS = Kind(
@@ -43,5 +73,11 @@ PRIORITY_CLASS = Kind(
     short_names=("pc",),
     uid_prefix="pc",
     check=_check,
-    columns=(column("Value", "value", type="integer"), column("Global-Default", "globalDefault", default="False")),
+    columns=(
+        column("Value", "value", type="integer"),
+        column("Global-Default", "globalDefault", default="False"),
+        Column("For", _for_whom),
+        column("Cross-Tenant", "crossTenant", wide=True, default="False"),
+    ),
+    in_tree=True,
 )

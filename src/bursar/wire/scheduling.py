@@ -111,9 +111,7 @@ def scheduling_faults(path: str, scheduling: Scheduling) -> Iterator[Cause]:
         yield from node_selector_faults(f"{path}.nodeSelector", scheduling.node_selector)
     if isinstance(scheduling.gang_scheduling, GangScheduling):
         yield from gang_faults(f"{path}.gangScheduling", scheduling.gang_scheduling)
-    yield from count_faults(f"{path}.tolerations", scheduling.tolerations, TOLERATIONS_MAX)
-    for index, toleration in enumerate((scheduling.tolerations or [])[:TOLERATIONS_MAX]):
-        yield from _toleration_faults(f"{path}.tolerations[{index}]", toleration)
+    yield from toleration_list_faults(f"{path}.tolerations", scheduling.tolerations)
     spreads = scheduling.topology_spread_constraints
     yield from count_faults(f"{path}.topologySpreadConstraints", spreads, SPREADS_MAX)
     for index, spread in enumerate((spreads or [])[:SPREADS_MAX]):
@@ -126,6 +124,12 @@ def count_faults(path: str, given_ones: Sized | UnsetType, count_max: int) -> It
     """Lists and maps are bounded, for every one of their parts is looked at whenever something is placed."""
     if not isinstance(given_ones, UnsetType) and len(given_ones) > count_max:
         yield field_fault(path, f"may have at most {count_max} entries, got {len(given_ones)}")
+
+
+def toleration_list_faults(path: str, tolerations: list[Toleration] | UnsetType) -> Iterator[Cause]:
+    yield from count_faults(path, tolerations, TOLERATIONS_MAX)
+    for index, toleration in enumerate((tolerations or [])[:TOLERATIONS_MAX]):
+        yield from _toleration_faults(f"{path}[{index}]", toleration)
 
 
 def _toleration_faults(path: str, toleration: Toleration) -> Iterator[Cause]:

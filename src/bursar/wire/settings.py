@@ -6,6 +6,7 @@ There is one object, named `system`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, Final
@@ -17,10 +18,13 @@ from bursar.core.billing import CreditPolicy
 from bursar.core.duration import SECONDS_MAX
 from bursar.core.liveness import Patience
 from bursar.core.money import MoneyError, nanocredits
+from bursar.core.node import WHOLE
 from bursar.core.refusal import Cause, field_fault
+from bursar.core.tree import PermitPolicy
 from bursar.wire.kind import Column, Kind
 from bursar.wire.limits import amounts, amounts_faults, show_amounts
 from bursar.wire.meta import ObjectMeta, Quantity, Text, Wire
+from bursar.wire.priorityclass import priority_faults
 
 SYSTEM = "system"
 
@@ -28,6 +32,9 @@ BUDGET_PERIOD_DAYS: Final = 90
 BUDGET_PERIOD_DAYS_MAX: Final = 366
 RECORD_DAYS: Final = 800
 RECORD_DAYS_MAX: Final = 3_650
+RESERVED_MAX: Final = 64
+
+_RESERVED = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_./-]{0,251}[A-Za-z0-9])?([./]\*)?")
 
 
 class SchedulingSettings(Wire):
@@ -40,6 +47,9 @@ class SchedulingSettings(Wire):
     preemption: bool | UnsetType = UNSET
     backfill: bool | UnsetType = UNSET
     energy_price: float | UnsetType = UNSET  # now, from 0 (the cheapest) to 1 (the dearest)
+    user_priority_max: int | UnsetType = UNSET  # for users of tenants that have no other
+    reserved_taints: list[str] | UnsetType = UNSET  # keys of taints that only granted tolerations tolerate
+    gpu_fraction_min: int | float | UnsetType = UNSET  # the smallest part of a device that may be asked for
 
 
 class NodeSettings(Wire):
@@ -92,6 +102,20 @@ class Settings(Wire, kw_only=True):
 
 def to_tree(settings: Settings) -> dict[str, int]:
     return amounts(settings.spec.limits) if isinstance(settings.spec, SettingsSpec) else {}
+
+
+def permit_policy_of(settings: Settings) -> PermitPolicy:
+    """What work may ask for where nobody says anything else of its tenant, by the stored settings."""
+    said = settings.spec.scheduling if isinstance(settings.spec, SettingsSpec) else UNSET
+    if not isinstance(said, SchedulingSettings):
+        return PermitPolicy()
+    policy = PermitPolicy()
+    most, keys, least = said.user_priority_max, said.reserved_taints, said.gpu_fraction_min
+    return PermitPolicy(
+        policy.user_priority_max if isinstance(most, UnsetType) else most,
+        policy.reserved if isinstance(keys, UnsetType) else tuple(keys),
+        policy.fraction_min if isinstance(least, UnsetType) else round(least * WHOLE),
+    )
 
 
 # As the scheduler's policy calls them.
@@ -220,6 +244,19 @@ def _scheduling_faults(path: str, said: SchedulingSettings) -> Iterator[Cause]:
     days = said.budget_period_days
     if isinstance(days, int) and not 1 <= days <= BUDGET_PERIOD_DAYS_MAX:
         yield field_fault(f"{path}.budgetPeriodDays", f"must be between 1 and {BUDGET_PERIOD_DAYS_MAX}, got {days}")
+    if isinstance(said.user_priority_max, int):
+        yield from priority_faults(f"{path}.userPriorityMax", said.user_priority_max)
+    least = said.gpu_fraction_min
+    if isinstance(least, float | int) and not 0 <= least <= 1:
+        yield field_fault(
+            f"{path}.gpuFractionMin", f"must be between 0 (any) and 1 (whole devices only), got {least:g}"
+        )
+    keys = said.reserved_taints if isinstance(said.reserved_taints, list) else []
+    if len(keys) > RESERVED_MAX:
+        yield field_fault(f"{path}.reservedTaints", f"may have at most {RESERVED_MAX} entries, got {len(keys)}")
+    for index, key in enumerate(keys[:RESERVED_MAX]):
+        if not _RESERVED.fullmatch(key):
+            yield field_fault(f"{path}.reservedTaints[{index}]", "must be a key, or begin one and end in .* or /*")
 
 
 def _usage_faults(path: str, spec: SettingsSpec) -> Iterator[Cause]:

@@ -11,10 +11,13 @@ from bursar.core import tree
 from bursar.core.budget import BudgetState
 from bursar.core.refusal import Cause, field_fault
 from bursar.core.wording import dimension_of
+from bursar.wire.affinity import toleration_of
 from bursar.wire.billing import Billing, billing_faults, said_in
 from bursar.wire.kind import Column, Fields, Kind, column
 from bursar.wire.limits import amounts, amounts_faults, show_amounts
 from bursar.wire.meta import Condition, ObjectMeta, Quantity, Text, Wire
+from bursar.wire.priorityclass import priority_faults
+from bursar.wire.scheduling import Toleration, toleration_list_faults
 
 ENFORCEMENTS = tuple(tree.Enforcement)
 
@@ -23,7 +26,16 @@ APPROVAL_POLICIES = ("none", "quota", "manual", "external")
 
 # The flat fields of a tenant that are not limits.
 SOFT_FIELDS = ("gpu_hours_budget", "node_hours_budget", "fair_share_target", "burst_allowance", "weight")
-FLAT_FIELDS = ("tier", "parent", "enforcement", "display_name", "approval_policy", "sensitive")
+FLAT_FIELDS = (
+    "tier",
+    "parent",
+    "enforcement",
+    "display_name",
+    "approval_policy",
+    "sensitive",
+    "user_priority_max",
+    "tolerations",
+)
 BILLING_MODE = "billing_mode"  # the flat name of spec.billing.mode
 
 # Conditions, which say how a tenant stands with its budget of hours; and as a field to select by.
@@ -46,6 +58,8 @@ class TenantSpec(Wire):
     billing: Billing | UnsetType = UNSET
     approval_policy: Text = UNSET
     sensitive: bool | UnsetType = UNSET  # whether its users may claim nodes for themselves alone
+    user_priority_max: int | UnsetType = UNSET  # the highest priority that its users may ask for
+    tolerations: list[Toleration] | UnsetType = UNSET  # of reserved taints, which its work may have
 
 
 class TenantStatus(Wire):
@@ -72,6 +86,8 @@ def to_tree(tenant: Tenant) -> tree.Tenant:
         may_claim=spec.sensitive is not False,
         uid=tenant.metadata.uid or "",
         created_at=tenant.metadata.creation_timestamp or "",
+        user_priority_max=spec.user_priority_max if isinstance(spec.user_priority_max, int) else None,
+        tolerations=tuple(toleration_of(one) for one in spec.tolerations or ()),
     )
 
 
@@ -119,6 +135,14 @@ def _check(tenant: Tenant) -> list[Cause]:
     if isinstance(spec.burst_allowance, int | float) and spec.burst_allowance < 1:
         faults.append(field_fault("spec.burstAllowance", "is a factor on the share: at least 1"))
     faults += billing_faults("spec.billing", spec.billing)
+    if isinstance(spec.user_priority_max, int):
+        faults += priority_faults("spec.userPriorityMax", spec.user_priority_max)
+    faults += toleration_list_faults("spec.tolerations", spec.tolerations)
+    faults += [
+        field_fault(f"spec.tolerations[{index}].key", "is required: a tenant is granted one taint's key at a time")
+        for index, one in enumerate(spec.tolerations or ())
+        if not one.key
+    ]
     return faults
 
 

@@ -10,6 +10,7 @@ from bursar.wire.billing import Billing, billing_faults, said_in
 from bursar.wire.kind import Column, Kind
 from bursar.wire.limits import amounts, amounts_faults, show_amounts
 from bursar.wire.meta import ObjectMeta, Quantity, Text, Wire
+from bursar.wire.priorityclass import priority_faults
 
 
 class TierSpec(Wire):
@@ -17,6 +18,7 @@ class TierSpec(Wire):
     weight: int | float | UnsetType = UNSET
     description: Text = UNSET
     billing: Billing | UnsetType = UNSET
+    user_priority_max: int | UnsetType = UNSET  # the highest priority that users of its tenants may ask for
 
 
 class Tier(Wire, kw_only=True):
@@ -28,7 +30,10 @@ class Tier(Wire, kw_only=True):
 
 def to_tree(tier: Tier) -> tree.Tier:
     spec = tier.spec if isinstance(tier.spec, TierSpec) else TierSpec()
-    return tree.Tier(str(tier.metadata.name), amounts(spec.limits), said_in(spec.billing))
+    most = spec.user_priority_max
+    return tree.Tier(
+        str(tier.metadata.name), amounts(spec.limits), said_in(spec.billing), most if isinstance(most, int) else None
+    )
 
 
 def _check(tier: Tier) -> list[Cause]:
@@ -38,6 +43,8 @@ def _check(tier: Tier) -> list[Cause]:
     faults = [*amounts_faults("spec.limits", spec.limits), *billing_faults("spec.billing", spec.billing)]
     if isinstance(spec.weight, int | float) and not 0 <= spec.weight <= 1e15:
         faults.append(field_fault("spec.weight", f"must be a number from 0 on, got {spec.weight}"))
+    if isinstance(spec.user_priority_max, int):
+        faults += priority_faults("spec.userPriorityMax", spec.user_priority_max)
     return faults
 
 

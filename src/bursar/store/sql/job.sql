@@ -14,7 +14,7 @@ SELECT name, fields
  ORDER BY name;
 
 -- name: boosts
-SELECT job.namespace, job.name, job.status -> 'boost' AS boost
+SELECT job.namespace, job.name, job.uid, job.status -> 'boost' AS boost
   FROM object AS job
-  JOIN unnest($1::text[], $2::text[]) AS wanted (namespace, name) USING (namespace, name)
+  JOIN unnest($1::text[], $2::text[], $3::text[]) AS wanted (namespace, name, uid) USING (namespace, name, uid)
  WHERE job.kind = 'Job' AND job.status -> 'boost' IS NOT NULL;

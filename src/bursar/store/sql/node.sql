@@ -3,7 +3,7 @@
 -- name: lock
 -- A node's row is all there is to its room, and a row that was waited for is seen as its rival left it: it can be read
 -- by the statement that locks it.
-SELECT name, uid, generation, schedulable, allocatable, allocated, devices, claim
+SELECT name, uid, generation, schedulable, allocatable, allocated, devices, claim, gate
   FROM node
  WHERE name = ANY(string_to_array($1, chr(31)))
  ORDER BY name
@@ -21,26 +21,27 @@ WITH counter AS MATERIALIZED (
 ), counted AS MATERIALIZED (
     SELECT count(*) FROM counter
 ), room AS MATERIALIZED (
-    SELECT name, uid, generation, schedulable, allocatable, allocated, devices, claim
+    SELECT name, uid, generation, schedulable, allocatable, allocated, devices, claim, gate
       FROM counted, node
      WHERE name = ANY(string_to_array($3, chr(31)))
      ORDER BY name
        FOR NO KEY UPDATE OF node
 )
 SELECT counter.*, NULL AS name, NULL AS uid, NULL::bigint AS generation, NULL::boolean AS schedulable,
-       NULL::json AS allocatable, NULL::json AS allocated, NULL::json AS devices, NULL::json AS claim
+       NULL::json AS allocatable, NULL::json AS allocated, NULL::json AS devices, NULL::json AS claim,
+       NULL::json AS gate
   FROM counter
  UNION ALL
 SELECT NULL, NULL, NULL, NULL, NULL, NULL, room.* FROM room;
 
 -- name: read
-SELECT name, uid, generation, schedulable, allocatable, allocated, devices, claim FROM node WHERE name = ANY($1::text[]);
+SELECT name, uid, generation, schedulable, allocatable, allocated, devices, claim, gate FROM node WHERE name = ANY($1::text[]);
 
 -- name: read_all
-SELECT name, uid, generation, schedulable, allocatable, allocated, devices, claim FROM node;
+SELECT name, uid, generation, schedulable, allocatable, allocated, devices, claim, gate FROM node;
 
 -- name: read_claimed
-SELECT name, uid, generation, schedulable, allocatable, allocated, devices, claim
+SELECT name, uid, generation, schedulable, allocatable, allocated, devices, claim, gate
   FROM node WHERE claim IS NOT NULL ORDER BY name;
 
 -- name: count_claimed
@@ -54,14 +55,16 @@ SELECT count(*) FROM node;
 SELECT name FROM node ORDER BY name;
 
 -- name: put
-INSERT INTO node (name, uid, generation, schedulable, allocatable, allocated, devices, claim)
+INSERT INTO node (name, uid, generation, schedulable, allocatable, allocated, devices, claim, gate)
 SELECT *
-  FROM unnest($1::text[], $2::text[], $3::bigint[], $4::boolean[], $5::json[], $6::json[], $7::json[], $8::json[])
-       AS line (name, uid, generation, schedulable, allocatable, allocated, devices, claim)
+  FROM unnest($1::text[], $2::text[], $3::bigint[], $4::boolean[], $5::json[], $6::json[], $7::json[], $8::json[],
+              $9::json[])
+       AS line (name, uid, generation, schedulable, allocatable, allocated, devices, claim, gate)
  ORDER BY 1
     ON CONFLICT (name) DO UPDATE
    SET generation = excluded.generation, schedulable = excluded.schedulable, allocatable = excluded.allocatable,
-       allocated = excluded.allocated, devices = excluded.devices, claim = excluded.claim;
+       allocated = excluded.allocated, devices = excluded.devices, claim = excluded.claim,
+       gate = excluded.gate;
 
 -- name: use
 -- Only the room has moved.

@@ -27,14 +27,14 @@ SELECT tree.version, revision.value AS revision, revision.floor FROM tree, revis
 -- name: objects
 SELECT kind, namespace, name, doc
   FROM object
- WHERE kind IN ('Namespace', 'ResourceQuota', 'Settings', 'Tenant', 'Tier');
+ WHERE kind IN ('Namespace', 'PriorityClass', 'ResourceQuota', 'Settings', 'Tenant', 'Tier');
 
 -- name: changes_since
 -- Served by the partial index change_of_tree.
 SELECT kind, namespace, name, type, doc, revision
   FROM change
  WHERE revision > $1
-   AND kind IN ('Namespace', 'ResourceQuota', 'Settings', 'Tenant', 'Tier')
+   AND kind IN ('Namespace', 'PriorityClass', 'ResourceQuota', 'Settings', 'Tenant', 'Tier')
  ORDER BY revision;
 
 -- name: ended

@@ -1,0 +1,235 @@
+"""How it shows why something waits, and what would become of something: what is answered, and from what."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Literal
+
+import msgspec
+
+from bursar.core import answer as told
+from bursar.core.quantity import format_amount
+from bursar.core.reason import MEMBERS, NODES, Reason
+from bursar.core.sight import ABOVE, Sees, reason_for
+from bursar.core.telling import constraint, help, sentence  # noqa: A004
+from bursar.core.wording import dimension_label
+from bursar.ops.office import timestamp
+
+# What is answered.
+
+
+class ResourceShort(msgspec.Struct, rename="camel"):
+    resource: str
+    needs: str
+    has: str
+    short_by: str
+    nodes: int  # on so many it is too little
+
+
+class ExcludedNodes(msgspec.Struct, rename="camel"):
+    constraint: str
+    nodes: int  # so many it keeps out
+
+
+class QuotaShort(msgspec.Struct, rename="camel"):
+    scope: str
+    dimension: str
+    limit: str
+    bound: str
+    requested: str
+    short_by: str
+
+
+class WaitingReason(msgspec.Struct, rename="camel", omit_defaults=True):
+    """One reason to wait, with its numbers and what would help."""
+
+    code: str
+    message: str
+    help: str = ""
+    nodes: int = 0
+    matching_nodes: int = 0
+    short: list[ResourceShort] = []
+    excluded: list[ExcludedNodes] = []
+    quotas: list[QuotaShort] = []
+    members: int = 0
+    min_members: int = 0
+    until: str = ""
+
+
+class AheadInLine(msgspec.Struct, rename="camel"):
+    allocations: int
+    resources: dict[str, str]
+
+
+class ScoreTerm(msgspec.Struct, rename="camel"):
+    factor: str
+    value: float
+    weight: float
+    points: float
+
+
+class QueueScore(msgspec.Struct, rename="camel"):
+    total: float
+    penalty: float
+    profile: str
+    terms: list[ScoreTerm]
+
+
+class ShareNow(msgspec.Struct, rename="camel"):
+    """What the tenant holds of the cluster, what it should hold, and how its budget weighs."""
+
+    tenant: str
+    actual: float
+    target: float
+    effective_target: float
+    deficit: float
+    budget_penalty: float
+
+
+class KeptRoom(msgspec.Struct, rename="camel", omit_defaults=True):
+    """Room that is kept for it: from a time on when it is reserved, until one while others make way."""
+
+    nodes: list[str]
+    from_time: str = ""
+    until: str = ""
+
+
+class RoomOn(msgspec.Struct, rename="camel", omit_defaults=True):
+    name: str
+    devices: dict[str, list[int]] = {}
+
+
+class Explanation(msgspec.Struct, rename="camel", omit_defaults=True):
+    """Why an allocation waits; of one that does not, where and since when it was placed."""
+
+    name: str
+    namespace: str
+    uid: str
+    phase: str
+    message: str
+    kind: Literal["Explanation"]
+    reason: WaitingReason | None = None
+    other_reasons: list[WaitingReason] = []
+    queue: str = ""
+    queue_position: int | None = None
+    overall_position: int | None = None
+    ahead: AheadInLine | None = None
+    estimated_start_time: str = ""
+    score: QueueScore | None = None
+    share: ShareNow | None = None
+    reservation: KeptRoom | None = None
+    nomination: KeptRoom | None = None
+    nodes: list[RoomOn] = []
+    scheduled_time: str = ""
+    burst: bool = False  # beyond its tenant's share
+
+
+class WouldEvict(msgspec.Struct, rename="camel"):
+    namespace: str
+    name: str
+    rule: str
+
+
+class Cost(msgspec.Struct, rename="camel"):
+    """What it would cost where it is paid for beforehand, in credits, and what there is to pay it with."""
+
+    account: str
+    per_second: str
+    per_hour: str
+    first_window: str  # held when it is placed
+    window_seconds: int
+    available: str
+
+
+class Outlook(msgspec.Struct, rename="camel", omit_defaults=True):
+    """What would become of one allocation."""
+
+    name: str
+    would_run: bool
+    message: str
+    nodes: list[RoomOn] = []
+    estimated_start_time: str = ""
+    evictions: list[WouldEvict] = []
+    evictions_of_other_tenants: int = 0
+    reason: WaitingReason | None = None
+    other_reasons: list[WaitingReason] = []
+    queue_position: int | None = None
+    ahead: AheadInLine | None = None
+    cost: Cost | None = None
+
+
+class Simulation(msgspec.Struct, rename="camel", kw_only=True):
+    """What would happen; nothing has."""
+
+    kind: str = "Simulation"
+    would_run: bool  # all of them, now
+    allocations: list[Outlook]
+
+
+# From what the leader answers.
+
+
+def why(reason: Reason, sees: Sees) -> WaitingReason:
+    """A reason to wait, for somebody who sees the figures of these scopes alone."""
+    reason = reason_for(reason, sees)
+    return WaitingReason(
+        code=reason.code,
+        message=sentence(reason),
+        help=help(reason),
+        nodes=reason.nodes,
+        matching_nodes=reason.matching,
+        short=[
+            ResourceShort(
+                one.resource, _counted(one.resource, one.needs), _counted(one.resource, one.has),
+                _counted(one.resource, max(0, one.needs - one.has)), one.nodes,
+            )
+            for one in reason.short
+        ],
+        excluded=[ExcludedNodes(constraint(name), count) for name, count in reason.excluded if name != "together"],
+        quotas=[
+            QuotaShort(
+                scope, dimension_label(dimension), format_amount(dimension, hard), format_amount(dimension, bound),
+                format_amount(dimension, asked), format_amount(dimension, max(0, bound + asked - hard)),
+            )
+            for scope, dimension, hard, bound, asked in reason.limits
+            if scope != ABOVE
+        ],
+        members=reason.members,
+        min_members=reason.members_min,
+        until=time_of(reason.until or None),
+    )  # fmt: skip
+
+
+def _counted(resource: str, amount: int) -> str:
+    """Members and whole nodes are counted; everything else is measured."""
+    return str(amount) if resource in (MEMBERS, NODES) else format_amount(resource, amount)
+
+
+def ahead_in_line(ahead: told.Ahead) -> AheadInLine:
+    amounts = {name: format_amount(name, amount) for name, amount in sorted(ahead.amounts.items())}
+    return AheadInLine(ahead.allocations, amounts)
+
+
+def reservation(kept: told.Kept | None) -> KeptRoom | None:
+    return KeptRoom(list(kept.nodes), time_of(kept.at)) if kept is not None else None
+
+
+def nomination(kept: told.Kept | None) -> KeptRoom | None:
+    return KeptRoom(list(kept.nodes), until=time_of(kept.at)) if kept is not None else None
+
+
+def queue_score(score: told.Score | None) -> QueueScore | None:
+    if score is None:
+        return None
+    terms = [ScoreTerm(one.factor, one.value, one.weight, one.value * one.weight) for one in score.terms]
+    return QueueScore(score.total, score.penalty, score.profile, terms)
+
+
+def share_now(share: told.ShareNow | None) -> ShareNow | None:
+    if share is None:
+        return None
+    return ShareNow(share.tenant, share.actual, share.target, share.effective, share.deficit, share.penalty)
+
+
+def time_of(seconds: float | None) -> str:
+    return "" if seconds is None else timestamp(datetime.fromtimestamp(seconds, UTC))

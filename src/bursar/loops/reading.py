@@ -1,0 +1,85 @@
+"""What the scheduler reads of stored statuses: as much of allocations, jobs and nodes' claims as decisions need."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from functools import lru_cache
+
+import msgspec
+
+from bursar.core.claim import State
+from bursar.core.fleet import NOBODY, UNCLAIMED
+from bursar.core.node import NodeRoom
+from bursar.core.world import Nomination
+
+decode_map = msgspec.json.Decoder(dict[str, str]).decode
+
+
+class _NodePart(msgspec.Struct):
+    name: str
+    devices: dict[str, tuple[int, ...]] = {}
+    phase: str = ""
+
+
+class _Nominated(msgspec.Struct):
+    node: str
+    until: str
+
+
+class _Eviction(msgspec.Struct):
+    deadline: str = ""
+
+
+class Status(msgspec.Struct, rename="camel"):
+    """As much of an allocation's status as decisions need."""
+
+    phase: str = "Pending"
+    reason: str = ""
+    nodes: list[_NodePart] = []
+    nominated: list[_Nominated] = []
+    scheduled_time: str = ""
+    start_time: str = ""
+    epoch: int = 0  # how often it was placed
+    user: str = ""
+    permitted_by: str = ""
+    eviction: _Eviction | None = None
+
+
+class _Boost(msgspec.Struct):
+    priority: int
+    expires: str
+
+
+class _JobStatus(msgspec.Struct):
+    boost: _Boost | None = None
+
+
+class _Named(msgspec.Struct):
+    uid: str = ""
+
+
+class _JobDocument(msgspec.Struct):
+    metadata: _Named
+
+
+decode_status = msgspec.json.Decoder(Status).decode
+decode_job = msgspec.json.Decoder(_JobStatus).decode
+decode_job_document = msgspec.json.Decoder(_JobDocument).decode
+
+
+def holder_of(room: NodeRoom) -> str:
+    """Whose a node is, as the fleet knows it."""
+    if room.claim is None:
+        return UNCLAIMED
+    return room.claim.holder if room.claim.state is State.HELD and not room.claim.unpaid else NOBODY
+
+
+def nomination_of(status: Status) -> Nomination | None:
+    if not status.nominated:
+        return None
+    return Nomination(tuple(one.node for one in status.nominated), max(epoch(one.until) for one in status.nominated))
+
+
+@lru_cache(4096)
+def epoch(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp() if text else 0.0
