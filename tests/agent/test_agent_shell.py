@@ -178,7 +178,8 @@ async def test_a_command_hears_of_its_end_before_its_children_are_gone(bench: Be
         await until(lambda: (bench.shell.log(uid) and "here" in bench.text((uid, 1))) or None)
         bench.stop((uid, 1))
         await bench.end((uid, 1))
-        assert bench.text((uid, 1)) == "here asked"
+        # The other signal may come while it says so.
+        assert bench.text((uid, 1)).startswith("here asked")
 
 
 async def test_a_command_that_ignores_being_asked_is_killed(bench: Bench, uid: str) -> None:

@@ -228,6 +228,17 @@ def test_work_that_is_interrupted_leaves_nothing_behind(
     assert not status_of(client, name)
 
 
+# What it reads.
+
+
+def test_what_is_piped_in_reaches_the_command(house: Server, agents: list[Agent]) -> None:
+    command = [str(BURSAR), "run", "--cpus", "100m", "--", "python3", "-"]
+    told = subprocess.run(
+        command, input="print(6*7)", env=house.environment, capture_output=True, text=True, timeout=SECONDS_MAX
+    )
+    assert (told.stdout, told.returncode) == ("42\n", 0), told.stderr
+
+
 # Together.
 
 
@@ -247,6 +258,11 @@ def test_members_of_a_gang_find_each_other_and_train(house: Server, client: Clie
     for index in range(2):
         shown = bursar(house, "logs", f"line-{index}")
         assert shown.stdout == f"rank {index} of 2: y = 3.00x -2.00\n", shown.stderr
+    whole = bursar(house, "logs", "-f", "job/line")
+    assert sorted(whole.stdout.splitlines()) == [f"[line-{at}] rank {at} of 2: y = 3.00x -2.00" for at in range(2)]
+    missing = bursar(house, "logs", "line")
+    assert missing.returncode != 0
+    assert "line is a job: bursar logs job/line" in missing.stderr
 
 
 def test_the_exit_code_is_that_of_the_first_node_that_failed(house: Server, agents: list[Agent], name: str) -> None:

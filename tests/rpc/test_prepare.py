@@ -4,6 +4,7 @@ import grpc
 import pytest
 
 from bursar.ops.office import Office
+from bursar.store import stdin as stdin_store
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 from bursar.wire.scheduler.v1 import node_agent_pb2_grpc as pb_grpc
 from offices import allocation, bind, bind_unit, code, get, node
@@ -75,3 +76,21 @@ async def test_directives_say_whose_work_it_is_and_whether_more_is_to_be_asked(d
         await allocation(door.office, "default", name, spec=GANG, cpu=1)
     await bind_unit(door.office, "default", dict.fromkeys(("a", "b"), ("n1",)))
     assert [(await agent.directive()).prepare for _ in range(2)] == [True, True]
+
+
+async def test_work_that_reads_is_placed_where_agents_can_and_waits_for_its_input(door: Door) -> None:
+    await node(door.office, "n1", cpu=8)
+    agent = door.agent("n1")
+    await agent.beat(inventory=True, capacity={"cpu": "8"}, features=["stdin"])
+    assert (await get(door.office, "Node", "", "n1")).labels["bursar.io/stdin"] == "true"
+    await allocation(door.office, "default", "one", spec={"command": ["cat"], "stdin": True}, cpu=1)
+    await bind(door.office, "default", "one", "n1")
+    assert (await agent.directive()).prepare
+    one = await get(door.office, "Allocation", "default", "one")
+    assert (await ask(door, "n1", one.uid)).wait
+    async with door.office.database.reader() as db:
+        assert await stdin_store.save(db, one.key, one.uid, b"hello")
+    answer = await ask(door, "n1", one.uid)
+    assert (answer.wait, answer.stdin) == (False, b"hello")
+    await door.agent("n1").beat(inventory=True, capacity={"cpu": "8"})
+    assert "bursar.io/stdin" not in (await get(door.office, "Node", "", "n1")).labels, "an older agent came"

@@ -15,6 +15,7 @@ from bursar.agent.work import Directive, Grant, Place, Run, State, Status, Stop,
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 
 PROTOCOL_VERSION = 1
+FEATURES = ("stdin",)  # what we can do that older agents cannot
 WIPE = "wipe"  # in place of an allocation's name
 
 _PHASES = {
@@ -82,6 +83,7 @@ def beat_message(beat: Beat, *, node: str, seq: int, timestamp_ms: int) -> pb.He
         nonce=beat.nonce,
         isolation=beat.isolation,
         isolation_message=beat.isolation_message,
+        features=FEATURES if beat.inventory else (),
     )
 
 

@@ -82,6 +82,8 @@ async def explain_job(call: Call) -> Outcome:
     status = msgspec.json.decode(job.status)
     phase = str(status.get("phase", ""))
     said = status.get("message") or f"none of its {len(there)} allocations is waiting"
+    if status.get("nextRetryTime"):
+        said = f"it tries again at {status['nextRetryTime']}, after {status.get('failed', 0)} failed: {said}"
     return Answer(200, encode(Explanation(job.key.name, job.key.namespace, job.uid, phase, said, KIND)))
 
 

@@ -46,6 +46,7 @@ FIELD_WORDS: Final = {
     "AllocationSpec.command": "What each of its nodes runs; without one it only holds room.",
     "AllocationSpec.env": "The command's environment, by name; the node adds its own, such as BURSAR_NODE.",
     "AllocationSpec.workingDir": "The command's directory on the node, as an absolute path.",
+    "AllocationSpec.stdin": "Whether the command is started when its standard input was sent, with PUT …/stdin.",
     "AllocationSpec.onNodeLost": "requeue or fail.",
     "AllocationSpec.onMemberFailure": "On several nodes or in a gang: stop the rest when one fails, or wait for it.",
     "AllocationStatus.reason": "Why it stands there, from a closed list.",

@@ -29,6 +29,7 @@ from bursar.api import (
     pod,
     preemption,
     review,
+    stdin,
     system,
     tenant,
     token,
@@ -255,6 +256,11 @@ def _asking_routes() -> Iterator[Route]:
         "GET", f"{_base(allocations)}/{{name}}/log", log.read_log, "What an allocation has written.", "get",
         "allocations", "log", kind=allocations, params=log.PARAMS, answer_media=("text/plain",),
         refusals=(409, 410, 503),
+    )  # fmt: skip
+    yield Route(
+        "PUT", f"{_base(allocations)}/{{name}}/stdin", stdin.send, "Send what its command reads.", "update",
+        "allocations", "stdin", kind=allocations, params=(DRY_RUN,), body_media=(stdin.MEDIA,), answer=stdin.Sent,
+        refusals=(409, 413),
     )  # fmt: skip
     yield Route(
         "GET", f"{_base(jobs)}/{{name}}/explain", explain.explain_job, "Why a job waits.", "explain", "jobs", kind=jobs,

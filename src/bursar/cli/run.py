@@ -6,7 +6,10 @@ releases it, and the exit code is the command's own.
 
 from __future__ import annotations
 
+import os
 import re
+import select
+import stat
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
@@ -36,6 +39,8 @@ LOOK_SECONDS = 3.0
 REST_SECONDS_MAX = 15.0
 NAME_CHARS_MAX = 40
 MEMORY_BYTES_MIN = 2**20  # less is a unit that was forgotten
+STDIN_BYTES_MAX = 1 << 20  # as the server has it
+SILENT_SECONDS = 5.0
 
 
 def _variable(_: click.Context, __: click.Parameter, given: Sequence[str]) -> dict[str, str]:
@@ -90,13 +95,25 @@ def _memory(_: click.Context, __: click.Parameter, given: str) -> str:
 @click.option("--ttl", default="", metavar="TIME", help="The longest it may run, such as 90m or 2h.")
 @click.option("--sensitive", is_flag=True, help="On nodes that you have claimed, and on no others.")
 @click.option("--simulated", is_flag=True, help="Also on simulated nodes, which act as if they ran it.")
+@click.option(
+    "--stdin/--no-stdin",
+    default=None,
+    help="Give the command the standard input. It gets that of a pipe or a file.",
+)
 @click.option("--detach", is_flag=True, help="Submit it, print its name, and leave it alone.")
 @click.option("--keep", is_flag=True, help="Let it go on when this command is interrupted.")
 @click.option("--json", "as_json", is_flag=True, help="Print what happens as JSON, one line for each event.")
 @namespace_option
 @connected
 def run(
-    connection: Connection, command: Sequence[str], name: str, detach: bool, keep: bool, as_json: bool, **wishes: Any
+    connection: Connection,
+    command: Sequence[str],
+    name: str,
+    stdin: bool | None,
+    detach: bool,
+    keep: bool,
+    as_json: bool,
+    **wishes: Any,
 ) -> None:
     """Run a command on the cluster, and see it through.
 
@@ -107,13 +124,18 @@ def run(
     bursar run --gpus 1 -- python train.py --epochs 3
     bursar run --nodes 2 --gpus 8 --mem 64Gi --env NCCL_DEBUG=INFO -- ./train.sh
     bursar run --detach --name nightly -- make report
+    echo 'print(6*7)' | bursar run -- python3 -
     """
+    given = standard_input(stdin)
     namespace = connection.effective_namespace
     allocations = connection.client.allocations(namespace)
     name = name or _made_up(command[0])
     with Trap() as trap:
         try:
-            document = allocations.create({"metadata": {"name": name}, "spec": spec_of(command, **wishes)})
+            spec = {**spec_of(command, **wishes), **({"stdin": True} if given else {})}
+            document = allocations.create({"metadata": {"name": name}, "spec": spec})
+            if given:
+                _send(allocations, name, given)
         except Interrupted as interrupted:
             raise Problem(f"{name} may or may not have been submitted", exit_code=128 + interrupted.number) from None
         teller = _teller(as_json)
@@ -159,6 +181,39 @@ def spec_of(
         "scheduling": {"tolerations": [{"key": SIMULATED, "operator": "Exists"}]} if simulated else None,
     }
     return {field: value for field, value in wishes.items() if value}
+
+
+def standard_input(wanted: bool | None) -> bytes:
+    """What the command reads: all of a pipe or a file, unless nobody wants that; of a terminal, if somebody does."""
+    try:
+        mode = os.fstat(0).st_mode
+    except OSError:
+        return b""
+    if wanted is False or (wanted is None and not (stat.S_ISFIFO(mode) or stat.S_ISREG(mode))):
+        return b""
+    if not select.select([0], [], [], SILENT_SECONDS)[0]:
+        click.echo("bursar: waiting for standard input; --no-stdin leaves it alone", err=True)
+    with open(0, "rb", closefd=False) as source:
+        data = source.read(STDIN_BYTES_MAX + 1)
+    if len(data) > STDIN_BYTES_MAX:
+        raise Problem(
+            f"standard input has more than {STDIN_BYTES_MAX} bytes",
+            "put it into a file that the node can read, or leave it alone: --no-stdin",
+        )
+    return data
+
+
+def _send(allocations: Resource, name: str, data: bytes) -> None:
+    """What cannot be sent is not waited for on a node. That it was sent before was an answer that got lost."""
+    from bursar.client import BursarError, Conflict
+
+    try:
+        allocations.send_stdin(name, data)
+    except Conflict:
+        return
+    except BursarError:
+        allocations.delete(name)
+        raise
 
 
 def _made_up(program: str) -> str:

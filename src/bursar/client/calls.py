@@ -235,6 +235,12 @@ def action(place: Place, name: str, verb: str, body: Mapping[str, Any] | None = 
     return _write("POST", place.path_of(name, segment(verb)), place, dict(body or {}))
 
 
+def send_stdin(place: Place, name: str, data: bytes) -> Flow[Document]:
+    """Sends what an allocation's command reads from its standard input: once, before it is started."""
+    headers = {"content-type": "application/octet-stream"}
+    return document_of(Request("PUT", place.path_of(name, "stdin"), {}, headers, data), place.retries)
+
+
 def cancel(place: Place, name: str, *, reason: str = "", grace_period_seconds: int | None = None) -> Flow[Document]:
     """Stops a job: what waits goes at once, what runs is given its grace. The answer has its phase and a message."""
     body: Document = {"reason": reason} if reason else {}

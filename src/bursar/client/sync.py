@@ -152,6 +152,7 @@ class Resource(_Driven[Place]):
     delete_collection = _call(calls.delete_collection)
     bulk_release = _call(calls.bulk_release)
     action = _call(calls.action)
+    send_stdin = _call(calls.send_stdin)
     cancel = _call(calls.cancel)
     boost = _call(calls.boost)
     explain = _call(calls.explain)

@@ -156,6 +156,7 @@ _READ_TENANT = Rule((*READ, "explain"), _with_parts(*WORK, *BOUNDS, *REPORTS, *M
 _USE_TENANT = (
     Rule((*WRITE, "cancel", "release", "simulate"), WORK),
     Rule(("update", "patch"), ("workloads/scale",)),
+    Rule(("update",), ("allocations/stdin",)),
     # Sensitive nodes are claimed by the person who will work on them.
     Rule(("claim", "release"), ("nodes",)),
     # A lease spends the caller's own credit.

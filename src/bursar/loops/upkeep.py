@@ -25,7 +25,7 @@ from bursar.ops.namespace import TellWaiting
 from bursar.ops.object import Delete, Preconditions
 from bursar.ops.office import Office, now
 from bursar.ops.signing import rotate_old
-from bursar.store import beat, change, listing, quota, request, tree, usage, usage_record
+from bursar.store import beat, change, listing, quota, request, stdin, tree, usage, usage_record
 from bursar.store.database import AWAY
 from bursar.store.listing import Query
 from bursar.wire.document import deleted_at, finalizers_of, is_ending
@@ -168,9 +168,9 @@ async def forget_samples(office: Office, retention: Retention) -> int:
 
 
 async def forget_measures(office: Office, retention: Retention) -> int:
-    """What allocations used long ago, and when nodes were heard that are no more."""
+    """What allocations used long ago, when nodes were heard that are no more, and input that nobody reads any more."""
     async with office.database.reader() as db:
-        forgotten = await beat.forget_gone(db)
+        forgotten = await beat.forget_gone(db) + await stdin.forget(db)
         while count := await beat.forget_usage(db, now() - retention.samples):
             forgotten += count
     return forgotten

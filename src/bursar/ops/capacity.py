@@ -6,7 +6,7 @@ spec has it, and where the spec says how much of something may be given, the nod
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,26 +22,33 @@ from bursar.ops.office import Office, timestamp
 from bursar.wire.kinds import BY_NAME
 from bursar.wire.limits import amounts, dimension_name
 from bursar.wire.meta import Quantity
-from bursar.wire.node import Node
+from bursar.wire.node import STDIN_LABEL, Node
 
 NODE = BY_NAME["Node"]
 ISOLATED = "Isolated"  # the condition that says whether tenants are kept apart on the node
 NOT_ISOLATED = "none"
 
 
-async def report_capacity(office: Office, name: str, capacity: Mapping[str, str]) -> Reply | None:
-    """Write what a node has, where that differs from what is stored; None where it does not."""
+async def report_capacity(
+    office: Office, name: str, capacity: Mapping[str, str], features: Collection[str] = ()
+) -> Reply | None:
+    """Write what a node has and its agent can do, where that differs from what is stored; None where it does not."""
     key = Key("Node", "", name)
     before = await object_ops.get(office, key)
     if isinstance(before, Refusal):
         return before
     said = {dimension_name(resource): value for resource, value in capacity.items()}
-    if not _differs(before, said):
+    reads = "stdin" in features
+    if not _differs(before, said) and (before.labels.get(STDIN_LABEL) == "true") is reads:
         return None
 
     def edit(before: Stored, document: dict[str, Any]) -> Command | Refusal:
         status = document.setdefault("status", {})
         status["capacity"], status["allocatable"] = _offer(document, said)
+        labels = document["metadata"].setdefault("labels", {})
+        labels.pop(STDIN_LABEL, None)
+        if reads:
+            labels[STDIN_LABEL] = "true"
         one = msgspec.convert(document, Node)
         return change_command(NODE, before, one, Origin(f"node:{name}", "capacity"), spec_changed=False, status=True)
 

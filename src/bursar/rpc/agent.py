@@ -168,7 +168,7 @@ class _Conversation:
         alive_seconds = patience.run_lease_seconds + patience.kill_grace_seconds
         heard = await self._heard(said, spoken.values(), alive_seconds, first=first, whole=whole)
         if first:
-            stream.began, stream.nonce = heard.began, said.nonce
+            stream.began, stream.nonce, stream.features = heard.began, said.nonce, said.features
             self._hub.take_over(stream)
         self._hub.heard(stream.node, heard.standing)
         self._capacity, self._isolation = said.capacity or self._capacity, said.isolation or self._isolation
@@ -250,7 +250,7 @@ class _Conversation:
         office, node, reply = self._office, self._stream.node, None
         try:
             if self._capacity:
-                reply = await report_capacity(office, node, self._capacity)
+                reply = await report_capacity(office, node, self._capacity, self._stream.features)
             if self._isolation and not isinstance(reply, Refusal):
                 reply = await report_isolation(office, node, *self._isolation)
         except PASSING:

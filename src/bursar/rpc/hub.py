@@ -87,6 +87,7 @@ class Stream:
     # those of any earlier stream, which did not beat once a microsecond.
     began: int = 0
     nonce: str = ""  # the agent's own word for it: what is signed names it
+    features: tuple[str, ...] = ()  # what the agent can do that older ones cannot
     keys_told: tuple[str, ...] = ()  # by which the agent believes what is signed
     whole_due: bool = True  # whether the next answer names everything that is wanted
     wiping: bool = False  # whether it was told to wipe its node

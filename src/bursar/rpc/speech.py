@@ -38,6 +38,7 @@ PROTOCOL_OLDEST: Final = 1
 PROTOCOL_NEWEST: Final = 1
 
 STATUSES_MAX: Final = 10_000
+FEATURES_MAX: Final = 64
 NONCE_CHARS_MAX: Final = 64
 LOAD_MAX: Final = 1e15  # of cores, bytes or devices: more is no measurement
 WORDS_CHARS_MAX: Final = 1024
@@ -103,6 +104,7 @@ class Said(Struct, frozen=True):
     nonce: str = ""  # the agent's own word for the stream
     load: pb.ResourceUsage | None = None  # what is in use on the node
     isolation: tuple[str, str] | None = None  # how tenants are kept apart there, and why not; None where it is not said
+    features: tuple[str, ...] = ()  # what its agent can do that older ones cannot
 
 
 # What is heard.
@@ -142,6 +144,7 @@ def read_beat(message: pb.HeartbeatRequest, node: str) -> Said | Refusal:
         message.nonce,
         message.current_usage if message.HasField("current_usage") else None,
         _isolation(message),
+        tuple(message.features[:FEATURES_MAX]),
     )
 
 

@@ -37,6 +37,7 @@ GANG_SIZE = "scheduler.example.com/gang-size"
 MAX_WAIT = "scheduler.example.com/max-wait"
 CHECKPOINT_INTERVAL = "bursar.io/checkpoint-interval"
 DATA_READY = "bursar.io/data-ready"
+STDIN_BYTES_MAX = 1 << 20
 JOB_INDEX = "bursar.io/job-index"  # the one that an allocation works on in its job; written when it is made
 
 FAULTS_MAX = 50
@@ -68,6 +69,7 @@ class AllocationSpec(Wire):
     command: list[str] | UnsetType = UNSET
     env: list[EnvVar] | dict[str, str] | UnsetType = UNSET
     working_dir: Text = UNSET
+    stdin: bool | UnsetType = UNSET  # it is started when its standard input was sent
     on_node_lost: Text = UNSET
     on_member_failure: Text = UNSET  # of work on several nodes, or of a gang: stop (the default) or wait
 
@@ -319,6 +321,8 @@ def spec_faults(path: str, spec: AllocationSpec) -> Iterator[Cause]:
     if isinstance(spec.scheduling, Scheduling):
         yield from _scheduling_faults(path, spec, spec.scheduling)
     yield from command_faults(path, spec.command, spec.env, spec.working_dir)
+    if spec.stdin is True and not spec.command:
+        yield field_fault(f"{path}.stdin", "needs a command that reads it")
 
 
 def _resource_faults(spec_path: str, resources: Resources) -> Iterator[Cause]:

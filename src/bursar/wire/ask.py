@@ -37,7 +37,7 @@ from bursar.wire.allocation import (
 )
 from bursar.wire.job import JOB_LABEL
 from bursar.wire.meta import ObjectMeta, OwnerReference, given
-from bursar.wire.node import REFUSED
+from bursar.wire.node import REFUSED, STDIN_LABEL
 from bursar.wire.scheduling import GangScheduling
 
 QUEUE_DEFAULT = "default"
@@ -202,7 +202,7 @@ def _mean(raw: bytes) -> _Meaning:
 
 def _shape(spec: AllocationSpec) -> Shape:
     requests = tuple(sorted((name, amount) for name, amount in requests_of(spec).items() if amount))
-    where = _tolerant(where_of(spec.node_selector, spec.scheduling), _implied(spec, requests))
+    where = _tolerant(where_of(_selector(spec), spec.scheduling), _implied(spec, requests))
     return Shape(
         requests,
         spec.nodes if isinstance(spec.nodes, int) else 1,
@@ -220,6 +220,13 @@ def tolerations_in(doc: bytes) -> tuple[tuple[Toleration, ...], bool]:
     """What a stored allocation tolerates as it stands, and whether it asks for a part of a device."""
     where = _meaning(bytes(_decode_document(doc).spec)).shape.where
     return where.tolerations, where.fractional
+
+
+def _selector(spec: AllocationSpec) -> dict[str, str] | UnsetType:
+    """An agent that knows nothing of standard input would start the command without it."""
+    if spec.stdin is not True:
+        return spec.node_selector
+    return {**(spec.node_selector or {}), STDIN_LABEL: "true"}
 
 
 # Specs that differ in what does not matter here, such as the command or the gang's name, have equal shapes.

@@ -238,6 +238,8 @@ def _check(job: Job) -> list[Cause]:
         faults += priority_faults("spec.priority", spec.priority)
     if spec.on_member_failure is not UNSET and spec.on_member_failure not in ("stop", "wait"):
         faults.append(field_fault("spec.onMemberFailure", "must be stop or wait"))
+    if spec.template.spec.stdin is True:
+        faults.append(field_fault("spec.template.spec.stdin", "is of allocations: nobody sends it to what a job makes"))
     template = [*spec_faults("spec.template.spec", spec.template.spec), *_template_meta_faults(spec)]
     # Whether the gang fits the job can be asked once both are understood.
     return [*faults, *template] if faults or template else list(_gang_faults(job))

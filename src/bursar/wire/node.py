@@ -19,6 +19,7 @@ from bursar.wire.meta import Condition, ObjectMeta, Quantity, Text, Wire
 from bursar.wire.scheduling import EFFECTS, count_faults
 
 HOSTNAME_LABEL = "kubernetes.io/hostname"
+STDIN_LABEL = "bursar.io/stdin"  # on nodes whose agents can give commands a standard input; theirs to say
 ZONE_LABEL = "topology.kubernetes.io/zone"
 TAINTS_MAX = 64
 TENANTS_MAX = 256
