@@ -28,6 +28,21 @@ def work(kind: str = "Allocation", spec: dict[str, Any] | None = None, **status:
             "runs on n1; it stands still",
             id="runs, and there is something to say of it",
         ),
+        pytest.param(
+            work(
+                phase="Running",
+                nodes=[{"name": "n1"}],
+                restarts=1,
+                lastRestart={"reason": "Preempted", "time": "2024-01-15T12:53:07Z"},
+            ),
+            "runs on n1; restarts: 1 (preempted at 12:53)",
+            id="runs again",
+        ),
+        pytest.param(
+            work("Job", phase="Running", failed=1, nextRetryTime="2024-01-15T12:53:07Z"),
+            "0 of 1 done, 0 under way, 1 failed; tries again at 2024-01-15T12:53:07Z",
+            id="a job that pauses",
+        ),
         pytest.param(work(phase="Scheduled", nodes=[{"name": "n1"}]), "starts on n1", id="starts"),
         pytest.param(
             work(phase="Terminating", eviction={"message": "Preempted by lab/urgent"}),

@@ -147,6 +147,16 @@ async def test_work_that_was_preempted_says_so_when_it_runs_again(office: Office
     assert "message" not in again
 
 
+async def test_work_that_ended_before_anybody_heard_of_it_ran_for_as_long_as_was_measured(office: Office) -> None:
+    await node(office, "a", gpu=2)
+    await allocation(office, "default", "short", gpu=1)
+    await bind(office, "default", "short", "a")
+    key = Key("Allocation", "default", "short")
+    ended = Report(key=key, origin=TEST, phase=Phase.SUCCEEDED, node="a", exit_code=0, measured=40_000)
+    told = document(await report(office, ended))["status"]
+    assert told["startTime"] <= told["endTime"]
+
+
 def document_of(stored: Stored) -> dict[str, Any]:
     found: dict[str, Any] = msgspec.json.decode(stored.status)
     return found

@@ -239,6 +239,17 @@ async def test_between_two_tries_there_is_a_pause(lab: Office) -> None:
     assert "nextRetryTime" not in await status(lab)
 
 
+async def test_a_job_that_is_cancelled_between_two_tries_tries_no_more(lab: Office) -> None:
+    await job(lab, backoffLimit=2, backoffSeconds=300)
+    await run(lab, "train-0")
+    await finish(lab, "train-0", phase=Phase.FAILED)
+    await step(lab, key())
+    await cancel(lab)
+    ended = await status(lab)
+    assert (ended["phase"], ended.get("nextRetryTime")) == ("Cancelled", None)
+    assert await step(lab, key()) is None
+
+
 # Going on.
 
 

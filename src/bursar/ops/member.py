@@ -91,12 +91,13 @@ def with_progress(job: Stored, progress: Progress, at: str, blocked: Refusal | N
         "failed": progress.failed,
         "startedIndexes": progress.started,
     }
+    goes_on = progress.phase in (JobPhase.QUEUED, JobPhase.RUNNING)
     told: dict[str, Any] = {
         "reason": progress.reason,
         "message": progress.message,
         "completedIndexes": format_indexes(progress.completed),
         "failedTries": {str(index): count for index, count in sorted(progress.failures.items())},
-        "nextRetryTime": timestamp(progress.retry_at) if progress.retry_at else "",
+        "nextRetryTime": timestamp(progress.retry_at) if progress.retry_at and goes_on else "",
         "startTime": timestamp(progress.started_at) if progress.started_at else "",
         "completionTime": timestamp(progress.ended_at) if progress.ended_at else "",
         "boost": status.get("boost") if progress.boost is not None else None,
