@@ -117,6 +117,9 @@ def _repeated(error: RepeatedKey) -> Refusal:
     return invalid(str(error), hint="Give each key once: readers do not agree which of two values counts.")
 
 
+BYTES = "application/octet-stream"
+
+
 def _too_many() -> Refusal:
     return invalid(
         f"the body has more than {VALUES_MAX} values",
@@ -127,6 +130,8 @@ def _too_many() -> Refusal:
 async def weigh(call: Call) -> Refusal | None:
     """Bound a body that is not short before a handler reads it; what takes long to read is read here."""
     media = call.media_type
+    if BYTES in call.route.body_media:
+        return None  # Nobody reads it as a document.
     if media != PROTOBUF and not _is_yaml(media):
         if has_more_values_json(call.body):
             return _too_many()

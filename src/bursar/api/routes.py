@@ -35,7 +35,7 @@ from bursar.api import (
     token,
 )
 from bursar.api import object as objects
-from bursar.api.body import PROTOBUF, YAML
+from bursar.api.body import BYTES, PROTOBUF, YAML
 from bursar.api.credit_routes import credit_routes
 from bursar.api.route import JSON, Handler, Param, Route
 from bursar.api.tenant_usage import usage_routes
@@ -259,7 +259,7 @@ def _asking_routes() -> Iterator[Route]:
     )  # fmt: skip
     yield Route(
         "PUT", f"{_base(allocations)}/{{name}}/stdin", stdin.send, "Send what its command reads.", "update",
-        "allocations", "stdin", kind=allocations, params=(DRY_RUN,), body_media=(stdin.MEDIA,), answer=stdin.Sent,
+        "allocations", "stdin", kind=allocations, params=(DRY_RUN,), body_media=(BYTES,), answer=stdin.Sent,
         refusals=(409, 413),
     )  # fmt: skip
     yield Route(

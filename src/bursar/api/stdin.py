@@ -17,8 +17,6 @@ from bursar.store import stdin as store
 from bursar.wire.allocation import STDIN_BYTES_MAX
 from bursar.wire.document import encode
 
-MEDIA = "application/octet-stream"
-
 
 class Sent(Struct):
     """How much of it was taken."""
