@@ -150,7 +150,8 @@ async def test_users_extend_and_close_what_is_paid_by_the_account_that_pays_for_
         assert reply.message == f"account {one.tenant}/bob pays for you, and not {one.tenant}"
     assert await money(site) == before
     assert (await site.get(f"leases/{lease}", token=bob)).status == 200, "seen it may be"
-    assert (await one.act(lease, "extend", delta_seconds=1)).status == 200
+    await site.post("accounts", {"tenant": one.tenant, "user": "ada"})
+    assert (await one.act(lease, "extend", delta_seconds=1)).status == 200, "ada opened it"
     assert (await one.act(lease, "extend", token=boss, delta_seconds=1)).status == 200
     assert (await one.act(lease, "close", token=boss)).status == 200
 

@@ -255,7 +255,7 @@ async def sees(call: Call, tenant: str, user: str) -> bool:
 
 async def find_lease(call: Call, *, spending: bool = False) -> tuple[Lease, Account] | Refusal:
     """A lease that the caller may see, open or ended, with the account that pays for it. Users who are `spending` must
-    be paid for by that account, as when they open one."""
+    be paid for by that account, as when they open one, or have opened the lease themselves."""
     name = call.parameters["name"]
     missing = Refusal(Code.NOT_FOUND, f'leases "{name}" not found')
     number = lease_number(name)
@@ -268,11 +268,13 @@ async def find_lease(call: Call, *, spending: bool = False) -> tuple[Lease, Acco
             return missing
         # An administrator's name is no user's: nobody has an account of that name.
         owner = (call.identity.tenant, call.identity.user) if call.identity.role is Role.USER else ("", "")
-        account, own = await store.load_payers(db, lease.account, owner)
+        account, own, opened_by = await store.load_payers(db, lease, owner)
     if account is None:
         return missing
     if call.identity.role is Role.NODE:
         return (lease, account) if lease.node and lease.node == call.identity.node else missing
     if not await sees(call, account.tenant, account.user):
         return missing
-    return (spends_anothers(account, own) if spending else None) or (lease, account)
+    if spending and opened_by != call.identity.actor and (refusal := spends_anothers(account, own)):
+        return refusal
+    return lease, account

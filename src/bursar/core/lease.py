@@ -71,6 +71,7 @@ class Lease(Struct):
     closed_at: int = 0
     written_off: int = 0  # of what was posted, what nobody could pay
     measured: int | None = None  # how long it ran, where whoever ended it said so: then it is settled
+    opened_by: str = ""  # who asked for it by name; known while it is new, and then asked for where it matters
 
     @property
     def name(self) -> str:

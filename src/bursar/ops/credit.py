@@ -113,7 +113,7 @@ class OpenLease(Credit):
             return invalid("a lease is for a second or more")
         lease = Lease(
             0, account.id, self.job, window=self.window, amounts=dict(self.amounts), klass=self.klass,
-            gpus=gpus_in(self.amounts), discount=self.discount, mode=self.mode,
+            gpus=gpus_in(self.amounts), discount=self.discount, mode=self.mode, opened_by=self.actor,
         )  # fmt: skip
         refusal = desk.book.open(lease, started=True)
         return refusal if refusal is not None else desk.receipt(account, lease=lease)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import asyncpg
 import msgspec
@@ -85,12 +85,23 @@ async def load_accounts(db: Connection, ids: Iterable[int]) -> dict[int, Account
     return {row[0]: _account(row) for row in await db.fetch(SQL.read_accounts, sorted(set(ids)))}
 
 
-async def load_payers(db: Connection, number: int, owner: tuple[str, str]) -> tuple[Account | None, Account | None]:
-    """The account of this number, and the one of this owner, by one question."""
-    found = [_account(row) for row in await db.fetch(SQL.read_payers, number, *owner)]
-    return (
-        next((one for one in found if one.id == number), None),
+class Payers(NamedTuple):
+    """The account that pays for a lease, the one that an owner has of their own, and who opened the lease: empty where
+    it has ended, or was opened with a placement."""
+
+    account: Account | None
+    own: Account | None
+    opened_by: str
+
+
+async def load_payers(db: Connection, lease: Lease, owner: tuple[str, str]) -> Payers:
+    """By one question."""
+    rows = await db.fetch(SQL.read_payers, lease.account, *owner, lease.id)
+    found = [_account(row) for row in rows]
+    return Payers(
+        next((one for one in found if one.id == lease.account), None),
         next((one for one in found if (one.tenant, one.user) == owner), None),
+        (rows[0]["opened_by"] or "") if rows else "",
     )
 
 
@@ -140,10 +151,8 @@ async def save(db: Connection, book: Book, *, added: Collection[int] = (), amend
     """Write what was decided. `added` are accounts that are not stored yet; `amended` those whose limits changed."""
     if new := [book.accounts[one] for one in sorted(added) if one in book.changed]:
         await _add_accounts(db, new)
-    if book.opened - book.ended:
-        await db.execute(
-            SQL.open_leases, *_lease_columns([book.leases[one] for one in sorted(book.opened - book.ended)])
-        )
+    if opened := [book.leases[one] for one in sorted(book.opened - book.ended)]:
+        await db.execute(SQL.open_leases, *_lease_columns(opened), texts([one.opened_by for one in opened]))
     if book.ended:
         await _save_ended(db, book)
     if repaid := [book.leases[one] for one in sorted(book.refunded - book.ended)]:

@@ -54,9 +54,10 @@ SELECT id, tenant, username, status, posted, held, credit_limit, gpus, gpus_max,
  WHERE id = ANY($1::bigint[]);
 
 -- name: read_payers
--- An account, and the one that an owner has of their own.
+-- An account, the one that an owner has of their own, and who opened a lease.
 SELECT id, tenant, username, status, posted, held, credit_limit, gpus, gpus_max, spend_rate_max, spend_burst, tokens,
-       tokens_at, daily_cap, stop_at_cap, time_zone, day, day_posted, low_balance, version, tenant_uid
+       tokens_at, daily_cap, stop_at_cap, time_zone, day, day_posted, low_balance, version, tenant_uid,
+       (SELECT opened_by FROM lease WHERE lease.id = $4) AS opened_by
   FROM account
  WHERE id = $1 OR (tenant, username) = ($2, $3);
 
@@ -168,11 +169,12 @@ SELECT (SELECT count(*) FROM balanced) AS balanced, (SELECT count(*) FROM moved)
 
 -- name: open_leases
 INSERT INTO lease (id, account, job, rate, span, amounts, class, gpus, discount, mode, uid, epoch, node, opened_at,
-                   started_at, since, past, ahead, posted_until, paid_until, posted, held, seq, final, work)
+                   started_at, since, past, ahead, posted_until, paid_until, posted, held, seq, final, work, opened_by)
 SELECT line.id, line.account, line.job, line.rate, line.span, line.amounts::json, coalesce(line.class, ''), line.gpus,
        line.discount, line.mode, coalesce(line.uid, ''), line.epoch, coalesce(line.node, ''), line.opened_at,
        line.started_at, line.since, line.past::json, line.ahead::json, line.posted_until, line.paid_until,
-       line.posted, line.held, line.seq, coalesce(line.final, ''), coalesce(line.work, '')
+       line.posted, line.held, line.seq, coalesce(line.final, ''), coalesce(line.work, ''),
+       coalesce(line.opened_by, '')
   FROM unnest(
            string_to_array($1, ',')::bigint[], string_to_array($2, ',')::bigint[], string_to_array($3, chr(31)),
            string_to_array($4, ',')::bigint[], string_to_array($5, ',')::bigint[], string_to_array($6, chr(31)),
@@ -182,9 +184,10 @@ SELECT line.id, line.account, line.job, line.rate, line.span, line.amounts::json
            string_to_array($16, ',')::bigint[], string_to_array($17, chr(31)), string_to_array($18, chr(31)),
            string_to_array($19, ',')::bigint[], string_to_array($20, ',')::bigint[], string_to_array($21, ',')::bigint[],
            string_to_array($22, ',')::bigint[], string_to_array($23, ',')::bigint[], string_to_array($24, chr(31)),
-           string_to_array($25, chr(31))
+           string_to_array($25, chr(31)), string_to_array($26, chr(31))
        ) AS line (id, account, job, rate, span, amounts, class, gpus, discount, mode, uid, epoch, node, opened_at,
-                  started_at, since, past, ahead, posted_until, paid_until, posted, held, seq, final, work);
+                  started_at, since, past, ahead, posted_until, paid_until, posted, held, seq, final, work,
+                  opened_by);
 
 -- name: end_leases
 -- Leases that were opened in this very batch are not in the table: they go where the ended ones are at once. What was
