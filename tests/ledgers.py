@@ -1,5 +1,7 @@
 """A ledger for tests: a clock that stands still until it is moved, and the checks that hold after every step."""
 
+from msgspec.structs import replace
+
 from bursar.core.account import FIRST_ACCOUNT, Account, Owner
 from bursar.core.money import MICROS, nanocredits
 from bursar.core.refusal import Refusal
@@ -36,6 +38,11 @@ async def pass_time(office: Office, micros: int) -> None:
 def receipt(reply: Receipt | Refusal) -> Receipt:
     assert isinstance(reply, Receipt), reply
     return reply
+
+
+def once(reply: Receipt | Refusal) -> Receipt:
+    """What was answered, whether it was given for the first time or again."""
+    return replace(receipt(reply), replayed=False)
 
 
 async def priced(office: Office, per_second: str = "0.01", klass: str = "h100") -> None:

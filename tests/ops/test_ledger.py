@@ -30,6 +30,7 @@ from ledgers import (
     assert_books_balance,
     funded,
     leased,
+    once,
     pass_time,
     priced,
     receipt,
@@ -335,7 +336,7 @@ async def test_prices_begin_now_or_later_and_stay(office: Office) -> None:
         command = PutPrice(resource=GPU, klass="h100", per_second=per_second, effective_from=effective_from)
         return code(await credit.put_price(office, command))
 
-    assert await put(1, START - 1) == "unprocessable"
+    assert await put(1, START - 60 * MICROS - 1) == "unprocessable"
     assert await put(-1, None) == "invalid"
     assert await put(AMOUNT_MAX + 1, None) == "invalid"
     assert [await put(1, at), await put(1, at), await put(2, at), await put(2, at + 1)] == [
@@ -387,7 +388,8 @@ async def test_requests_of_the_ledger_are_never_forgotten(office: Office) -> Non
         later = now() + timedelta(days=1)
         assert await request_store.expire(db, markers_before=later, answers_before=later) > 0
         assert await db.fetchval("SELECT count(*) FROM request") == 1
-    assert await credit.top_up(office, LAB, NANO, actor="user:test", claim=claim) == first
+    again = receipt(await credit.top_up(office, LAB, NANO, actor="user:test", claim=claim))
+    assert (again.replayed, once(again)) == (True, first)
     assert len(await entries(office)) == 1
 
 
