@@ -112,14 +112,17 @@ class Copying:
         from bursar.client import Conflict
 
         until = time.monotonic() + BEGIN_SECONDS_MAX
+        at = None if tail_lines is not None else 0  # where the next piece should begin
+        begun = False
         while True:
+            # What was copied before it was refused is not copied again.
+            tail = None if begun else tail_lines
             pieces = self._allocations.log(
-                self._name, follow=follow, tail_lines=tail_lines, node=copy.node, epoch=epoch
+                self._name, follow=follow, tail_lines=tail, node=copy.node, epoch=epoch, offset=at or 0
             )
-            at = None if tail_lines is not None else 0  # where the next piece should begin
             try:
                 for piece in pieces:
-                    copy.heard_at = time.monotonic()
+                    copy.heard_at, begun = time.monotonic(), True
                     if at is not None:
                         copy.missed_bytes += piece.offset - at
                     at = piece.offset + len(piece.data)
