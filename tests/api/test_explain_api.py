@@ -60,6 +60,16 @@ async def leading(site: Site, world: World, waits: Waits | None = None) -> Async
         await resign(database, "test")
 
 
+async def glimpsed(site: Site, path: str) -> Any:
+    """What is read, with its place in line: a leader that is slow to answer is not waited for, so it is asked again."""
+    async with asyncio.timeout(60):
+        while True:
+            site.house.inquiries._silent_until = float("-inf")
+            shown = await site.get(path)
+            if "queuePosition" in shown.body["status"]:
+                return shown
+
+
 async def pending(site: Site, namespace: str, name: str, **requests: Any) -> None:
     made = await site.post(f"namespaces/{namespace}/allocations", allocation(name, **(requests or {"gpu": 4})))
     assert made.status == 201, made
@@ -176,7 +186,7 @@ async def test_a_job_is_explained_by_the_first_of_its_allocations_that_waits(sit
     async with leading(site, world):
         body = (await site.get(f"namespaces/{team}/jobs/train/explain")).body
         assert (body["name"], body["reason"]["code"]) == (min(names), f"no_capacity_{GPU}")
-        status = (await site.get(f"namespaces/{team}/jobs/train/status")).body["status"]
+        status = (await glimpsed(site, f"namespaces/{team}/jobs/train/status")).body["status"]
         assert status["queuePosition"] == 1
         boost = {"newPriority": 500, "reason": "incident", "duration": "60s", "approvedBy": "me"}
         boosted = await site.post(f"namespaces/{team}/jobs/train/boost", boost)
@@ -195,7 +205,7 @@ async def test_a_pending_allocation_is_shown_with_its_place_in_line(site: Site) 
     await enter(site, world, team, "a")
     path = f"namespaces/{team}/allocations/a"
     async with leading(site, world):
-        shown = await site.get(path)
+        shown = await glimpsed(site, path)
         assert shown.body["status"]["queuePosition"] == 1
         assert shown.body["status"]["estimatedStartTime"] == "2030-01-01T00:10:00Z"
         # What was read can be written back.
