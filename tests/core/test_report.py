@@ -13,6 +13,7 @@ from bursar.core.report import (
     bound_below,
     is_metered,
     peaks_together,
+    plain_units,
     quotas_below,
     together,
     unit_hours,
@@ -107,3 +108,17 @@ def test_an_average_is_whole_and_that_of_bytes_is_told_to_the_mib() -> None:
     assert average("cpu", 1000 * HOUR, 3 * HOUR) == 333
     assert average("memory", GIB * HOUR, 3 * HOUR) == 341 << 20
     assert average("memory", 4000, 2) == 2000
+
+
+@pytest.mark.parametrize(
+    ("resource", "amount", "plain"),
+    [
+        ("cpu", 500, "0.5"),
+        ("cpu", 32_000, "32"),
+        ("memory", 128 << 30, "128"),
+        ("memory", 1 << 29, "0.5"),
+        ("nvidia.com/gpu", 0, "0"),
+    ],
+)
+def test_tables_for_spreadsheets_have_plain_numbers(resource: str, amount: int, plain: str) -> None:
+    assert plain_units(resource, amount) == plain

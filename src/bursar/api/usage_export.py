@@ -15,9 +15,8 @@ from bursar.core.cost import bill, fraction, nano_of
 from bursar.core.hours import DAY, NOBODY
 from bursar.core.money import MICROS, credits_of
 from bursar.core.object import Key
-from bursar.core.quantity import format_amount
 from bursar.core.refusal import Refusal, field_fault, invalid
-from bursar.core.report import unit_hours, unit_of
+from bursar.core.report import plain_units, unit_hours, unit_of
 from bursar.core.tree import subtree
 from bursar.ops.object import not_found
 from bursar.ops.office import now
@@ -177,7 +176,7 @@ def _added(one: SeriesRow, other: SeriesRow) -> SeriesRow:
 
 def _cells(tenant: str, row: SeriesRow, order: Order, credit_value: str) -> Cells:
     figures = _figures(row.resource, row.klass, row.total, row.cost, credit_value)
-    return row.at.strftime(order.period), tenant, *figures, format_amount(row.resource, row.peak)
+    return row.at.strftime(order.period), tenant, *figures, plain_units(row.resource, row.peak)
 
 
 def _figures(resource: str, klass: str, total: int, cost: int, credit_value: str) -> Cells:

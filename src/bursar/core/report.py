@@ -15,6 +15,8 @@ from bursar.core.quantity import UNLIMITED, is_bytes
 from bursar.core.quota import Counter
 from bursar.core.tree import Row, ScopeTerm, Tree, limits_of, subtree, tenant_scope
 
+THOUSANDTHS: Final = 1000  # amounts that are not bytes are counted in thousandths
+
 Metered = tuple[str, str]  # (resource, class)
 Uses = Mapping[Metered, Used]
 
@@ -55,6 +57,12 @@ def together(several: Iterable[Uses]) -> dict[Metered, Used]:
 def unit_hours(resource: str, total: int) -> float:
     """Hours of one unit: a GPU, a core, a node, a GiB."""
     return round(total / GIB / HOUR if is_bytes(resource) else hours(total), HOURS_DIGITS)
+
+
+def plain_units(resource: str, amount: int) -> str:
+    """An amount as a plain number of its unit, for spreadsheets: `0.5` cores, `128` GiB."""
+    units = amount / GIB if is_bytes(resource) else amount / THOUSANDTHS
+    return f"{units:.6f}".rstrip("0").rstrip(".")
 
 
 def unit_of(resource: str) -> str:
