@@ -14,7 +14,7 @@ from bursar.ops.office import Office
 from bursar.ops.report import Report, report
 from bursar.store import node as node_store
 from hourly import assert_hours_agree
-from offices import TEST, allocation, assert_counters_equal_charges, bind, code, get
+from offices import TEST, allocation, assert_counters_equal_charges, bind, code, get, one_moment
 
 GPU = "nvidia.com/gpu"
 PREEMPTED = Notice(Reason.PREEMPTED, Rule.LOWER_PRIORITY, "prod/urgent", "Preempted by prod/urgent", 60)
@@ -52,7 +52,7 @@ async def assert_books_balance(office: Office) -> None:
     """Counters are the sum of charges, each node has given what its placements hold, and hours count what runs."""
     await assert_counters_equal_charges(office)
     await assert_hours_agree(office)
-    async with office.database.reader() as db, db.transaction(isolation="repeatable_read"):
+    async with one_moment(office) as db:
         rooms = await node_store.load_all(db)
         placements = await node_store.load_placements_on(db, rooms)
     given: dict[str, dict[str, int]] = {name: {} for name in rooms}

@@ -9,6 +9,7 @@ import msgspec
 from bursar.core.hours import Used
 from bursar.ops.office import Office
 from bursar.store import usage as store
+from offices import one_moment
 
 RUNNING = """
 SELECT placement.uid, placement.node, placement.epoch
@@ -37,7 +38,7 @@ HAVING sum(amount) <> 0
 
 async def assert_hours_agree(office: Office) -> None:
     """What counts as running is what runs, part by part; and levels are the sum of that."""
-    async with office.database.reader() as db, db.transaction(isolation="repeatable_read"):
+    async with one_moment(office) as db:
         runs = Counter(map(tuple, await db.fetch(RUNNING)))
         assert Counter(map(tuple, await db.fetch(OPEN))) == runs
         assert Counter(map(tuple, await db.fetch(STEPPED_NOW))) == Counter(map(tuple, await db.fetch(OPEN_NOW)))

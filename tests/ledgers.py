@@ -10,6 +10,7 @@ from bursar.ops.credit import OpenLease, PutPrice
 from bursar.ops.ledger import Receipt
 from bursar.ops.office import Office
 from bursar.store import ledger as store
+from offices import one_moment
 
 GPU = "nvidia.com/gpu"
 LAB = Owner("default")
@@ -76,7 +77,7 @@ async def account_of(office: Office, owner: Owner = LAB) -> Account:
 
 async def assert_books_balance(office: Office) -> None:
     """What must be so after every commit, counted anew from all entries and leases, in one moment."""
-    async with office.database.reader() as db, db.transaction(isolation="repeatable_read"):
+    async with one_moment(office) as db:
         last = await store.load_last(db)
         entries = await db.fetch("SELECT number, debit, credit, amount FROM entry ORDER BY number")
         accounts = await db.fetch(

@@ -1,6 +1,7 @@
 """An office on a database of its own, and short words for what tests do with it."""
 
 from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -25,7 +26,7 @@ from bursar.ops.office import Office
 from bursar.store import object as object_store
 from bursar.store import quota as quota_store
 from bursar.store import tree as tree_store
-from bursar.store.database import Database
+from bursar.store.database import Connection, Database
 from bursar.store.request import Claim, RequestKey
 from bursar.wire.kinds import BY_NAME
 
@@ -199,9 +200,17 @@ async def gpus(office: Office, scope: str) -> tuple[int, int] | None:
     return None if counter is None else (counter.accepted // 1000, counter.bound // 1000)
 
 
+@asynccontextmanager
+async def one_moment(office: Office) -> AsyncIterator[Connection]:
+    """A snapshot of the database for as long as a paused test takes: elsewhere an idle transaction is ended soon."""
+    async with office.database.reader() as db, db.transaction(isolation="repeatable_read"):
+        await db.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
+        yield db
+
+
 async def assert_counters_equal_charges(office: Office) -> None:
     """Every counter is the sum of what objects hold: recomputed from all of them, by the tree as it is."""
-    async with office.database.reader() as db, db.transaction(isolation="repeatable_read"):
+    async with one_moment(office) as db:
         position = await tree_store.load_position(db)
         tree = await office.trees.at(db, position.version)
         stored = await quota_store.load_all(db)

@@ -64,7 +64,7 @@ def test_preempt_tells_until_when_and_what_it_frees(server: Server, admin: Clien
     place(server, admin, team, node, "low")
     done = bursar(server, "preempt", "low", "-n", team, "--reason", "incident", "--grace", "45s")
     assert done.stdout.startswith("allocation/low preempted, ends by 2")
-    assert "frees: cpu=1,nvidia.com/gpu=1" in done.stdout
+    assert "frees: cpu=1000m,nvidia.com/gpu=1" in done.stdout
     status = admin.allocations(team).get("low")["status"]
     assert (status["phase"], status["eviction"]["gracePeriodSeconds"]) == ("Terminating", 45)
     assert "incident" in status["message"]

@@ -48,6 +48,7 @@ MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
+SPEC_REMOVED = "it sets spec to null and would remove every limit and setting in it; name the fields to change"
 PATCHES = (MERGE_PATCH, STRATEGIC_PATCH, JSON_PATCH, APPLY_PATCH)
 
 
@@ -79,6 +80,12 @@ async def patch_object(call: Call) -> Outcome:
         return missing if call.route.subresource else await _apply_new(call, kind, patch)
 
     def edited(document: dict[str, Any]) -> Any:
+        result = patched(document)
+        if document.get("spec") and isinstance(result, dict) and result.get("spec") is None:
+            raise PatchError(SPEC_REMOVED)
+        return result
+
+    def patched(document: dict[str, Any]) -> Any:
         if media == JSON_PATCH:
             return json_patch(document, patch)
         if media == STRATEGIC_PATCH:
@@ -187,12 +194,6 @@ def next_version(
         return invalid("the result of the patch is not an object, or is nested too deep")
     if has_more_values(wanted, VALUES_MAX):
         return invalid(f"the result of the patch has more than {VALUES_MAX} values", hint="Remove some of them first.")
-    if document.get("spec") and wanted.get("spec") is None and call.route.subresource != "status":
-        return Refusal(
-            Code.INVALID,
-            "the patch sets spec to null, which would remove all of it, every limit and setting included",
-            "Name the fields to change; a field that is set to null is removed. An empty spec is written as {}.",
-        )
     version = str(wanted.get("metadata", {}).get("resourceVersion") or before.revision)
     if version != str(before.revision):
         return conflict(before.key)

@@ -19,20 +19,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from bursar.bench.crowd import percentile_ms
 from bursar.bench.server import running_office
 from bursar.core.account import Owner
 from bursar.core.lease import Grant
 from bursar.core.money import MICROS, NANO
+from bursar.core.object import Origin
 from bursar.core.refusal import Refusal
+from bursar.ops import object as object_ops
 from bursar.ops.collector import calm_collector
 from bursar.ops.credit import OpenLease, PutPrice, TopUp
+from bursar.ops.dispatch import create_command
 from bursar.ops.ledger import Extend, Receipt
 from bursar.ops.office import Office
 from bursar.store import ledger as store
 from bursar.store.embedded.binaries import find_binaries
+from bursar.wire.kinds import BY_NAME
 
 GPU = "nvidia.com/gpu"
+BENCH = Origin("system:bench", "create")
 WINDOW_SECONDS = 120
 TICK_SECONDS = 0.01
 FLIGHT = 4096  # extensions that wait for their answer when it goes as fast as it can
@@ -222,7 +229,9 @@ async def _priced(office: Office) -> None:
 
 async def _leased(office: Office, owners: Sequence[Owner]) -> list[Job]:
     """An open lease for each of these, and accounts that never run dry."""
-    for owner in set(owners):
+    for owner in sorted(set(owners), key=lambda one: one.tenant):
+        tenant = msgspec.convert({"metadata": {"name": owner.tenant}, "spec": {}}, BY_NAME["Tenant"].type)
+        await object_ops.submit(office, create_command(BY_NAME["Tenant"], tenant, BENCH), tenant="bench")
         _granted(await office.crediting.submit(TopUp(actor="system:bench", whose=owner, amount=10**6 * NANO)))
     asked = [
         OpenLease(whose=owner, job=f"job-{index}", amounts={GPU: 4000}, klass="h100", window=WINDOW_SECONDS * MICROS)
