@@ -57,7 +57,7 @@ def test_a_job_is_made_from_a_file_shown_and_cancelled(shell: Shell) -> None:
     assert row.split()[:6] == ["train", "Queued", "0/8", "2", "0", "gpu-training"]
     assert "train-1" in shell("get", "allocations").stdout
     told = shell("job", "cancel", "train", "--reason", "newer model", "--grace-period", "60").stdout
-    assert told == "job/train cancelled: Cancelled: newer model\n"
+    assert told == "job/train cancelled: Graceful cancellation initiated, 60s grace period (newer model)\n"
     assert "Cancelled" in shell("get", "jobs").stdout
     shell("job", "cancel", "nothing", code=3)
 

@@ -83,8 +83,10 @@ def _line(answer: Document) -> Iterator[str]:
     ahead = answer.get("ahead")
     if answer.get("queuePosition") and ahead is not None:
         asked = f" asking for {pairs(ahead['resources'])}" if ahead["allocations"] else ""
-        place = f"{answer['queuePosition']} in queue {answer['queue']}, {answer['overallPosition']} overall"
-        yield f"  line     {place}; {ahead['allocations']} ahead{asked}"
+        # Other tenants' work is counted only for readers who see it.
+        overall = f", {answer['overallPosition']} overall" if "overallPosition" in answer else ""
+        counted = f"{ahead['allocations']} {'ahead' if overall else 'of your tenant ahead'}{asked}"
+        yield f"  line     {answer['queuePosition']} in queue {answer['queue']}{overall}; {counted}"
     if answer.get("estimatedStartTime"):
         yield f"  start    about {answer['estimatedStartTime']} (an estimate)"
 

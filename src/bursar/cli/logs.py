@@ -38,7 +38,7 @@ AT_ONCE_MAX = 256  # members whose logs are followed
 @namespace_option
 @connected
 def logs(connection: Connection, name: str, follow: bool, tail_lines: int | None, node: str, epoch: int | None) -> None:
-    """Print what an allocation, or all allocations of a job, have written.
+    """Print the output of an allocation or a job.
 
     Where it runs on several nodes, each line is preceded by its node's name; of a job, by the allocation's.
 

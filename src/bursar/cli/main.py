@@ -34,7 +34,7 @@ ENTRIES = {
     "release": _entry("release", "Release many allocations at once.", _OBJECTS),
     "job": _entry("job", "Cancel jobs, or raise their priority for a while.", _OBJECTS),
     "run": _entry("run", "Run a command on the cluster, and see it through.", _OBJECTS),
-    "logs": _entry("logs", "Print what an allocation has written.", _OBJECTS),
+    "logs": _entry("logs", "Print the output of an allocation or a job.", _OBJECTS),
     "status": _entry("status", "Show how your work stands, and why it waits.", _OBJECTS),
     "explain": _entry("explain", "Show why something waits, and what would help.", _OBJECTS),
     "simulate": _entry("simulate", "Show what would become of allocations, and create nothing.", _OBJECTS),

@@ -39,11 +39,6 @@ class NodeAgentStub:
                 request_serializer=bursar_dot_wire_dot_scheduler_dot_v1_dot_node__agent__pb2.HeartbeatRequest.SerializeToString,
                 response_deserializer=bursar_dot_wire_dot_scheduler_dot_v1_dot_node__agent__pb2.HeartbeatResponse.FromString,
                 _registered_method=True)
-        self.PrepareAllocation = channel.unary_unary(
-                '/scheduler.v1.NodeAgent/PrepareAllocation',
-                request_serializer=bursar_dot_wire_dot_scheduler_dot_v1_dot_node__agent__pb2.PrepareRequest.SerializeToString,
-                response_deserializer=bursar_dot_wire_dot_scheduler_dot_v1_dot_node__agent__pb2.PrepareResponse.FromString,
-                _registered_method=True)
         self.BindAllocation = channel.unary_unary(
                 '/scheduler.v1.NodeAgent/BindAllocation',
                 request_serializer=bursar_dot_wire_dot_scheduler_dot_v1_dot_node__agent__pb2.BindRequest.SerializeToString,
@@ -64,6 +59,11 @@ class NodeAgentStub:
                 request_serializer=bursar_dot_wire_dot_scheduler_dot_v1_dot_node__agent__pb2.ReadLogRequest.SerializeToString,
                 response_deserializer=bursar_dot_wire_dot_scheduler_dot_v1_dot_node__agent__pb2.ReadLogResponse.FromString,
                 _registered_method=True)
+        self.PrepareAllocation = channel.unary_unary(
+                '/scheduler.v1.NodeAgent/PrepareAllocation',
+                request_serializer=bursar_dot_wire_dot_scheduler_dot_v1_dot_node__agent__pb2.PrepareRequest.SerializeToString,
+                response_deserializer=bursar_dot_wire_dot_scheduler_dot_v1_dot_node__agent__pb2.PrepareResponse.FromString,
+                _registered_method=True)
 
 
 class NodeAgentServicer:
@@ -71,13 +71,6 @@ class NodeAgentServicer:
 
     def Heartbeat(self, request_iterator, context):
         """A node's beats, and what it is wanted to do. Served by the control plane.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def PrepareAllocation(self, request, context):
-        """What a command has to be given before it can be started: its peers, its standard input. Served by the control plane.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -111,6 +104,13 @@ class NodeAgentServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PrepareAllocation(self, request, context):
+        """What a command has to be given before it can be started: its peers, its standard input. Served by the control plane.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_NodeAgentServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -118,11 +118,6 @@ def add_NodeAgentServicer_to_server(servicer, server):
                     servicer.Heartbeat,
                     request_deserializer=bursar_dot_wire_dot_scheduler_dot_v1_dot_node__agent__pb2.HeartbeatRequest.FromString,
                     response_serializer=bursar_dot_wire_dot_scheduler_dot_v1_dot_node__agent__pb2.HeartbeatResponse.SerializeToString,
-            ),
-            'PrepareAllocation': grpc.unary_unary_rpc_method_handler(
-                    servicer.PrepareAllocation,
-                    request_deserializer=bursar_dot_wire_dot_scheduler_dot_v1_dot_node__agent__pb2.PrepareRequest.FromString,
-                    response_serializer=bursar_dot_wire_dot_scheduler_dot_v1_dot_node__agent__pb2.PrepareResponse.SerializeToString,
             ),
             'BindAllocation': grpc.unary_unary_rpc_method_handler(
                     servicer.BindAllocation,
@@ -143,6 +138,11 @@ def add_NodeAgentServicer_to_server(servicer, server):
                     servicer.ReadLog,
                     request_deserializer=bursar_dot_wire_dot_scheduler_dot_v1_dot_node__agent__pb2.ReadLogRequest.FromString,
                     response_serializer=bursar_dot_wire_dot_scheduler_dot_v1_dot_node__agent__pb2.ReadLogResponse.SerializeToString,
+            ),
+            'PrepareAllocation': grpc.unary_unary_rpc_method_handler(
+                    servicer.PrepareAllocation,
+                    request_deserializer=bursar_dot_wire_dot_scheduler_dot_v1_dot_node__agent__pb2.PrepareRequest.FromString,
+                    response_serializer=bursar_dot_wire_dot_scheduler_dot_v1_dot_node__agent__pb2.PrepareResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -172,33 +172,6 @@ class NodeAgent:
             '/scheduler.v1.NodeAgent/Heartbeat',
             bursar_dot_wire_dot_scheduler_dot_v1_dot_node__agent__pb2.HeartbeatRequest.SerializeToString,
             bursar_dot_wire_dot_scheduler_dot_v1_dot_node__agent__pb2.HeartbeatResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def PrepareAllocation(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/scheduler.v1.NodeAgent/PrepareAllocation',
-            bursar_dot_wire_dot_scheduler_dot_v1_dot_node__agent__pb2.PrepareRequest.SerializeToString,
-            bursar_dot_wire_dot_scheduler_dot_v1_dot_node__agent__pb2.PrepareResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -307,6 +280,33 @@ class NodeAgent:
             '/scheduler.v1.NodeAgent/ReadLog',
             bursar_dot_wire_dot_scheduler_dot_v1_dot_node__agent__pb2.ReadLogRequest.SerializeToString,
             bursar_dot_wire_dot_scheduler_dot_v1_dot_node__agent__pb2.ReadLogResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PrepareAllocation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scheduler.v1.NodeAgent/PrepareAllocation',
+            bursar_dot_wire_dot_scheduler_dot_v1_dot_node__agent__pb2.PrepareRequest.SerializeToString,
+            bursar_dot_wire_dot_scheduler_dot_v1_dot_node__agent__pb2.PrepareResponse.FromString,
             options,
             channel_credentials,
             insecure,

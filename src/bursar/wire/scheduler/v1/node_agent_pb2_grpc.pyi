@@ -37,8 +37,6 @@ class NodeAgentStub:
     def __new__(cls, channel: aio.Channel) -> NodeAgentAsyncStub: ...
     Heartbeat: grpc.StreamStreamMultiCallable[node_agent_pb2.HeartbeatRequest, node_agent_pb2.HeartbeatResponse]
     """A node's beats, and what it is wanted to do. Served by the control plane."""
-    PrepareAllocation: grpc.UnaryUnaryMultiCallable[node_agent_pb2.PrepareRequest, node_agent_pb2.PrepareResponse]
-    """What a command has to be given before it can be started: its peers, its standard input. Served by the control plane."""
     BindAllocation: grpc.UnaryUnaryMultiCallable[node_agent_pb2.BindRequest, node_agent_pb2.BindResponse]
     """Tell a node directly to run an allocation that is bound to it. Served by the agent."""
     EvictAllocation: grpc.UnaryUnaryMultiCallable[node_agent_pb2.EvictRequest, node_agent_pb2.EvictResponse]
@@ -47,14 +45,14 @@ class NodeAgentStub:
     """What a node has and runs at this moment. Served by the agent."""
     ReadLog: grpc.UnaryStreamMultiCallable[node_agent_pb2.ReadLogRequest, node_agent_pb2.ReadLogResponse]
     """What an allocation has written to its output. Served by the agent."""
+    PrepareAllocation: grpc.UnaryUnaryMultiCallable[node_agent_pb2.PrepareRequest, node_agent_pb2.PrepareResponse]
+    """What a command has to be given before it can be started: its peers, its standard input. Served by the control plane."""
 
 @typing.type_check_only
 class NodeAgentAsyncStub(NodeAgentStub):
     def __init__(self, channel: aio.Channel) -> None: ...
     Heartbeat: aio.StreamStreamMultiCallable[node_agent_pb2.HeartbeatRequest, node_agent_pb2.HeartbeatResponse]  # type: ignore[assignment]
     """A node's beats, and what it is wanted to do. Served by the control plane."""
-    PrepareAllocation: aio.UnaryUnaryMultiCallable[node_agent_pb2.PrepareRequest, node_agent_pb2.PrepareResponse]  # type: ignore[assignment]
-    """What a command has to be given before it can be started: its peers, its standard input. Served by the control plane."""
     BindAllocation: aio.UnaryUnaryMultiCallable[node_agent_pb2.BindRequest, node_agent_pb2.BindResponse]  # type: ignore[assignment]
     """Tell a node directly to run an allocation that is bound to it. Served by the agent."""
     EvictAllocation: aio.UnaryUnaryMultiCallable[node_agent_pb2.EvictRequest, node_agent_pb2.EvictResponse]  # type: ignore[assignment]
@@ -63,6 +61,8 @@ class NodeAgentAsyncStub(NodeAgentStub):
     """What a node has and runs at this moment. Served by the agent."""
     ReadLog: aio.UnaryStreamMultiCallable[node_agent_pb2.ReadLogRequest, node_agent_pb2.ReadLogResponse]  # type: ignore[assignment]
     """What an allocation has written to its output. Served by the agent."""
+    PrepareAllocation: aio.UnaryUnaryMultiCallable[node_agent_pb2.PrepareRequest, node_agent_pb2.PrepareResponse]  # type: ignore[assignment]
+    """What a command has to be given before it can be started: its peers, its standard input. Served by the control plane."""
 
 class NodeAgentServicer(metaclass=abc_1.ABCMeta):
     @abc_1.abstractmethod
@@ -72,14 +72,6 @@ class NodeAgentServicer(metaclass=abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[abc.Iterator[node_agent_pb2.HeartbeatResponse], abc.AsyncIterator[node_agent_pb2.HeartbeatResponse]]:
         """A node's beats, and what it is wanted to do. Served by the control plane."""
-
-    @abc_1.abstractmethod
-    def PrepareAllocation(
-        self,
-        request: node_agent_pb2.PrepareRequest,
-        context: _ServicerContext,
-    ) -> typing.Union[node_agent_pb2.PrepareResponse, abc.Awaitable[node_agent_pb2.PrepareResponse]]:
-        """What a command has to be given before it can be started: its peers, its standard input. Served by the control plane."""
 
     @abc_1.abstractmethod
     def BindAllocation(
@@ -112,5 +104,13 @@ class NodeAgentServicer(metaclass=abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[abc.Iterator[node_agent_pb2.ReadLogResponse], abc.AsyncIterator[node_agent_pb2.ReadLogResponse]]:
         """What an allocation has written to its output. Served by the agent."""
+
+    @abc_1.abstractmethod
+    def PrepareAllocation(
+        self,
+        request: node_agent_pb2.PrepareRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[node_agent_pb2.PrepareResponse, abc.Awaitable[node_agent_pb2.PrepareResponse]]:
+        """What a command has to be given before it can be started: its peers, its standard input. Served by the control plane."""
 
 def add_NodeAgentServicer_to_server(servicer: NodeAgentServicer, server: typing.Union[grpc.Server, aio.Server]) -> None: ...
