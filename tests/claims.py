@@ -7,9 +7,11 @@ import msgspec
 from bursar.core.access import Reach
 from bursar.core.claim import Claim
 from bursar.core.object import Origin
+from bursar.core.quantity import format_amount
 from bursar.core.refusal import Refusal
 from bursar.ops import claim as ops
 from bursar.ops import object as object_ops
+from bursar.ops.capacity import report_capacity, report_isolation
 from bursar.ops.claim import ReleaseNode, node_key
 from bursar.ops.command import Reply
 from bursar.ops.dispatch import create_command
@@ -43,6 +45,23 @@ async def release(office: Office, node: str, who: str, over: Reach = ops.NOBODYS
     tenant = who.partition("/")[0]
     command = ReleaseNode(key=node_key(node), origin=origin(who, "release"), user=who, over=over)
     return await ops.release_node(office, command, over if over.everything else Reach(tenant=tenant), **more)
+
+
+async def joins(office: Office, node: str, *features: str, isolation: str = "bubblewrap") -> None:
+    """The agent of a node says how it keeps tenants apart, and what it can do."""
+    async with office.database.reader() as db:
+        amounts = (await node_store.load(db, [node]))[node].allocatable
+    capacity = {name: format_amount(name, amount) for name, amount in amounts.items()}
+    for reply in (
+        await report_capacity(office, node, capacity, features),
+        await report_isolation(office, node, isolation, ""),
+    ):
+        assert not isinstance(reply, Refusal), reply
+
+
+async def is_clean(office: Office, node: str) -> bool:
+    async with office.database.reader() as db:
+        return not (await node_store.load(db, [node]))[node].soiled
 
 
 async def submit(office: Office, namespace: str, name: str, who: str, **spec: Any) -> Reply:

@@ -3,7 +3,8 @@
 from bursar.core.money import MICROS, nanocredits
 from bursar.ops.office import Office
 from bursar.ops.proof import verify
-from claims import allow, claim
+from bursar.wire.node import TRACELESS
+from claims import allow, claim, joins
 from evictions import assert_books_balance as assert_rooms_balance
 from ledgers import assert_books_balance, pass_time, priced, stop_clock
 from offices import bind, code
@@ -23,6 +24,7 @@ async def clinic(office: Office, pool: int = 3) -> None:
     await priced(office)
     for name in NODES:
         await machine(office, name)
+        await joins(office, name, TRACELESS)
     await allow(office, pool)
 
 

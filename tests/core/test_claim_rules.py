@@ -30,6 +30,9 @@ def of(world: World, user: str, name: str, *, sensitive: bool = False, **what: A
     return world.as_user(ask(name, gpus=1, where=Where(sensitive=sensitive), **what), user)
 
 
+NOON = "2026-11-16T12:00:00Z"
+
+
 def claim(**more: Any) -> Claim:
     return Claim("claim-1", "physics", "ann", "2026-11-16T10:00:00Z", "user:physics/ann", **more)
 
@@ -40,10 +43,15 @@ def claim(**more: Any) -> Claim:
 @pytest.mark.parametrize(
     ("one", "is_theirs"),
     [
-        pytest.param(claim(tenant_uid="tenant-1", state=State.WIPING), True, id="their own"),
-        pytest.param(claim(tenant_uid="tenant-0", state=State.WIPING), False, id="of one that had the name before"),
-        pytest.param(claim(tenant_uid="tenant-0", state=State.WIPE_FAILED), False, id="also where wiping failed"),
-        pytest.param(claim(state=State.WIPING), False, id="of nobody knows whom"),
+        pytest.param(claim(tenant_uid="tenant-1", state=State.WIPING, released=NOON), True, id="their own"),
+        pytest.param(
+            claim(tenant_uid="tenant-0", state=State.WIPING, released=NOON), False, id="of one that had the name before"
+        ),
+        pytest.param(
+            claim(tenant_uid="tenant-0", state=State.WIPE_FAILED, released=NOON), False, id="also where wiping failed"
+        ),
+        pytest.param(claim(state=State.WIPING, released=NOON), False, id="of nobody knows whom"),
+        pytest.param(claim(tenant_uid="tenant-1", state=State.WIPING), True, id="wiped for them: its tenant is there"),
         pytest.param(claim(), True, id="held: its tenant is there"),
     ],
 )

@@ -3,11 +3,13 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from bursar.core.node import (
     EXCLUSIVE,
     WHOLE,
     Fit,
+    Gate,
     NodeRoom,
     Shortage,
     choose_devices,
@@ -19,6 +21,11 @@ from bursar.core.node import (
 )
 
 GPU = "nvidia.com/gpu"
+
+
+def unsoiled(node: NodeRoom) -> NodeRoom:
+    """A node without what work may have left behind: that is not given back."""
+    return structs.replace(node, soiled=False)
 
 
 def room(**allocatable: int) -> NodeRoom:
@@ -84,11 +91,28 @@ def test_a_whole_node_is_given_only_when_empty_and_then_to_nobody_else() -> None
     held = give(node, whole, {GPU: 1000})
     for exclusive in (False, True):
         assert fit(held, {"cpu": 0}, exclusive=exclusive) == Shortage(EXCLUSIVE, WHOLE, 0)
-    assert take_back(held, whole.resources, whole.devices, {GPU: 1000}) == node
+    assert unsoiled(take_back(held, whole.resources, whole.devices, {GPU: 1000})) == node
     part = fit(node, {"cpu": 1}, exclusive=False)
     assert isinstance(part, Fit)
     assert fit(give(node, part, {"cpu": 1}), {}, exclusive=True) == Shortage(EXCLUSIVE, WHOLE, 0)
     assert fit(node, {"cpu": 5000}, exclusive=True) == Shortage("cpu", 5000, 4000)
+
+
+@pytest.mark.parametrize(
+    ("gate", "soiled"),
+    [
+        pytest.param(None, True, id="an agent that isolates nothing, or none at all"),
+        pytest.param(Gate(isolated=True), True, id="a sandbox that shares directories"),
+        pytest.param(Gate(isolated=True, traceless=True), False, id="a sandbox that leaves nothing"),
+    ],
+)
+def test_work_soils_a_node_unless_all_it_writes_goes_with_it(gate: Gate | None, soiled: bool) -> None:
+    node = structs.replace(room(cpu=4000), gate=gate)
+    taken = fit(node, {"cpu": 1}, exclusive=False)
+    assert isinstance(taken, Fit)
+    busy = give(node, taken, {"cpu": 1})
+    assert (busy.soiled, take_back(busy, taken.resources, taken.devices, {"cpu": 1}).soiled) == (soiled, soiled)
+    assert give(structs.replace(node, soiled=True), taken, {"cpu": 1}).soiled
 
 
 def test_a_node_that_lost_a_gpu_keeps_what_it_gave_and_gives_no_more() -> None:
@@ -165,7 +189,7 @@ def test_devices_are_never_given_twice_and_what_comes_back_is_exact(
             taken = fit(node, requests, exclusive=exclusive)
             if isinstance(taken, Fit):
                 after = give(node, taken, requests)
-                assert take_back(after, taken.resources, taken.devices, requests) == node
+                assert unsoiled(take_back(after, taken.resources, taken.devices, requests)) == unsoiled(node)
                 node = after
                 running.append((taken, requests))
         elif running:
@@ -174,7 +198,7 @@ def test_devices_are_never_given_twice_and_what_comes_back_is_exact(
         _check(node, running)
     for taken, requests in running:
         node = take_back(node, taken.resources, taken.devices, requests)
-    assert node == empty
+    assert unsoiled(node) == empty
 
 
 def _check(node: NodeRoom, running: list[tuple[Fit, dict[str, int]]]) -> None:

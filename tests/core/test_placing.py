@@ -3,6 +3,7 @@
 from datetime import UTC, datetime
 
 import pytest
+from msgspec import structs
 
 from bursar.core.allocation import Request
 from bursar.core.charge import Charge, Facts
@@ -110,6 +111,7 @@ def test_unplacing_returns_all_nodes_and_skips_those_that_are_gone() -> None:
         for node, taken in zip("ab", placing.fits, strict=True)
     ]
     after = rooms(*placing.rooms)
+    there = {name: structs.replace(one, soiled=True) for name, one in there.items()}
     assert rooms(*unplace(after, request, placements)) == there
     del after["b"]
     assert unplace(after, request, placements) == [there["a"]]

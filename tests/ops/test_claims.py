@@ -19,7 +19,8 @@ from bursar.ops import object as object_ops
 from bursar.ops.dispatch import change_command
 from bursar.ops.office import Office
 from bursar.wire.kinds import BY_NAME
-from claims import EVERYTHING, allow, claim, claim_of, holders, origin, release, submit
+from bursar.wire.node import TRACELESS
+from claims import EVERYTHING, allow, claim, claim_of, holders, joins, origin, release, submit
 from offices import bind, change, code, delete, document, end, namespace, node, opened, refusal, tenant
 
 ANN, BOB, EVE = "physics/ann", "physics/bob", "history/eve"
@@ -114,6 +115,7 @@ async def test_a_node_that_others_use_or_that_takes_no_work_is_not_claimed(house
 
 
 async def test_who_is_alone_on_a_node_may_claim_it_and_is_counted_once(house: Office) -> None:
+    await joins(house, "n1", TRACELESS)
     for name in ("one", "two"):
         await submit(house, "physics", name, ANN)
         await bind(house, "physics", name, "n1")
@@ -337,7 +339,7 @@ async def test_nobody_comes_near_a_node_that_is_not_wiped(house: Office) -> None
     await submit(house, "history", "theirs", EVE)
     for space, name in (("physics", "hers"), ("history", "theirs")):
         said = refusal(await bind(house, space, name, "n1"))
-        assert (str(said.code), said.message) == ("stale", "node n1 was given back and is not wiped yet")
+        assert (str(said.code), said.message) == ("stale", "node n1 is not wiped yet")
     for who in (ANN, EVE):
         assert "is not wiped yet" in refusal(await claim(house, "n1", who)).message
     wiped = document(await ops.end_wipe(house, "n1", origin("admin", "wiped")))

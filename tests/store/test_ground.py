@@ -398,7 +398,7 @@ async def test_counters_and_nodes_are_looked_up_by_key_however_many_there_are(an
 
 
 async def test_what_is_placed_is_saved_by_key_however_much_there_is(another: Connect) -> None:
-    types = ["text"] * 20 + ["text[]", "text[]", "bigint[]", "bigint[]", "boolean[]"] + ["text"] * 15
+    types = ["text"] * 20 + ["text[]", "text[]", "bigint[]", "bigint[]", "boolean[]"] + ["text"] * 16
     db = await another()
     await db.execute(f"PREPARE saving ({', '.join(types)}) AS {batch.SAVE_PLACED.rstrip(';')}")
     lines = await db.fetch(f"EXPLAIN (COSTS OFF) EXECUTE saving ({', '.join(['NULL'] * len(types))})")

@@ -21,7 +21,7 @@ from bursar.agent.folder import boot_id
 from bursar.agent.prepare import Ask
 from bursar.agent.probe import Probe
 from bursar.agent.shell import Event, Settings, Shell, hear
-from bursar.agent.speech import NO_LOAD, Answer, Beat
+from bursar.agent.speech import NO_LOAD, TRACELESS, WIPES, Answer, Beat
 from bursar.agent.state import Instruction, Machine
 from bursar.agent.token import Trust
 from bursar.agent.wipe import NO_WIPE, Wipe
@@ -188,7 +188,13 @@ class Daemon:
             nonce=self._trust.begin() if first else "",
             isolation=self._sandbox.named if first else "",
             isolation_message=self._sandbox.why if first else "",
+            features=self._features() if first else (),
         )
+
+    def _features(self) -> tuple[str, ...]:
+        """The properties of this agent that bear on who may use its node."""
+        traceless, wipes = self._sandbox.is_traceless, bool(self._wipe.hook)
+        return (*((TRACELESS,) if traceless else ()), *((WIPES,) if wipes else ()))
 
     def _used(self, news: Sequence[Status]) -> list[Status]:
         """What runs and was not named already, now and then: its use grows without being news."""

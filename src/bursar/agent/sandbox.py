@@ -64,6 +64,11 @@ class Sandbox:
         return bool(self.binary)
 
     @property
+    def is_traceless(self) -> bool:
+        """Whether everything that a command writes is removed with it: directories that commands share are not."""
+        return self.isolates and not self.shared
+
+    @property
     def named(self) -> str:
         return BUBBLEWRAP if self.isolates else NOT_ISOLATED
 

@@ -16,6 +16,8 @@ from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 
 PROTOCOL_VERSION = 1
 FEATURES = ("stdin",)  # what we can do that older agents cannot
+TRACELESS = "traceless"  # everything a placement writes is removed with it
+WIPES = "wipe"  # there is a wipe hook
 WIPE = "wipe"  # in place of an allocation's name
 
 _PHASES = {
@@ -45,6 +47,7 @@ class Beat:
     nonce: str = ""  # in the first beat: our own word for the stream
     isolation: str = ""  # in the first beat: how tenants are kept apart here, and why not
     isolation_message: str = ""
+    features: tuple[str, ...] = ()  # in the first beat: of this agent, beside those that every one has
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,7 @@ def beat_message(beat: Beat, *, node: str, seq: int, timestamp_ms: int) -> pb.He
         nonce=beat.nonce,
         isolation=beat.isolation,
         isolation_message=beat.isolation_message,
-        features=FEATURES if beat.inventory else (),
+        features=(*FEATURES, *beat.features) if beat.inventory else (),
     )
 
 

@@ -65,6 +65,11 @@ NUMBER = NumberOrNone()
     help="What its requests have to pass.",
 )
 @click.option("--sensitive/--no-sensitive", default=None, help="Whether its users may claim nodes for sensitive use.")
+@click.option(
+    "--isolation",
+    type=click.Choice(["none", "required"]),
+    help="Whether its work goes only to nodes that isolate tenants from each other.",
+)
 @click.option("--display-name", metavar="TEXT", help="What people call it.")
 @click.option(
     "--limit", "limits", multiple=True, metavar="DIMENSION=QUANTITY", help="Any other limit; =none removes it."
@@ -117,7 +122,7 @@ def _below_use(connection: Connection, name: str, changes: Mapping[str, Any]) ->
 
 def _value(field: str, value: Any) -> Any:
     """Of these, `none` is one of the answers, or just a name."""
-    return value if field in ("billing_mode", "approval_policy", "display_name") else _number(value)
+    return value if field in ("billing_mode", "approval_policy", "isolation", "display_name") else _number(value)
 
 
 def limit(text: str) -> tuple[str, str | int | None]:

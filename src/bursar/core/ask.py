@@ -99,6 +99,7 @@ class Where:
     reserved: tuple[str, ...] = ()  # keys of taints that no toleration without a key tolerates
     tenants: tuple[str, ...] = ()  # of the tenants that nodes are kept for, those whose nodes it may use
     fractional: bool = False  # it asks for a part of a device
+    isolated: bool = False  # it goes only to nodes whose agents isolate tenants from each other
 
 
 ANYWHERE = Where()

@@ -1,6 +1,7 @@
 """A node that is claimed for sensitive work: whose it is, who may use it, and what must happen before others may.
 
-A claim is a person's, not their tenant's, and lasts until it is given back, whether the node is used or not. A node
+A claim is a person's, not their tenant's, and lasts until it is given back, whether the node is used or not. A claim
+begins with a wipe, unless the node is known to be clean: an earlier tenant's work may have left something there. A node
 that was given back is wiped before anybody else comes near it. Who holds a node is told to those who may know of that
 tenant's things; everybody else learns only that it is held.
 """
@@ -44,6 +45,11 @@ class Claim(Struct, frozen=True, omit_defaults=True):
     unpaid: str = ""  # why no more is paid: nothing is placed there any more, and once it is empty it is given back
 
     @property
+    def prepares(self) -> bool:
+        """Whether the node is wiped for its new holder, or that failed; else it is wiped after it was given back."""
+        return self.state is not State.HELD and not self.released
+
+    @property
     def holder(self) -> str:
         """As an allocation's status names who submitted it."""
         return f"{self.tenant}/{self.user}"
@@ -59,7 +65,7 @@ def open_to(claim: Claim | None, user: str, *, sensitive: bool) -> bool:
 
 def is_of(claim: Claim, tenant_uid: str) -> bool:
     """Whether a claim is of the tenant that has its tenant's name now. A tenant cannot go while it holds a node."""
-    return claim.state is State.HELD or claim.tenant_uid == tenant_uid
+    return not claim.released or claim.tenant_uid == tenant_uid
 
 
 def is_claim(uid: str) -> bool:
@@ -68,8 +74,8 @@ def is_claim(uid: str) -> bool:
 
 
 def holds(claim: Claim | None, tenant: str) -> bool:
-    """Whether somebody of a tenant has the node."""
-    return claim is not None and claim.state is State.HELD and claim.tenant == tenant
+    """Whether somebody of a tenant has the node, or it is wiped for them."""
+    return claim is not None and not claim.released and claim.tenant == tenant
 
 
 def kept_off(node: str, claim: Claim | None, user: str, *, sensitive: bool) -> Refusal | None:
@@ -82,7 +88,7 @@ def kept_off(node: str, claim: Claim | None, user: str, *, sensitive: bool) -> R
         return Refusal(Code.STALE, f"node {node} is claimed, and not paid for any more")
     if claim.state is State.HELD:
         return Refusal(Code.STALE, f"node {node} is claimed by somebody else")
-    return Refusal(Code.STALE, f"node {node} was given back and is not wiped yet")
+    return Refusal(Code.STALE, f"node {node} is not wiped yet")
 
 
 # Refusals.
@@ -90,7 +96,7 @@ def kept_off(node: str, claim: Claim | None, user: str, *, sensitive: bool) -> R
 
 def held(node: str, claim: Claim, *, told: bool) -> Refusal:
     """That a node is taken; by whom, and since when, for those who may know."""
-    if claim.state is not State.HELD:
+    if claim.released:
         return not_wiped(node, claim)
     if told:
         message = f"node {node} is claimed by {claim.holder} since {claim.since}"
@@ -108,6 +114,20 @@ def not_wiped(node: str, claim: Claim) -> Refusal:
         message += ", because wiping it failed"
     hint = f"Wait until it is. An administrator may try again: bursar node wipe {node}"
     return Refusal(Code.CONFLICT, message, hint, (Cause("wiping", message, scope=node),))
+
+
+def not_clean(node: str, *, placed: bool, wipes: bool) -> Refusal | None:
+    """Why a node that is not known to be clean cannot be wiped for a claim now; None where it can."""
+    seen = f"work has run on node {node} since it was last wiped, and may have left something behind"
+    if not wipes:
+        message = f"{seen}; nothing wipes it, because its agent has no wipe hook"
+        hint = f"Choose another node. An administrator who has wiped it says so: bursar node wiped {node}"
+    elif placed:
+        message = f"{seen}; it cannot be wiped while work is placed there"
+        hint = "Wait until that has ended, or choose another node."
+    else:
+        return None
+    return Refusal(Code.CONFLICT, message, hint, (Cause("not_clean", message, scope=node),))
 
 
 def not_allowed(tenant: str) -> Refusal:

@@ -38,7 +38,7 @@ from bursar.core.order import score
 from bursar.core.plan import Plan, Policy, Unit
 from bursar.core.reason import UNPAID, Reason, Why
 from bursar.core.running import Spot
-from bursar.core.terrain import by_label, by_parts, by_tenants, meets
+from bursar.core.terrain import by_isolation, by_label, by_parts, by_tenants, meets
 from bursar.core.timeline import earliest
 from bursar.core.twin import twin_of
 from bursar.core.waits import Waits
@@ -256,6 +256,7 @@ def _constraints(world: World, slot: Slot) -> list[tuple[str, Bools]]:
         ("claims", world.terrains.of(where).claimable),
         ("tenants", by_tenants(fleet, where)),
         ("fractions", by_parts(fleet, where)),
+        ("isolation", by_isolation(fleet, where)),
     ]
 
 

@@ -27,7 +27,8 @@ NO_LIMIT = 1 << 60  # of pods, on a node that does not say how many it takes
 NOWHERE = -1  # the number of a label's value where there is none
 ABSENT = -1  # the free part of a device that is not there
 UNCLAIMED = ""
-OPEN: tuple[tuple[str, ...], bool] = ((), False)  # a node that is for everybody, and takes parts of devices
+Terms = tuple[tuple[str, ...], bool, bool]  # for which tenants, whole devices only, isolated
+OPEN: Terms = ((), False, False)  # a node that is for everybody, takes parts of devices and isolates nothing
 NOBODY = "\0"  # in place of a holder: a node that was given back and is not wiped yet
 ROWS_START = 64
 NEEDS_MAX = 8192
@@ -205,9 +206,9 @@ class Fleet:
     claims: list[str] = field(default_factory=list)  # by row, who holds the node
     claim_code: NDArray[np.int32] = field(default_factory=lambda: np.zeros(ROWS_START, np.int32))
     holders: dict[str, int] = field(default_factory=lambda: {UNCLAIMED: 0})  # everybody who ever held one: their code
-    gates: list[tuple[tuple[str, ...], bool]] = field(default_factory=list)  # by row: for which tenants, whole only
+    gates: list[Terms] = field(default_factory=list)  # by row
     gate_code: NDArray[np.int32] = field(default_factory=lambda: np.zeros(ROWS_START, np.int32))
-    gate_sets: dict[tuple[tuple[str, ...], bool], int] = field(default_factory=lambda: {OPEN: 0})
+    gate_sets: dict[Terms, int] = field(default_factory=lambda: {OPEN: 0})
     named: frozenset[str] = frozenset()  # the tenants that nodes are kept for
     _label_columns: dict[str, LabelColumn] = field(default_factory=dict)
     _columns_made: int = 0
@@ -235,6 +236,7 @@ class Fleet:
         claim: str = UNCLAIMED,
         tenants: tuple[str, ...] = (),
         whole_only: bool = False,
+        isolated: bool = False,
     ) -> int:
         """Enter a node, or what it now offers. Its room is then whole: what is placed there must be taken again."""
         for resource in sorted(allocatable):
@@ -247,7 +249,7 @@ class Fleet:
         self.generation[row], self.ready[row], self.cordoned[row] = generation, ready, cordoned
         self.taint_code[row] = self.taint_sets.setdefault(taints, len(self.taint_sets))
         self._claim(row, claim)
-        self._put_gate(row, (tenants, whole_only))
+        self._put_gate(row, (tenants, whole_only, isolated))
         self._reset(row, allocatable)
         self.now.open[row] = ready and not cordoned
         self._log(row)
@@ -274,11 +276,11 @@ class Fleet:
         self.claims[row] = holder
         self.claim_code[row] = self.holders.setdefault(holder, len(self.holders))
 
-    def _put_gate(self, row: int, gate: tuple[tuple[str, ...], bool]) -> None:
+    def _put_gate(self, row: int, gate: Terms) -> None:
         before, self.gates[row] = self.gates[row], gate
         self.gate_code[row] = self.gate_sets.setdefault(gate, len(self.gate_sets))
         if before[0] != gate[0]:
-            self.named = frozenset(name for tenants, _ in set(self.gates) for name in tenants)
+            self.named = frozenset(name for terms in set(self.gates) for name in terms[0])
 
     def need(self, shape: Shape) -> Need:
         """A shape's requests in columns. Everything placed counts as one, also where nothing limits how many."""

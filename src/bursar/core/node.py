@@ -21,11 +21,15 @@ Devices = Mapping[str, tuple[int, ...]]  # resource → indices of the devices g
 
 
 class Gate(Struct, frozen=True, omit_defaults=True):
-    """What keeps work off a node, whatever room it has: its taints, whom it is for, and what it does not take."""
+    """The terms of a node, whatever room it has: its taints, whom it is for, what it does not take, and how its agent
+    keeps tenants apart."""
 
     taints: tuple[tuple[str, str, str], ...] = ()  # (key, value, effect)
     tenants: tuple[str, ...] = ()  # with those below them; none: everybody's
     whole_only: bool = False  # it takes no work that asks for a part of a device
+    isolated: bool = False  # its agent runs every placement in a sandbox
+    traceless: bool = False  # everything a placement writes is removed with it
+    wipes: bool = False  # its agent has a wipe hook
 
 
 class NodeRoom(Struct, frozen=True):
@@ -38,7 +42,8 @@ class NodeRoom(Struct, frozen=True):
     devices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     uid: str = ""
     claim: Claim | None = None  # whose it is, where it is claimed for sensitive work
-    gate: Gate | None = None  # None: it keeps nothing off
+    gate: Gate | None = None  # None: it keeps nothing off, and isolates nothing
+    soiled: bool = False  # work ran here since the last wipe that may have left something behind
 
 
 class Shortage(Struct, frozen=True):
@@ -158,15 +163,32 @@ def choose_devices(used: Sequence[int], amount: int, wanted: Sequence[int] | Non
 
 
 def give(node: NodeRoom, taken: Fit, requests: Amounts) -> NodeRoom:
-    return _change(node, taken.resources, taken.devices, requests, 1)
+    return _change(node, taken.resources, taken.devices, requests, 1, soiled=node.soiled or not is_traceless(node.gate))
+
+
+def is_traceless(gate: Gate | None) -> bool:
+    """Whether nothing of a placement is left on the node once it has ended."""
+    return gate is not None and gate.traceless
+
+
+def keeps_off(gate: Gate | None) -> bool:
+    """Whether some work may not go to the node, by its taints, whom it is for, or what it takes."""
+    return gate is not None and bool(gate.taints or gate.tenants or gate.whole_only)
+
+
+def is_isolated(gate: Gate | None) -> bool:
+    """Whether work of one tenant cannot reach another's on the node."""
+    return gate is not None and gate.isolated
 
 
 def take_back(node: NodeRoom, resources: Amounts, devices: Devices, requests: Amounts) -> NodeRoom:
-    """The exact reverse of `give`."""
-    return _change(node, resources, devices, requests, -1)
+    """The exact reverse of `give`, but for what work may have left behind."""
+    return _change(node, resources, devices, requests, -1, soiled=node.soiled)
 
 
-def _change(node: NodeRoom, resources: Amounts, devices: Devices, requests: Amounts, sign: int) -> NodeRoom:
+def _change(
+    node: NodeRoom, resources: Amounts, devices: Devices, requests: Amounts, sign: int, *, soiled: bool
+) -> NodeRoom:
     allocated = dict(node.allocated)
     for resource, amount in resources.items():
         allocated[resource] = allocated.get(resource, 0) + sign * amount
@@ -183,7 +205,7 @@ def _change(node: NodeRoom, resources: Amounts, devices: Devices, requests: Amou
             assert 0 <= used[index] <= WHOLE, f"device {index} of {node.name} out of range"
         use[resource] = tuple(used)
     offers = (node.name, node.generation, node.schedulable, node.allocatable)
-    return NodeRoom(*offers, allocated, use, node.uid, node.claim, node.gate)
+    return NodeRoom(*offers, allocated, use, node.uid, node.claim, node.gate, soiled)
 
 
 def dominant_fraction(node: NodeRoom, requests: Amounts) -> int:

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from bursar.core.affinity import is_reserved, untolerated
 from bursar.core.ask import Effect, Shape, Taint, Toleration
-from bursar.core.node import WHOLE, Gate, is_device
+from bursar.core.node import WHOLE, Gate, is_device, is_isolated
 from bursar.core.refusal import Cause, Code, Refusal
 from bursar.core.tree import PriorityClass, Tenant, Tree, lineage
 from bursar.core.value import replace
@@ -30,6 +30,7 @@ class Permit:
     priority_max: int = 0
     tolerations: tuple[Toleration, ...] = ()  # of reserved taints
     reserved: tuple[str, ...] = ()
+    isolated: bool = False  # its work goes only to nodes that isolate tenants
 
 
 class Asking(Struct, frozen=True):
@@ -58,7 +59,8 @@ def permit_of(tree: Tree, tenant: str) -> Permit:
     if known is None:
         path = tuple(lineage(tree, tenant))
         granted = tuple(dict.fromkeys(one for name in path for one in tree.tenants[name].tolerations))
-        known = Permit(path, _priority_max(tree, path), granted, tree.permits.reserved)
+        isolated = any(tree.tenants[name].isolated for name in path)
+        known = Permit(path, _priority_max(tree, path), granted, tree.permits.reserved, isolated)
         tree.known_permits[tenant] = known
     return known
 
@@ -197,13 +199,14 @@ def _covers(grant: Toleration, asked: Toleration) -> bool:
 
 @lru_cache(4096)
 def permitted(shape: Shape, permit: Permit, exempt: bool) -> Shape:
-    """The same with the tolerations that are granted. One without a key leaves reserved taints alone, whoever asks."""
+    """The same with the tolerations that are granted, and isolated where its tenant demands that. A toleration without
+    a key leaves reserved taints alone, whoever asks."""
     where = shape.where
     kept = tuple(one for one in where.tolerations if exempt or is_granted(permit, one))
     reserved = permit.reserved if any(not one.key for one in kept) else ()
-    if (kept, reserved) == (where.tolerations, where.reserved):
+    if (kept, reserved, permit.isolated) == (where.tolerations, where.reserved, where.isolated):
         return shape
-    return replace(shape, where=replace(where, tolerations=kept, reserved=reserved))
+    return replace(shape, where=replace(where, tolerations=kept, reserved=reserved, isolated=permit.isolated))
 
 
 # Binding.
@@ -212,8 +215,10 @@ def permitted(shape: Shape, permit: Permit, exempt: bool) -> Shape:
 def kept_out(
     node: str, gate: Gate | None, permit: Permit, tolerations: Iterable[Toleration], *, exempt: bool, fractional: bool
 ) -> Refusal | None:
-    """Why a plan for this node is out of date: by its taints, the tenants it is for, or what it takes. It names no
-    tenant: it may be told to another."""
+    """Why a plan for this node is out of date: by its taints, the tenants it is for, what it takes, or because it
+    isolates nothing. It names no tenant: it may be told to another."""
+    if permit.isolated and not is_isolated(gate):
+        return Refusal(Code.STALE, f"node {node} does not isolate tenants from each other")
     if gate is None:
         return None
     if gate.tenants and set(permit.lineage).isdisjoint(gate.tenants):

@@ -28,6 +28,7 @@ _CONSTRAINTS: Final = {
     "claims": "claims of others, or the lack of a claim of its user",
     "tenants": "being kept for other tenants",
     "fractions": "taking whole devices only",
+    "isolation": "not isolating tenants from each other",
     str(Why.AFFINITY): "pod affinity",
     str(Why.ANTI_AFFINITY): "pod anti-affinity",
     str(Why.SPREAD): "topology spread",

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bursar.core.affinity import holds, tolerates, untolerated
 from bursar.core.ask import Effect, Requirement, Requirements, Where
-from bursar.core.fleet import NOWHERE, Bools, Fleet, Rows
+from bursar.core.fleet import NOWHERE, Bools, Fleet, Rows, Terms
 
 TERRAINS_MAX = 4096
 
@@ -27,7 +27,7 @@ class Terrain:
     selected: Bools  # has the labels
     tolerated: Bools  # no taint keeps it off
     claimable: Bools  # nobody else's, and its user's own where it is sensitive
-    welcome: Bools  # kept for its tenant, or for nobody; and takes parts of devices, where it asks for one
+    welcome: Bools  # kept for its tenant, or for nobody; takes parts of devices and isolates, where it asks for that
     allowed: Bools  # all of it
     preference: Floats | None
     described: int
@@ -60,23 +60,34 @@ class Terrains:
 def survey(fleet: Fleet, where: Where) -> Terrain:
     selected = has_labels(fleet, where)
     tolerated = by_taints(fleet, lambda taints: not untolerated(where.tolerations, taints, where.reserved))
-    claimable, welcome = by_claim(fleet, where), by_tenants(fleet, where) & by_parts(fleet, where)
+    claimable, welcome = by_claim(fleet, where), by_terms(fleet, where)
     allowed = selected & tolerated & claimable & welcome
     return Terrain(selected, tolerated, claimable, welcome, allowed, _preference(fleet, where), fleet.described)
+
+
+def by_terms(fleet: Fleet, where: Where) -> Bools:
+    """Nodes whose terms the work meets: whom they are for, what they take, how they keep tenants apart."""
+    return by_tenants(fleet, where) & by_parts(fleet, where) & by_isolation(fleet, where)
 
 
 def by_tenants(fleet: Fleet, where: Where) -> Bools:
     """A node that is kept for tenants takes no work of others."""
     mine = set(where.tenants)
-    answers = [not tenants or not mine.isdisjoint(tenants) for tenants, _ in fleet.gate_sets]
-    return np.array(answers, np.bool_)[fleet.gate_code]
+    return _by_gate(fleet, lambda gate: not gate[0] or not mine.isdisjoint(gate[0]))
 
 
 def by_parts(fleet: Fleet, where: Where) -> Bools:
     """Some nodes take no work that asks for a part of a device."""
-    return np.array([not (where.fractional and whole_only) for _, whole_only in fleet.gate_sets], np.bool_)[
-        fleet.gate_code
-    ]
+    return _by_gate(fleet, lambda gate: not (where.fractional and gate[1]))
+
+
+def by_isolation(fleet: Fleet, where: Where) -> Bools:
+    """Work of a tenant that demands isolation goes only to nodes that isolate."""
+    return _by_gate(fleet, lambda gate: gate[2] or not where.isolated)
+
+
+def _by_gate(fleet: Fleet, answer: Callable[[Terms], bool]) -> Bools:
+    return np.array([answer(gate) for gate in fleet.gate_sets], np.bool_)[fleet.gate_code]
 
 
 def by_claim(fleet: Fleet, where: Where) -> Bools:

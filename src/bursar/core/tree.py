@@ -70,6 +70,7 @@ class Tenant:
     created_at: str = ""  # RFC 3339, UTC, to the second
     user_priority_max: int | None = None
     tolerations: tuple[Toleration, ...] = ()  # of reserved taints, which its work may have
+    isolated: bool = False  # whether its work, and that of tenants below it, demands isolation
 
 
 @dataclass(frozen=True, slots=True)

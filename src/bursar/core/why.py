@@ -14,7 +14,7 @@ from bursar.core.group import Band
 from bursar.core.node import WHOLE
 from bursar.core.quota import Exceeded
 from bursar.core.reason import MEMBERS, NODES, Reason, Short, Why
-from bursar.core.terrain import by_parts, by_tenants
+from bursar.core.terrain import by_isolation, by_parts, by_tenants
 from bursar.core.world import World
 
 
@@ -87,6 +87,7 @@ def _excluded(world: World, slot: Slot, there: Bools) -> tuple[tuple[str, int], 
         ("claims", there & ~terrain.claimable),
         ("tenants", there & ~by_tenants(world.fleet, slot.ask.shape.where)),
         ("fractions", there & ~by_parts(world.fleet, slot.ask.shape.where)),
+        ("isolation", there & ~by_isolation(world.fleet, slot.ask.shape.where)),
     )
     return tuple((name, int(np.count_nonzero(mask))) for name, mask in counts if mask.any())
 

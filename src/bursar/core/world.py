@@ -126,6 +126,7 @@ class World:
         claim: str = UNCLAIMED,
         tenants: tuple[str, ...] = (),
         whole_only: bool = False,
+        isolated: bool = False,
     ) -> None:
         """A node came, or offers something else than before; what runs there goes on."""
         there, resources = self._on(name), len(self.fleet.column_of)
@@ -143,6 +144,7 @@ class World:
             claim=claim,
             tenants=tenants,
             whole_only=whole_only,
+            isolated=isolated,
         )
         self._count_capacity(name, 1)
         for one in there:

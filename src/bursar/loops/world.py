@@ -350,7 +350,7 @@ class Keeper:
         if view is None:
             return
         known, before = self._rooms.get(name), self.world.fleet.row_of.get(name)
-        gate = (view.tenants, view.whole_only)
+        gate = (view.tenants, view.whole_only, view.isolated)
         described = (view.labels, view.taints, view.ready, view.unschedulable or not room.schedulable, gate)
         if known is not None and before is not None:
             fleet = self.world.fleet
@@ -378,6 +378,7 @@ class Keeper:
             claim=claim,
             tenants=view.tenants,
             whole_only=view.whole_only,
+            isolated=view.isolated,
         )
         if held_by != claim:
             self._ask_anew({held_by, claim})

@@ -21,10 +21,10 @@ from bursar.core.charge import Charge
 from bursar.core.claim import kept_off
 from bursar.core.eviction import Reason as Stopped
 from bursar.core.lease import Lease, lease_name
-from bursar.core.node import NodeRoom, Placement
+from bursar.core.node import NodeRoom, Placement, keeps_off
 from bursar.core.object import Key, Origin, Write
 from bursar.core.paying import Payment, leases_of, paid_by, payment_of
-from bursar.core.permit import kept_out, permit_of
+from bursar.core.permit import Permit, kept_out, permit_of
 from bursar.core.placing import Placing, Target, bound_charge, place
 from bursar.core.quantity import format_granted
 from bursar.core.quota import Move
@@ -227,10 +227,13 @@ def _outrun(sheet: Sheet, member: Member) -> Refusal | None:
 
 def _kept_off(sheet: Sheet, member: Member) -> Refusal | None:
     """A node that was claimed since is its holder's alone, and what is sensitive goes to its user's own. A node that
-    keeps work off by its taints, for tenants or for parts of devices does so whatever the plan thought."""
+    keeps work off by its taints, for tenants, for parts of devices or because it isolates nothing does so whatever the
+    plan thought."""
+    permit = permit_of(sheet.tree, sheet.tenant_of(sheet.objects[member.key]))
     for target in member.targets:
         room = sheet.nodes.get(target.node)
-        if room is not None and room.gate is not None and (refusal := _not_welcome(sheet, member, room)):
+        terms = room is not None and (permit.isolated or keeps_off(room.gate))
+        if room is not None and terms and (refusal := _not_welcome(sheet, member, room, permit)):
             return refusal
         if room is not None and (room.claim is not None or member.request.sensitive):
             user = status_of(sheet.objects[member.key]).get("user", "")
@@ -239,12 +242,11 @@ def _kept_off(sheet: Sheet, member: Member) -> Refusal | None:
     return None
 
 
-def _not_welcome(sheet: Sheet, member: Member, room: NodeRoom) -> Refusal | None:
+def _not_welcome(sheet: Sheet, member: Member, room: NodeRoom, permit: Permit) -> Refusal | None:
     """By what the allocation says now, and what its tenant may now: both may have changed since the plan was made."""
     work = sheet.objects[member.key]
     asked, fractional = tolerations_in(work.doc)
     exempt = bool(status_of(work).get("permittedBy"))
-    permit = permit_of(sheet.tree, sheet.tenant_of(work))
     return kept_out(room.name, room.gate, permit, asked, exempt=exempt, fractional=fractional)
 
 

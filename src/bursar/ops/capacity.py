@@ -22,11 +22,10 @@ from bursar.ops.office import Office, timestamp
 from bursar.wire.kinds import BY_NAME
 from bursar.wire.limits import amounts, dimension_name
 from bursar.wire.meta import Quantity
-from bursar.wire.node import STDIN_LABEL, Node
+from bursar.wire.node import NOT_ISOLATED, STDIN_LABEL, Node
 
 NODE = BY_NAME["Node"]
 ISOLATED = "Isolated"  # the condition that says whether tenants are kept apart on the node
-NOT_ISOLATED = "none"
 
 
 async def report_capacity(
@@ -38,13 +37,15 @@ async def report_capacity(
     if isinstance(before, Refusal):
         return before
     said = {dimension_name(resource): value for resource, value in capacity.items()}
-    reads = "stdin" in features
-    if not _differs(before, said) and (before.labels.get(STDIN_LABEL) == "true") is reads:
+    reads, able = "stdin" in features, sorted(set(features))
+    known = msgspec.json.decode(before.status).get("features") or []
+    if not _differs(before, said) and (before.labels.get(STDIN_LABEL) == "true") is reads and known == able:
         return None
 
     def edit(before: Stored, document: dict[str, Any]) -> Command | Refusal:
         status = document.setdefault("status", {})
         status["capacity"], status["allocatable"] = _offer(document, said)
+        status["features"] = able
         labels = document["metadata"].setdefault("labels", {})
         labels.pop(STDIN_LABEL, None)
         if reads:

@@ -14,7 +14,19 @@ from typing import Any
 from msgspec import Struct
 
 from bursar.core.access import Reach
-from bursar.core.claim import POOL, UID_PREFIX, Claim, State, held, in_use, is_of, not_allowed, open_to, pool_exhausted
+from bursar.core.claim import (
+    POOL,
+    UID_PREFIX,
+    Claim,
+    State,
+    held,
+    in_use,
+    is_of,
+    not_allowed,
+    not_clean,
+    open_to,
+    pool_exhausted,
+)
 from bursar.core.claim_lease import close_now, lacking_after, lease_of_claim
 from bursar.core.lease import Lease
 from bursar.core.node import WHOLE, NodeRoom, Placement
@@ -84,7 +96,10 @@ class OnNode(Command):
 class ClaimNode(OnNode):
     """Take a node for one person, on which nothing is placed but their own work. Who has it already keeps it; everybody
     else is refused. Where its tenant pays beforehand, all of the node is paid for from then on, and by that what runs
-    there; what was paid for that until now is settled."""
+    there; what was paid for that until now is settled.
+
+    A node that is not known to be clean is wiped first. It counts against the pool from now on, and costs nothing until
+    it is wiped."""
 
     draft: Claim
     reach: Reach  # of who asks: it decides what they are told of who holds the node
@@ -107,7 +122,7 @@ class ClaimNode(OnNode):
         return self._replaced(sheet)
 
     def decide_on(self, sheet: Sheet, before: Stored, room: NodeRoom) -> Result:
-        if open_to(room.claim, self.draft.holder, sensitive=True):
+        if open_to(room.claim, self.draft.holder, sensitive=True) or self._is_prepared(room.claim):
             return unchanged(before)
         if refusal := self._refusal(sheet, room):
             return refusal
@@ -117,6 +132,8 @@ class ClaimNode(OnNode):
         sheet.claimed += 1
         tenant = sheet.tree.tenants[self.draft.tenant]
         claim = replace(self.draft, since=timestamp(sheet.now), tenant_uid=tenant.uid)
+        if room.soiled:
+            return put_claim(sheet, before, room, replace(claim, state=State.WIPING, attempt=1), self.origin)
         if lease is not None:
             claim = replace(claim, lease=self._pay(sheet, lease))
         for part, _ in sheet.occupants.get(room.name, ()):
@@ -124,6 +141,9 @@ class ClaimNode(OnNode):
             end_usage(sheet, part.uid, part.node, CLAIMED)
         begin_usage(sheet, _whole(room, claim), claim.holder)
         return put_claim(sheet, before, room, claim, self.origin)
+
+    def _is_prepared(self, claim: Claim | None) -> bool:
+        return claim is not None and claim.prepares and claim.holder == self.draft.holder
 
     def _refusal(self, sheet: Sheet, room: NodeRoom) -> Refusal | None:
         if self.draft.tenant not in sheet.tree.tenants:
@@ -138,6 +158,9 @@ class ClaimNode(OnNode):
             return Refusal(Code.CONFLICT, message, f"Choose another node, or: bursar uncordon {room.name}")
         if any(room.allocated.values()) and not self._is_alone(sheet):
             return in_use(room.name, (), "claimed")
+        wipes, placed = room.gate is not None and room.gate.wipes, any(room.allocated.values())
+        if room.soiled and (refusal := not_clean(room.name, placed=placed, wipes=wipes)):
+            return refusal
         size = pool_size(sheet.tree)
         return pool_exhausted(sheet.claimed, size) if sheet.claimed >= size else None
 
@@ -182,7 +205,8 @@ class ClaimNode(OnNode):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseNode(OnNode):
-    """Give a claimed node back: from then on it is to be wiped."""
+    """Give a claimed node back: from then on it is to be wiped. One that is still wiped for its new holder was never
+    theirs, and is open again at once."""
 
     user: str  # who gives it back
     over: Reach = NOBODYS  # whose claims they may end beside their own
@@ -196,6 +220,8 @@ class ReleaseNode(OnNode):
         own = room.claim.holder == self.user and is_there(sheet.tree, room.claim)
         if not own and not sees(self.over, sheet.tree, room.claim):
             return Refusal(Code.FORBIDDEN, f"node {room.name} is claimed by somebody else")
+        if room.claim.prepares:
+            return put_claim(sheet, before, room, None, self.origin)
         if room.claim.state is not State.HELD:
             return unchanged(before)
         if any(room.allocated.values()):
@@ -225,23 +251,59 @@ class WipeNode(OnNode):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndWipe(OnNode):
-    """That a node was wiped, or that this failed. Without a number it is an administrator's word, which always counts;
-    a node's own counts for the attempt that it speaks of."""
+    """That a node was wiped, or that this failed. Without a number it is an administrator's word, which always counts,
+    also of a node that nobody has claimed; a node's own counts for the attempt that it speaks of.
+
+    A node that was wiped for its new holder is theirs from now on, and paid for."""
 
     claim_id: str = ""
     attempt: int = 0
     failed: str = ""
 
+    def meters(self, _: Sheet) -> Iterable[str]:
+        return (self.key.name,)
+
+    def pays(self, sheet: Sheet) -> Iterable[Payment]:
+        claim = self.claim_on(sheet)
+        return payments(sheet, claim, self.key.name) if claim is not None and claim.prepares else ()
+
     def decide_on(self, sheet: Sheet, before: Stored, room: NodeRoom) -> Result:
         if self.claim_id and not self._is_meant(room.claim):
             return unchanged(before)
+        if room.claim is None and room.soiled:
+            return self._cleaned(sheet, before, room)
         if refusal := _not_released(room):
             return refusal
         assert room.claim is not None
         if self.failed:
             failed = replace(room.claim, state=State.WIPE_FAILED, message=self.failed)
             return put_claim(sheet, before, room, failed, self.origin)
+        room = replace(room, soiled=False)
+        assert room.claim is not None
+        if room.claim.prepares:
+            return self._hand_over(sheet, before, room, room.claim)
         return put_claim(sheet, before, room, None, self.origin)
+
+    def _cleaned(self, sheet: Sheet, before: Stored, room: NodeRoom) -> Result:
+        """An administrator wiped a node that nobody has claimed."""
+        if any(room.allocated.values()):
+            return in_use(room.name, (), "called clean")
+        return put_claim(sheet, before, replace(room, soiled=False), None, self.origin)
+
+    def _hand_over(self, sheet: Sheet, before: Stored, room: NodeRoom, claim: Claim) -> Result:
+        """The node is its holder's from now on, and paid for. If nobody pays by now, the claim has ended."""
+        claim = replace(claim, state=State.HELD, since=timestamp(sheet.now), attempt=0, message="")
+        lease = lease_of_claim(sheet, room, claim)
+        refusal = lease if isinstance(lease, Refusal) else None
+        if isinstance(lease, Lease):
+            assert sheet.book is not None, "the account that pays was read"
+            refusal = sheet.book.open(lease, started=True)
+            claim = replace(claim, lease=lease.id)
+        if refusal is not None:
+            origin = replace(self.origin, verb="release", reason=refusal.message)
+            return put_claim(sheet, before, room, None, origin)
+        begin_usage(sheet, _whole(room, claim), claim.holder)
+        return put_claim(sheet, before, room, claim, self.origin)
 
     def _is_meant(self, claim: Claim | None) -> bool:
         return (
@@ -253,7 +315,7 @@ class EndWipe(OnNode):
 
 def _not_released(room: NodeRoom) -> Refusal | None:
     if room.claim is None:
-        return Refusal(Code.CONFLICT, f"node {room.name} is not claimed: there is nothing to wipe")
+        return Refusal(Code.CONFLICT, f"node {room.name} is not claimed, and is clean: there is nothing to wipe")
     if room.claim.state is State.HELD:
         message = f"node {room.name} is claimed, and was not given back"
         return Refusal(Code.CONFLICT, message, f"Release it first: bursar node release {room.name}")
@@ -290,8 +352,10 @@ def _whole(room: NodeRoom, claim: Claim) -> Placement:
 def shown(claim: Claim) -> dict[str, Any]:
     """What a node's status says of its claim: all that is for everybody, and nothing else."""
     told: dict[str, Any] = {"id": claim.id, "state": str(claim.state), "since": claim.since}
+    if claim.released:
+        told["released"] = claim.released
     if claim.attempt:
-        told |= {"released": claim.released, "attempt": claim.attempt}
+        told["attempt"] = claim.attempt
     return told
 
 

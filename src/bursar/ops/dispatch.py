@@ -122,12 +122,12 @@ def change_command(
         return refusal
     if kind.name == "Node":
         assert isinstance(one, Node)
-        allocatable, schedulable = allocatable_of(one), is_schedulable(one)
+        allocatable, schedulable, gate = allocatable_of(one), is_schedulable(one), gate_of(one)
         draft = changed_draft(kind, before, one, spec_changed=spec_changed, keep_charge=True)
         return ChangeNode(
             key=before.key, origin=origin, claim=claim, draft=draft, expected=before.revision,
             allocatable=allocatable, schedulable=schedulable, plans_stale=spec_changed or draft.labels != before.labels,
-            gate=gate_of(one),
+            gate=gate,
         )  # fmt: skip
     if kind.name == "Namespace":
         # Leaving the label out does not move it.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import structlog
 
 from bursar.core.charge import Amounts
-from bursar.core.node import Gate, NodeRoom, device_list
+from bursar.core.node import Gate, NodeRoom, device_list, is_traceless
 from bursar.core.object import Stored
 from bursar.core.quantity import format_amount
 from bursar.core.refusal import Code, Refusal
@@ -62,7 +62,7 @@ class ChangeNode(Change):
             _tell_rise(room, self.allocatable)
         schedulable = self.schedulable and not is_silent(before) and not is_ending(before.doc)
         offers = (dict(room.allocatable), room.schedulable) != (dict(self.allocatable), schedulable)
-        if offers or self.plans_stale:
+        if offers or self.plans_stale or self.gate != room.gate:
             sheet.set_node(
                 replace(
                     room,
@@ -71,6 +71,8 @@ class ChangeNode(Change):
                     allocatable=self.allocatable,
                     devices=device_list(self.allocatable, room.devices),
                     gate=self.gate,
+                    # Work that is there now may have been started on the new terms.
+                    soiled=room.soiled or (any(room.allocated.values()) and not is_traceless(self.gate)),
                 )
             )
         after = keep_drain(before, self.draft, schedulable=self.schedulable, at=timestamp(sheet.now))

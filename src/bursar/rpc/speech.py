@@ -144,7 +144,7 @@ def read_beat(message: pb.HeartbeatRequest, node: str) -> Said | Refusal:
         message.nonce,
         message.current_usage if message.HasField("current_usage") else None,
         _isolation(message),
-        tuple(message.features[:FEATURES_MAX]),
+        tuple(plain(one, REASON_CHARS_MAX) for one in message.features[:FEATURES_MAX]),
     )
 
 

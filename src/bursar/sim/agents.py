@@ -26,7 +26,7 @@ from bursar.agent.speech import Beat
 from bursar.agent.work import Run
 from bursar.client.errors import BursarError
 from bursar.sim.line import Call, Line
-from bursar.sim.pretend import Manner, Pretender, Tally
+from bursar.sim.pretend import FEATURES, Manner, Pretender, Tally
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 
 BEAT_SECONDS = 5.0  # until the server says how often
@@ -193,7 +193,7 @@ class Crowd:
     async def _greet(self, agent: _Agent, call: Call) -> Any:
         """The first beat, which says everything, and its answer."""
         now = time.monotonic()
-        beat = Beat(agent.pretender.inventory(), inventory=True, capacity=self._capacity)
+        beat = Beat(agent.pretender.inventory(), inventory=True, capacity=self._capacity, features=FEATURES)
         await call.write(self._message(agent, beat, now))
         answer = await call.read()
         agent.call = call

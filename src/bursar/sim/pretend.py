@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from bursar.agent.speech import TRACELESS, WIPES
 from bursar.agent.state import Forget, Instruction, Machine, MoveDeadline, SignalStop, Start
 from bursar.agent.wipe import Wipe
 from bursar.agent.work import Directive, Grant, Place, Run, Status, Usage
@@ -19,6 +20,7 @@ from bursar.sim.work import EXIT, SECONDS, read_exit_code, read_seconds
 ENV_SECONDS = "BURSAR_SIM_SECONDS"
 ENV_EXIT = "BURSAR_SIM_EXIT"
 WIPE = Wipe("true")  # what is pretended leaves nothing behind
+FEATURES = (TRACELESS, WIPES)
 TERMINATED = 128 + 15  # how a shell tells that something was ended by SIGTERM
 
 

@@ -45,6 +45,7 @@ def _room(row: Any) -> NodeRoom:
         row["uid"],
         _decode_claim(row["claim"]) if row["claim"] is not None else None,
         _gate(row["gate"]) if row["gate"] is not None else None,
+        row["soiled"],
     )
 
 
@@ -118,6 +119,7 @@ async def put(db: Connection, rooms: Sequence[NodeRoom], uids: Mapping[str, str]
         [_encode(room.devices) for room in ordered],
         [_encode(room.claim) if room.claim is not None else None for room in ordered],
         [_encode(room.gate) if room.gate is not None else None for room in ordered],
+        [room.soiled for room in ordered],
     )
 
 
@@ -134,6 +136,7 @@ def room_columns(rooms: Sequence[NodeRoom]) -> tuple[str, ...]:
         texts([room.name for room in rooms]),
         documents([_encode(room.allocated) for room in rooms]),
         documents([_encode(room.devices) for room in rooms]),
+        numbers([room.soiled for room in rooms]),
     )
 
 

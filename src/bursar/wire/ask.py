@@ -37,7 +37,7 @@ from bursar.wire.allocation import (
 )
 from bursar.wire.job import JOB_LABEL
 from bursar.wire.meta import ObjectMeta, OwnerReference, given
-from bursar.wire.node import REFUSED, STDIN_LABEL
+from bursar.wire.node import NOT_ISOLATED, REFUSED, STDIN_LABEL
 from bursar.wire.scheduling import GangScheduling
 
 QUEUE_DEFAULT = "default"
@@ -65,6 +65,7 @@ class NodeView:
     unschedulable: bool = False
     tenants: tuple[str, ...] = ()  # whom it is kept for; none: it is everybody's
     whole_only: bool = False  # it takes no work that asks for a part of a device
+    isolated: bool = False  # its agent keeps tenants apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +150,7 @@ def ask_of(
         if not exempt:
             priority = priority_in_force(permit, meaning.priority, named, priority)
             crosses = crosses and (named is None or may_name(permit, named))
-        if shape.where.tolerations:
+        if shape.where.tolerations or permit.isolated:
             shape = permitted(shape, permit, exempt)
     return Ask(
         uid,
@@ -326,6 +327,7 @@ class _Condition(msgspec.Struct):
 class _NodeStatus(msgspec.Struct):
     phase: str = "Ready"
     conditions: list[_Condition] = []
+    isolation: str = NOT_ISOLATED
 
 
 _decode_node = msgspec.json.Decoder(_NodeDocument).decode
@@ -344,6 +346,7 @@ def node_of(doc: bytes, status: bytes) -> NodeView:
         document.spec.unschedulable,
         tuple(sorted(set(document.spec.tenants))),
         document.spec.gpu_fractions == REFUSED,
+        state.isolation != NOT_ISOLATED,
     )
 
 

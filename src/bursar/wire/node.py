@@ -28,6 +28,11 @@ TENANTS_MAX = 256
 REFUSED = "Refused"
 FRACTIONS = ("Trusted", "Enforced", REFUSED)
 
+NOT_ISOLATED = "none"
+# Features of agents that bear on who may use their nodes.
+TRACELESS = "traceless"  # everything a placement writes is removed with it
+WIPES = "wipe"  # it has a wipe hook
+
 OPEN = Gate()
 
 # What is kept beside a node that is said to be silent: as what it stands, and when it was last heard.
@@ -102,6 +107,7 @@ class NodeStatus(Wire):
     fence: NodeFence | UnsetType = UNSET
     claim: NodeClaim | UnsetType = UNSET
     isolation: Text = UNSET  # how its agent keeps tenants apart: bubblewrap or none
+    features: list[str] | UnsetType = UNSET  # of its agent, as that says itself
 
 
 class Node(Wire, kw_only=True):
@@ -130,12 +136,17 @@ def cap_by_spec(node: Node) -> None:
 
 
 def gate_of(node: Node) -> Gate | None:
-    """What keeps work off the node; None where nothing does."""
+    """What keeps work off the node, and how its agent keeps tenants apart; None where there is nothing of that."""
     spec = node.spec if isinstance(node.spec, NodeSpec) else NodeSpec()
+    status = node.status if isinstance(node.status, NodeStatus) else NodeStatus()
+    features = status.features or ()
     gate = Gate(
         tuple((one.key, one.value or "", one.effect or Effect.NO_SCHEDULE) for one in spec.taints or ()),
         tuple(sorted(set(spec.tenants or ()))),
         spec.gpu_fractions == REFUSED,
+        (status.isolation or NOT_ISOLATED) != NOT_ISOLATED,
+        TRACELESS in features,
+        WIPES in features,
     )
     return None if gate == OPEN else gate
 

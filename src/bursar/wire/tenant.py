@@ -22,6 +22,8 @@ from bursar.wire.scheduling import Toleration, toleration_list_faults
 ENFORCEMENTS = tuple(tree.Enforcement)
 
 # What a request of the tenant's has to pass before anything is done about it.
+ISOLATION_REQUIRED = "required"
+ISOLATIONS = ("none", ISOLATION_REQUIRED)
 APPROVAL_POLICIES = ("none", "quota", "manual", "external")
 
 # The flat fields of a tenant that are not limits.
@@ -35,6 +37,7 @@ FLAT_FIELDS = (
     "sensitive",
     "user_priority_max",
     "tolerations",
+    "isolation",
 )
 BILLING_MODE = "billing_mode"  # the flat name of spec.billing.mode
 
@@ -60,6 +63,7 @@ class TenantSpec(Wire):
     sensitive: bool | UnsetType = UNSET  # whether its users may claim nodes for themselves alone
     user_priority_max: int | UnsetType = UNSET  # the highest priority that its users may ask for
     tolerations: list[Toleration] | UnsetType = UNSET  # of reserved taints, which its work may have
+    isolation: Text = UNSET  # required: its work, and that below it, goes only to nodes that isolate tenants
 
 
 class TenantStatus(Wire):
@@ -88,6 +92,7 @@ def to_tree(tenant: Tenant) -> tree.Tenant:
         created_at=tenant.metadata.creation_timestamp or "",
         user_priority_max=spec.user_priority_max if isinstance(spec.user_priority_max, int) else None,
         tolerations=tuple(toleration_of(one) for one in spec.tolerations or ()),
+        isolated=spec.isolation == ISOLATION_REQUIRED,
     )
 
 
@@ -124,6 +129,8 @@ def _check(tenant: Tenant) -> list[Cause]:
         faults.append(field_fault("spec.enforcement", f"must be one of {', '.join(ENFORCEMENTS)}"))
     if spec.approval_policy is not UNSET and spec.approval_policy not in APPROVAL_POLICIES:
         faults.append(field_fault("spec.approvalPolicy", f"must be one of {', '.join(APPROVAL_POLICIES)}"))
+    if spec.isolation is not UNSET and spec.isolation not in ISOLATIONS:
+        faults.append(field_fault("spec.isolation", f"must be one of {', '.join(ISOLATIONS)}"))
     if spec.parent == tenant.metadata.name:
         faults.append(field_fault("spec.parent", "a tenant cannot be its own parent"))
     for name in SOFT_FIELDS:

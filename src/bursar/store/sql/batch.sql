@@ -96,9 +96,10 @@ SELECT (SELECT before FROM taken) AS before,
 -- placement has the number of its allocation's last change, which is told by its place among the lines.
 , used AS (
     UPDATE node
-       SET allocated = room.allocated, devices = room.devices
+       SET allocated = room.allocated, devices = room.devices, soiled = room.soiled
       FROM unnest(string_to_array($26, chr(31)), string_to_array($27, chr(31))::json[],
-                  string_to_array($28, chr(31))::json[]) AS room (name, allocated, devices)
+                  string_to_array($28, chr(31))::json[], string_to_array($29, ',')::boolean[])
+           AS room (name, allocated, devices, soiled)
      WHERE node.name = room.name
     RETURNING 1
 ), put AS (
@@ -107,11 +108,11 @@ SELECT (SELECT before FROM taken) AS before,
     SELECT node, uid, namespace, name, coalesce(tenant, ''), epoch, exclusive, resources, devices, wanted,
            taken.before + place, nullif(lease, 0)
       FROM taken,
-           unnest(string_to_array($29, chr(31)), string_to_array($30, chr(31)), string_to_array($31, chr(31)),
-                  string_to_array($32, chr(31)), string_to_array($33, chr(31)), string_to_array($34, ',')::bigint[],
-                  string_to_array($35, ',')::boolean[], string_to_array($36, chr(31))::json[],
-                  string_to_array($37, chr(31))::json[], string_to_array($38, ',')::boolean[],
-                  string_to_array($39, ',')::bigint[], string_to_array($40, ',')::bigint[])
+           unnest(string_to_array($30, chr(31)), string_to_array($31, chr(31)), string_to_array($32, chr(31)),
+                  string_to_array($33, chr(31)), string_to_array($34, chr(31)), string_to_array($35, ',')::bigint[],
+                  string_to_array($36, ',')::boolean[], string_to_array($37, chr(31))::json[],
+                  string_to_array($38, chr(31))::json[], string_to_array($39, ',')::boolean[],
+                  string_to_array($40, ',')::bigint[], string_to_array($41, ',')::bigint[])
            AS part (node, uid, namespace, name, tenant, epoch, exclusive, resources, devices, wanted, place, lease)
      ORDER BY 1, 2
         ON CONFLICT (node, uid) DO UPDATE

@@ -3,7 +3,7 @@
 -- name: lock
 -- A node's row is all there is to its room, and a row that was waited for is seen as its rival left it: it can be read
 -- by the statement that locks it.
-SELECT name, uid, generation, schedulable, allocatable, allocated, devices, claim, gate
+SELECT name, uid, generation, schedulable, allocatable, allocated, devices, claim, gate, soiled
   FROM node
  WHERE name = ANY(string_to_array($1, chr(31)))
  ORDER BY name
@@ -21,7 +21,7 @@ WITH counter AS MATERIALIZED (
 ), counted AS MATERIALIZED (
     SELECT count(*) FROM counter
 ), room AS MATERIALIZED (
-    SELECT name, uid, generation, schedulable, allocatable, allocated, devices, claim, gate
+    SELECT name, uid, generation, schedulable, allocatable, allocated, devices, claim, gate, soiled
       FROM counted, node
      WHERE name = ANY(string_to_array($3, chr(31)))
      ORDER BY name
@@ -29,19 +29,19 @@ WITH counter AS MATERIALIZED (
 )
 SELECT counter.*, NULL AS name, NULL AS uid, NULL::bigint AS generation, NULL::boolean AS schedulable,
        NULL::json AS allocatable, NULL::json AS allocated, NULL::json AS devices, NULL::json AS claim,
-       NULL::json AS gate
+       NULL::json AS gate, NULL::boolean AS soiled
   FROM counter
  UNION ALL
 SELECT NULL, NULL, NULL, NULL, NULL, NULL, room.* FROM room;
 
 -- name: read
-SELECT name, uid, generation, schedulable, allocatable, allocated, devices, claim, gate FROM node WHERE name = ANY($1::text[]);
+SELECT name, uid, generation, schedulable, allocatable, allocated, devices, claim, gate, soiled FROM node WHERE name = ANY($1::text[]);
 
 -- name: read_all
-SELECT name, uid, generation, schedulable, allocatable, allocated, devices, claim, gate FROM node;
+SELECT name, uid, generation, schedulable, allocatable, allocated, devices, claim, gate, soiled FROM node;
 
 -- name: read_claimed
-SELECT name, uid, generation, schedulable, allocatable, allocated, devices, claim, gate
+SELECT name, uid, generation, schedulable, allocatable, allocated, devices, claim, gate, soiled
   FROM node WHERE claim IS NOT NULL ORDER BY name;
 
 -- name: count_claimed
@@ -55,23 +55,24 @@ SELECT count(*) FROM node;
 SELECT name FROM node ORDER BY name;
 
 -- name: put
-INSERT INTO node (name, uid, generation, schedulable, allocatable, allocated, devices, claim, gate)
+INSERT INTO node (name, uid, generation, schedulable, allocatable, allocated, devices, claim, gate, soiled)
 SELECT *
   FROM unnest($1::text[], $2::text[], $3::bigint[], $4::boolean[], $5::json[], $6::json[], $7::json[], $8::json[],
-              $9::json[])
-       AS line (name, uid, generation, schedulable, allocatable, allocated, devices, claim, gate)
+              $9::json[], $10::boolean[])
+       AS line (name, uid, generation, schedulable, allocatable, allocated, devices, claim, gate, soiled)
  ORDER BY 1
     ON CONFLICT (name) DO UPDATE
    SET generation = excluded.generation, schedulable = excluded.schedulable, allocatable = excluded.allocatable,
        allocated = excluded.allocated, devices = excluded.devices, claim = excluded.claim,
-       gate = excluded.gate;
+       gate = excluded.gate, soiled = excluded.soiled;
 
 -- name: use
 -- Only the room has moved.
 UPDATE node
-   SET allocated = line.allocated, devices = line.devices
+   SET allocated = line.allocated, devices = line.devices, soiled = line.soiled
   FROM unnest(string_to_array($1, chr(31)), string_to_array($2, chr(31))::json[],
-              string_to_array($3, chr(31))::json[]) AS line (name, allocated, devices)
+              string_to_array($3, chr(31))::json[], string_to_array($4, ',')::boolean[])
+       AS line (name, allocated, devices, soiled)
  WHERE node.name = line.name;
 
 -- name: remove
