@@ -53,7 +53,8 @@ async def audit(office: Office) -> list[tuple[str, str, str]]:
         rows = await db.fetch(
             "SELECT verb, actor, reason FROM change WHERE kind = 'Node' AND name = 'n1' ORDER BY revision"
         )
-    return [(row["verb"], row["actor"], row["reason"]) for row in rows][2:]
+    said = [(row["verb"], row["actor"], row["reason"]) for row in rows]
+    return said[[verb for verb, _, _ in said].index("claim") + 1 :]
 
 
 async def notices(office: Office) -> list[dict[str, Any]]:

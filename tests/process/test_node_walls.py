@@ -35,6 +35,7 @@ def house() -> Iterator[Server]:
                 client.tenants.create({"metadata": {"name": tenant}})
                 labels = {"bursar.io/tenant": tenant}
                 client.namespaces.create({"metadata": {"name": tenant, "labels": labels}})
+            client.settings.patch("system", {"spec": {"limits": {"sensitive_pool_size": "10"}}})
         yield running
 
 
@@ -120,6 +121,57 @@ def test_the_attack_of_one_tenant_on_the_next(house: Server, admin: Client, name
         assert "journal" not in found
         assert status(admin, "rival", f"{name}-victim")["phase"] == "Running"
         admin.allocations("rival").delete(f"{name}-victim")
+
+
+@pytest.fixture
+def ruth(house: Server, admin: Client) -> Iterator[Client]:
+    """A user of tenant rival."""
+    wanted = {"role": "user", "tenant": "rival", "user": "ruth", "ttl": "1h"}
+    with Client(house.url, token=admin.request("POST", "/api/v1/tokens", body=wanted)["status"]["token"]) as one:
+        yield one
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["in a sandbox", "where a directory is shared"])
+def test_code_that_one_tenant_leaves_never_runs_in_sensitive_work_of_another(
+    house: Server, admin: Client, ruth: Client, name: str, tmp_path: Path, shared: bool
+) -> None:
+    """A sandbox leaves nothing behind. In a directory that tenants share things stay, so a claim begins with a wipe."""
+    common = tmp_path / "common"
+    common.mkdir()
+    common.chmod(0o1777)
+    trap = "import os; print('PWNED', os.environ.get('API_KEY'))"
+    places = f"{common} ~ /tmp"
+    leave = f'for d in {places}; do echo "{trap}" > $d/usercustomize.py && chmod 644 $d/usercustomize.py; done; true'
+    work = {"env": {"API_KEY": "the-patients-name", "PYTHONPATH": f"{common}:/tmp"}}
+    options = ("--share", str(common), "--wipe-hook", f"find {common} -mindepth 1 -delete") if shared else ()
+    with isolating(house, admin, name, tmp_path, *options) as agent:
+        said(admin, agent, "acme", f"{name}-leave", leave)
+        careless = said(admin, agent, "rival", f"{name}-careless", "python3 -c 'print(1)'", **work)
+        assert ("PWNED" in careless) is shared
+        states = [ruth.claim(name)["status"]["claim"]["state"]]
+        assert states == (["Wiping"] if shared else ["Claimed"])
+        careful = said(ruth, agent, "rival", f"{name}-careful", "python3 -c 'print(1)'", sensitive=True, **work)
+        assert careful == "1\n"
+
+
+def test_work_of_a_tenant_that_demands_isolation_stays_off_a_node_without(
+    house: Server, admin: Client, name: str, tmp_path: Path
+) -> None:
+    admin.tenants.create({"metadata": {"name": name}, "spec": {"isolation": "required"}})
+    admin.namespaces.create({"metadata": {"name": name, "labels": {"bursar.io/tenant": name}}})
+    with joined_agent(house, admin, name, tmp_path, "--run-as", "root"):
+        start(admin, name, "careful", name, "true")
+        found = until(lambda: reason_of(admin, name, "careful"), "a reason being told")
+        assert found["code"] == "no_matching_nodes"
+        assert {"constraint": "not isolating tenants from each other", "nodes": 1} in found["excluded"]
+    with isolating(house, admin, name, tmp_path):
+        in_phase(admin, name, "careful", "Succeeded")
+
+
+def reason_of(client: Client, tenant: str, name: str) -> dict[str, Any] | None:
+    """Why it waits, once the scheduler has looked at it with the node being there."""
+    told: dict[str, Any] = client.allocations(tenant).explain(name)["reason"] or {}
+    return told if told.get("excluded") else None
 
 
 def test_a_fork_bomb_harms_nobody_else(house: Server, admin: Client, name: str, tmp_path: Path) -> None:

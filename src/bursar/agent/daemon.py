@@ -20,6 +20,7 @@ from bursar.agent.escrow import window
 from bursar.agent.folder import boot_id
 from bursar.agent.prepare import Ask
 from bursar.agent.probe import Probe
+from bursar.agent.sandbox import Sandbox
 from bursar.agent.shell import Event, Settings, Shell, hear
 from bursar.agent.speech import NO_LOAD, TRACELESS, WIPES, Answer, Beat
 from bursar.agent.state import Instruction, Machine
@@ -188,13 +189,8 @@ class Daemon:
             nonce=self._trust.begin() if first else "",
             isolation=self._sandbox.named if first else "",
             isolation_message=self._sandbox.why if first else "",
-            features=self._features() if first else (),
+            features=features_of(self._sandbox, self._wipe) if first else (),
         )
-
-    def _features(self) -> tuple[str, ...]:
-        """The properties of this agent that bear on who may use its node."""
-        traceless, wipes = self._sandbox.is_traceless, bool(self._wipe.hook)
-        return (*((TRACELESS,) if traceless else ()), *((WIPES,) if wipes else ()))
 
     def _used(self, news: Sequence[Status]) -> list[Status]:
         """What runs and was not named already, now and then: its use grows without being news."""
@@ -260,3 +256,8 @@ class Daemon:
         return not any(
             one.uid == uid and epoch in (0, one.epoch) and one.state not in ENDED for one in self._machine.inventory()
         )
+
+
+def features_of(sandbox: Sandbox, wipe: Wipe) -> tuple[str, ...]:
+    """The properties of an agent that bear on who may use its node."""
+    return (*((TRACELESS,) if sandbox.is_traceless else ()), *((WIPES,) if wipe.hook else ()))

@@ -16,13 +16,14 @@ from typing import Any
 
 import structlog
 
-from bursar.agent.daemon import Daemon
+from bursar.agent.daemon import Daemon, features_of
 from bursar.agent.door import DoorError, advertised, opened_door
 from bursar.agent.identity import Identity, IdentityError
 from bursar.agent.papers import NodePapers, NoPapers
 from bursar.agent.probe import Inventory, Probe
 from bursar.agent.sandbox import USERS, Sandbox, Users, find_sandbox
 from bursar.agent.shell import Settings
+from bursar.agent.speech import FEATURES
 from bursar.agent.stream import Stream, backoff_seconds
 from bursar.agent.trouble import Telling, join_trouble
 from bursar.agent.wipe import NO_WIPE, Wipe
@@ -82,10 +83,10 @@ async def _run(settings: AgentSettings) -> int:
     stopping = _on_signals()
     probe = Probe(settings.data, settings.fake_gpus)
     found = probe.inventory()
-    papers = _papers(settings, found)
+    sandbox = await asyncio.to_thread(_sandbox, settings, found)
+    papers = _papers(settings, found, sandbox)
     if isinstance(papers, NodePapers) and not await _joined(papers, stopping):
         return 0
-    sandbox = await asyncio.to_thread(_sandbox, settings, found)
     shell = Settings(
         run_as=settings.run_as,
         sandbox=sandbox,
@@ -188,7 +189,7 @@ async def _stopped_first(stopping: asyncio.Event, work: Coroutine[Any, Any, None
     return True
 
 
-def _papers(settings: AgentSettings, found: Inventory) -> NodePapers | NoPapers:
+def _papers(settings: AgentSettings, found: Inventory, sandbox: Sandbox) -> NodePapers | NoPapers:
     if settings.insecure:
         return NoPapers(settings.grpc)
     return NodePapers(
@@ -196,7 +197,7 @@ def _papers(settings: AgentSettings, found: Inventory) -> NodePapers | NoPapers:
         settings.name,
         urls=settings.servers,
         token_file=settings.token_file,
-        document=lambda: node_document(settings, found),
+        document=lambda: node_document(settings, found, sandbox),
         ca_file=settings.ca_file,
         addresses=settings.grpc,
     )
@@ -207,12 +208,14 @@ def _identity(papers: NodePapers) -> Identity:
     return papers.identity
 
 
-def node_document(settings: AgentSettings, found: Inventory) -> dict[str, Any]:
+def node_document(settings: AgentSettings, found: Inventory, sandbox: Sandbox) -> dict[str, Any]:
     """The node as it describes itself when it joins for the first time."""
     spec: dict[str, Any] = {"capacity": found.capacity}
     if settings.taints:
         spec["taints"] = [dict(one) for one in settings.taints]
-    return {"metadata": {"name": settings.name, "labels": {**found.labels, **settings.labels}}, "spec": spec}
+    metadata = {"name": settings.name, "labels": {**found.labels, **settings.labels}}
+    status = {"isolation": sandbox.named, "features": [*FEATURES, *features_of(sandbox, settings.wipe)]}
+    return {"metadata": metadata, "spec": spec, "status": status}
 
 
 @contextmanager

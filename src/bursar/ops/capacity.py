@@ -22,10 +22,9 @@ from bursar.ops.office import Office, timestamp
 from bursar.wire.kinds import BY_NAME
 from bursar.wire.limits import amounts, dimension_name
 from bursar.wire.meta import Quantity
-from bursar.wire.node import NOT_ISOLATED, STDIN_LABEL, Node
+from bursar.wire.node import STDIN_LABEL, Node, isolation_condition
 
 NODE = BY_NAME["Node"]
-ISOLATED = "Isolated"  # the condition that says whether tenants are kept apart on the node
 
 
 async def report_capacity(
@@ -62,19 +61,24 @@ async def report_isolation(office: Office, name: str, isolation: str, why: str) 
     before = await object_ops.get(office, key)
     if isinstance(before, Refusal):
         return before
-    if msgspec.json.decode(before.status).get("isolation") == isolation:
+    if not _is_news(msgspec.json.decode(before.status), isolation, why):
         return None
     at = timestamp(datetime.now(UTC))
 
     def edit(before: Stored, document: dict[str, Any]) -> Command | Refusal:
         status = document.setdefault("status", {})
         status["isolation"] = isolation
-        said = ("False", "NotIsolated", why) if isolation == NOT_ISOLATED else ("True", "Sandboxed", "")
-        set_condition(status, ISOLATED, *said, at)
+        set_condition(status, *isolation_condition(isolation, why), at)
         one = msgspec.convert(document, Node)
         return change_command(NODE, before, one, Origin(f"node:{name}", "isolation"), spec_changed=False, status=True)
 
     return await object_ops.change(office, key, edit, tenant="", first=before)
+
+
+def _is_news(status: Mapping[str, Any], isolation: str, why: str) -> bool:
+    kind, _, _, message = isolation_condition(isolation, why)
+    told = next((one.get("message", "") for one in status.get("conditions", ()) if one["type"] == kind), None)
+    return (status.get("isolation"), told) != (isolation, message)
 
 
 def _differs(before: Stored, capacity: Mapping[str, str]) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
 
 from bursar.core.charge import NOTHING
 from bursar.core.object import Key, Origin, Stored
@@ -23,7 +22,7 @@ from bursar.wire.allocation import GANG_SIZE, MAX_WAIT, Allocation, asking_of, f
 from bursar.wire.job import disown, keep_owner
 from bursar.wire.kind import Kind, Object
 from bursar.wire.namespace import TENANT_LABEL, tenant_of
-from bursar.wire.node import Node, NodeSpec, allocatable_of, gate_of
+from bursar.wire.node import Node, NodeSpec, allocatable_of, gate_of, said_at_joining
 
 
 def create_command(
@@ -44,12 +43,13 @@ def create_command(
             return create_job(one, origin, claim, seen_tenant, admin=admin)
         case "Node":
             assert isinstance(one, Node)
-            one.status = UNSET  # A new node offers what its spec says.
-            allocatable, schedulable = allocatable_of(one), is_schedulable(one)
+            # A new node offers what its spec says. Its agent says how it keeps tenants apart before any work comes.
+            one.status = said_at_joining(one)
+            allocatable, schedulable, gate = allocatable_of(one), is_schedulable(one), gate_of(one)
             draft = new_draft(kind, one)
             return RegisterNode(
                 key=draft.key, origin=origin, claim=claim, draft=draft, allocatable=allocatable,
-                schedulable=schedulable, gate=gate_of(one),
+                schedulable=schedulable, gate=gate,
             )  # fmt: skip
     tenant = owner_of(kind, one)
     draft = new_draft(kind, one, tenant=tenant or seen_tenant or "")

@@ -9,6 +9,7 @@ from typing import Any
 # As a label it says that nobody is behind a node but us: what lacks it is somebody's machine, and is neither spoken for
 # nor removed.
 from bursar.core.node import SIMULATED
+from bursar.sim.pretend import FEATURES
 
 GPU = "nvidia.com/gpu"
 
@@ -44,6 +45,7 @@ def documents(shape: Shape, *, tainted: bool = True) -> list[dict[str, Any]]:
         {
             "metadata": {"name": name, "labels": {**_place(shape, index), **kind, SIMULATED: "true", **shape.labels}},
             "spec": {"capacity": dict(capacity), **taints},
+            "status": {"features": list(FEATURES)},
         }
         for index, name in enumerate(shape.names)
     ]

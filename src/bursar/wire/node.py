@@ -23,6 +23,7 @@ STDIN_LABEL = "bursar.io/stdin"  # on nodes whose agents can give commands a sta
 ZONE_LABEL = "topology.kubernetes.io/zone"
 TAINTS_MAX = 64
 TENANTS_MAX = 256
+FEATURES_MAX = 64
 
 # A part of a device is kept apart from the others by the node (MIG, MPS), taken on trust, or not taken at all.
 REFUSED = "Refused"
@@ -135,6 +136,19 @@ def cap_by_spec(node: Node) -> None:
             setattr(node.status, name, kept)
 
 
+def said_at_joining(node: Node) -> NodeStatus:
+    """The part of a new node's status that its agent decides: how it keeps tenants apart."""
+    status = node.status if isinstance(node.status, NodeStatus) else NodeStatus()
+    return NodeStatus(isolation=status.isolation, features=status.features)
+
+
+def isolation_condition(isolation: str, why: str = "") -> tuple[str, str, str, str]:
+    """The condition that says whether tenants are kept apart on a node: its type, status, reason and message."""
+    if isolation == NOT_ISOLATED:
+        return "Isolated", "False", "NotIsolated", why
+    return "Isolated", "True", "Sandboxed", ""
+
+
 def gate_of(node: Node) -> Gate | None:
     """What keeps work off the node, and how its agent keeps tenants apart; None where there is nothing of that."""
     spec = node.spec if isinstance(node.spec, NodeSpec) else NodeSpec()
@@ -205,6 +219,7 @@ def _check(node: Node) -> list[Cause]:
     if isinstance(node.status, NodeStatus):
         for name in ("capacity", "allocatable", "used"):
             faults += amounts_faults(f"status.{name}", getattr(node.status, name))
+        faults += count_faults("status.features", node.status.features, FEATURES_MAX)
     return faults
 
 
@@ -247,13 +262,21 @@ def _normalise(node: Node) -> None:
 def _first_status(node: Node, now: str) -> dict[str, Any]:
     spec = node.spec if isinstance(node.spec, NodeSpec) else NodeSpec()
     capacity = spec.capacity or spec.allocatable or {}
-    return {
+    first: dict[str, Any] = {
         "phase": "Ready",
         "leaseId": f"lease-{node.metadata.name}",
         "capacity": dict(capacity),
         "allocatable": {**capacity, **(spec.allocatable or {})},
         "conditions": [{"type": "Ready", "status": "True", "reason": "Registered", "lastTransitionTime": now}],
     }
+    said = node.status if isinstance(node.status, NodeStatus) else NodeStatus()
+    if said.features:
+        first["features"] = sorted(set(said.features))
+    if said.isolation:
+        first["isolation"] = said.isolation
+        type_, status, reason, _ = isolation_condition(said.isolation)
+        first["conditions"].append({"type": type_, "status": status, "reason": reason, "lastTransitionTime": now})
+    return first
 
 
 def _fields(node: Node) -> dict[str, str]:
