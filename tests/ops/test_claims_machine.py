@@ -11,13 +11,15 @@ from bursar.core.refusal import Refusal
 from bursar.ops import claim as ops
 from bursar.store import node as node_store
 from bursar.store.embedded import Embedded
-from claims import allow, claim, origin, release, submit
+from bursar.wire.node import TRACELESS, WIPES
+from claims import allow, claim, joins, origin, release, submit
 from hourly import assert_hours_agree
 from machines import SOAK, OfficeMachine, follow
 from offices import bind, code, end, namespace, node, tenant
 
 PEOPLE = ("physics/ann", "physics/bob", "history/eve")
-NODES = ("n1", "n2", "n3")
+FEATURES = {"n1": (TRACELESS,), "n2": (WIPES,), "n3": ()}  # of the agents: n3 leaves traces, and nothing wipes it
+NODES = tuple(FEATURES)
 people, nodes = st.sampled_from(PEOPLE), st.sampled_from(NODES)
 
 
@@ -26,6 +28,11 @@ class Held:
     holder: str
     state: State = State.HELD
     attempt: int = 0
+    released: bool = False
+
+    @property
+    def prepares(self) -> bool:
+        return self.state is not State.HELD and not self.released
 
 
 @dataclass
@@ -33,6 +40,7 @@ class Model:
     pool: int = 0
     held: dict[str, Held] = field(default_factory=dict)
     placed: dict[str, tuple[str, str]] = field(default_factory=dict)  # work → (its user, its node)
+    soiled: set[str] = field(default_factory=set)
 
     def users_on(self, name: str) -> set[str]:
         return {user for user, where in self.placed.values() if where == name}
@@ -40,9 +48,11 @@ class Model:
     def claim(self, name: str, who: str) -> str:
         now = self.held.get(name)
         if now is not None:
-            return "ok" if now.state is State.HELD and now.holder == who else "conflict"
+            return "ok" if not now.released and now.holder == who else "conflict"
         if self.users_on(name) - {who}:
             return "in_use"
+        if name in self.soiled and (self.users_on(name) or WIPES not in FEATURES[name]):
+            return "conflict"
         return "ok" if len(self.held) < self.pool else "quota_exceeded"
 
     def release(self, name: str, who: str) -> str:
@@ -73,6 +83,7 @@ class Claims(OfficeMachine):
                 await namespace(self.office, name, name)
             for name in NODES:
                 await node(self.office, name, gpu=64)
+                await joins(self.office, name, *FEATURES[name])
 
         self.runner.run(make())
         self.resize(size)
@@ -87,14 +98,17 @@ class Claims(OfficeMachine):
         expected = self.model.claim(name, who)
         assert code(self.runner.run(claim(self.office, name, who))) == expected
         if expected == "ok":
-            self.model.held.setdefault(name, Held(who))
+            first = Held(who, State.WIPING, 1) if name in self.model.soiled else Held(who)
+            self.model.held.setdefault(name, first)
 
     @rule(name=nodes, who=people)
     def release(self, name: str, who: str) -> None:
         expected = self.model.release(name, who)
         assert code(self.runner.run(release(self.office, name, who))) == expected
-        if expected == "ok" and self.model.held[name].state is State.HELD:
-            self.model.held[name] = Held(who, State.WIPING, 1)
+        if expected == "ok" and self.model.held[name].prepares:
+            del self.model.held[name]
+        elif expected == "ok" and self.model.held[name].state is State.HELD:
+            self.model.held[name] = Held(who, State.WIPING, 1, released=True)
 
     @rule(name=nodes, fails=st.booleans(), late=st.booleans())
     def hear_of_a_wipe(self, name: str, fails: bool, late: bool) -> None:
@@ -112,7 +126,13 @@ class Claims(OfficeMachine):
             if fails:
                 now.state = State.WIPE_FAILED
             else:
-                del self.model.held[name]
+                self._wiped(name, now)
+
+    def _wiped(self, name: str, now: Held) -> None:
+        self.model.soiled.discard(name)
+        del self.model.held[name]
+        if now.prepares:
+            self.model.held[name] = Held(now.holder)
 
     @rule(name=nodes)
     def wipe_again(self, name: str) -> None:
@@ -126,11 +146,14 @@ class Claims(OfficeMachine):
     @rule(name=nodes)
     def confirm(self, name: str) -> None:
         now = self.model.held.get(name)
-        released = now is not None and now.state is not State.HELD
-        reply = self.runner.run(ops.end_wipe(self.office, name, origin("admin", "wiped")))
-        assert code(reply) == ("ok" if released else "conflict")
-        if released:
-            del self.model.held[name]
+        expected = "conflict" if now is None or now.state is State.HELD else "ok"
+        if now is None and name in self.model.soiled:
+            expected = "in_use" if self.model.users_on(name) else "ok"
+        assert code(self.runner.run(ops.end_wipe(self.office, name, origin("admin", "wiped")))) == expected
+        if expected == "ok" and now is None:
+            self.model.soiled.discard(name)
+        elif expected == "ok" and now is not None:
+            self._wiped(name, now)
 
     @rule(name=nodes, who=people, sensitive=st.booleans(), starts=st.booleans())
     def place(self, name: str, who: str, sensitive: bool, starts: bool) -> None:
@@ -148,6 +171,7 @@ class Claims(OfficeMachine):
         assert self.runner.run(act()) == expected
         if expected == "ok":
             self.model.placed[work] = (who, name)
+            self.model.soiled |= {name} - {"n1"}
 
     @rule(which=st.integers(0, 5))
     def finish(self, which: int) -> None:
@@ -165,6 +189,10 @@ class Claims(OfficeMachine):
             if room.claim is not None
         }
 
+    async def _soiled(self) -> set[str]:
+        async with self.office.database.reader() as db:
+            return {name for name, room in (await node_store.load(db, NODES)).items() if room.soiled}
+
     async def _metered(self) -> dict[str, str]:
         """The claims that count as used, by node."""
         async with self.office.database.reader() as db:
@@ -175,6 +203,7 @@ class Claims(OfficeMachine):
     def claims_are_what_the_model_says(self) -> None:
         found = {name: rest[1:] for name, rest in self.runner.run(self._claims()).items()}
         assert found == {name: (one.holder, one.state, one.attempt) for name, one in self.model.held.items()}
+        assert self.runner.run(self._soiled()) == self.model.soiled
 
     @invariant()
     def a_claim_counts_while_it_is_held_and_work_on_it_does_not(self) -> None:
