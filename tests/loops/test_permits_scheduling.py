@@ -5,6 +5,7 @@ from typing import Any
 
 from bursar.loops.world import Keeper, Lost
 from bursar.ops.office import Office
+from claims import joins
 from offices import change, code, create, get, namespace, node, tenant
 from schedulers import (
     HASTY,
@@ -55,6 +56,31 @@ async def test_nodes_that_are_kept_for_a_tenant_take_no_other_work(office: Offic
         assert "acme" not in waiting["message"]
         await change(office, "Node", "", "n1", tenants=[])
         await until(office, "stranger", RUNNING, where="rival-lab")
+
+
+async def test_work_of_a_tenant_that_demands_isolation_waits_for_a_node_that_isolates(office: Office) -> None:
+    await labs(office)
+    await node(office, "n1", gpu=2)
+    await joins(office, "n1", isolation="none")
+    await change(office, "Tenant", "", "acme", isolation="required")
+    async with acting(office), scheduling(office):
+        await submit(office, "careless", where="rival-lab")
+        await until(office, "careless", RUNNING, where="rival-lab")
+        await submit(office, "careful", where="acme-lab")
+        await until(office, "careful", waits_for("no_matching_nodes"), where="acme-lab")
+        await joins(office, "n1")
+        await until(office, "careful", RUNNING, where="acme-lab")
+
+
+async def test_work_that_waits_for_isolation_is_placed_once_its_tenant_no_longer_demands_it(office: Office) -> None:
+    await labs(office)
+    await node(office, "n1", gpu=2)
+    await change(office, "Tenant", "", "acme", isolation="required")
+    async with acting(office), scheduling(office):
+        await submit(office, "careful", where="acme-lab")
+        await until(office, "careful", waits_for("no_matching_nodes"), where="acme-lab")
+        await change(office, "Tenant", "", "acme", isolation="none")
+        await until(office, "careful", RUNNING, where="acme-lab")
 
 
 async def test_reserved_taints_keep_off_what_tolerates_everything(office: Office) -> None:

@@ -87,13 +87,16 @@ def unfence(connection: Connection, name: str, dry_run: bool) -> None:
 def claim(connection: Connection, name: str, reason: str, user: str, dry_run: bool) -> None:
     """Claim an empty node for sensitive work.
 
-    From then on it takes nobody's work but yours, until you release it; it counts as used, busy or idle.
+    From then on the node takes only your work, until you release it; it counts as used, busy or idle. If other work
+    has run there since the node was last wiped, it is wiped first: `bursar node claims` shows Wiping until it is yours.
 
     \b
     bursar node claim gpu-7 --reason "study 42"
     """
     answer = connection.client.claim(name, user=user, reason=reason, dry_run=dry_run)
     _say(name, "claimed", answer, dry_run)
+    if _state(answer) == "Wiping":
+        click.echo("The node is yours when it has been wiped: bursar node claims", err=True)
 
 
 @node.command()
@@ -126,13 +129,14 @@ def wipe(connection: Connection, name: str, reason: str, dry_run: bool) -> None:
 @dry_run_option
 @connected
 def wiped(connection: Connection, name: str, reason: str, yes: bool, dry_run: bool) -> None:
-    """Say that a node that was given back is wiped.
+    """Say that a node has been wiped.
 
-    For nodes that no agent wipes. From then on anybody's work may go there.
+    For nodes that no agent wipes. A node that was released is open to everybody again; a node that waits to be wiped
+    for its new holder is theirs; any other node can be claimed without another wipe.
     """
     if not yes and not dry_run:
         click.secho(f"NOTHING SENSITIVE IS LEFT ON NODE {name}: is that certain?", bold=True, err=True)
-        click.confirm(f"Open {name} to everybody?", abort=True, err=True)
+        click.confirm(f"Go on with {name} as a clean node?", abort=True, err=True)
     _say(name, "wiped", connection.client.confirm_wiped(name, reason=reason, dry_run=dry_run), dry_run)
 
 
@@ -157,5 +161,8 @@ def claims(connection: Connection, output: str, as_json: bool) -> None:
 
 
 def _say(name: str, done: str, node: dict[str, Any], dry_run: bool) -> None:
-    state = ((node.get("status") or {}).get("claim") or {}).get("state") or "open to everybody"
-    click.echo(f"node/{name} {done}{' (dry run)' if dry_run else ''}: {state}")
+    click.echo(f"node/{name} {done}{' (dry run)' if dry_run else ''}: {_state(node) or 'open to everybody'}")
+
+
+def _state(node: dict[str, Any]) -> str:
+    return ((node.get("status") or {}).get("claim") or {}).get("state") or ""
