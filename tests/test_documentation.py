@@ -130,7 +130,8 @@ def test_every_setting_of_credit_is_in_the_table_of_settings() -> None:
     section = page("docs/credits.md").partition("## Settings")[2]
     rows = re.findall(r"^\| `(\w+)` \| ([\d.]+) \|", section, re.MULTILINE)
     defaults = {name: getattr(CreditPolicy(), name) for name in CreditSettings.__struct_fields__}
-    defaults["drift_credits"] = credits_of(defaults["drift_credits"])
+    for name in ("drift_credits", "drift_account_credits"):
+        defaults[name] = credits_of(defaults[name])
     told = {field.encode_name: str(defaults[field.name]) for field in msgspec.structs.fields(CreditSettings)}
     assert dict(rows) == told
 

@@ -24,7 +24,7 @@ from bursar.ops.office import Office
 from bursar.store.notice import Webhook
 from houses import eventually
 from metering import POOL, done, event, furnish, lapse, lease, pass_time, reconcile, send
-from offices import opened, tenant
+from offices import change, opened, tenant
 from receivers import HANG, Receiver, receiving
 
 
@@ -348,8 +348,10 @@ async def test_after_three_days_it_is_given_up(office: Office) -> None:
 
 
 async def test_what_becomes_of_credit_reaches_its_owner(office: Office) -> None:
-    """From the ledger to the receiver: topped up, low, exhausted, and much else than was posted."""
+    """From the ledger to the receiver: topped up, low, exhausted, and drift of a lease and of its account."""
     await furnish(office, "1")
+    limits = {"reconcileSeconds": 0, "driftCredits": "0.1", "driftAccountCredits": "0.2"}
+    await change(office, "Settings", "", "system", credits=limits)
     done(await put_account(office, PutAccount(whose=POOL, changes={"low_balance": nanocredits("0.5")}, actor="test")))
     async with receiving() as receiver:
         await hook(office, receiver)
@@ -363,7 +365,8 @@ async def test_what_becomes_of_credit_reaches_its_owner(office: Office) -> None:
             await lapse(office, one)
             await send(office, event("train", 1, 1))
             await reconcile(office)
-            wanted = {"io.bursar.credit." + word for word in ("topped-up", "low", "exhausted", "drift")}
+            words = ("topped-up", "low", "exhausted", "drift", "account-drift")
+            wanted = {"io.bursar.credit." + word for word in words}
 
             async def all_came() -> bool:
                 return {got.event["type"] for got in receiver.got} >= wanted
@@ -372,6 +375,8 @@ async def test_what_becomes_of_credit_reaches_its_owner(office: Office) -> None:
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
-        drift = next(got.event for got in receiver.got if got.event["type"].endswith("drift"))
-        assert drift["data"]["lease"] == one.name
-        assert drift["data"]["account"] == "default"
+        by_type = {got.event["type"]: got.event["data"] for got in receiver.got}
+        drift, sum_ = by_type["io.bursar.credit.drift"], by_type["io.bursar.credit.account-drift"]
+        assert (drift["lease"], drift["account"]) == (one.name, "default")
+        assert (sum_["lease"], sum_["account"]) == ("", "default")
+        assert sum_["amount"] == drift["amount"].removeprefix("-"), "one lease is all that drifted"

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from bursar.core.account import Owner
+from bursar.core.billing import CreditPolicy
 from bursar.core.book import RECONCILER
 from bursar.core.lease import Lease
 from bursar.core.money import MICROS, nanocredits
@@ -117,7 +118,7 @@ async def test_what_turns_out_cheaper_does_not_come_back_twice(lab: Office) -> N
     await settle_late(lab, [LastWord("u", 1, "n1", 5 * MICROS)])
     account = (await account_of(lab)).id
     async with lab.database.reader() as db, db.transaction():
-        (done,) = await reconcile(db, [Reconcile(Ended(lease, account), drift=0)])
+        (done,) = await reconcile(db, [Reconcile(Ended(lease, account), CreditPolicy(drift_credits=0))])
     assert done is not None
     assert done.difference == -nanocredits("0.05")
     after = await lease_of(lab, lease)

@@ -146,8 +146,16 @@ def of_credits(**credits: Any) -> Settings:  # noqa: A002
 
 
 def test_only_what_is_said_replaces_the_policy_of_credit() -> None:
-    said = of_credits(leaseSeconds=15, driftCredits="0.5", creditValue="2.50")
-    wanted = CreditPolicy(lease_seconds=15, drift_credits=500_000_000, credit_value="2.50")
+    said = of_credits(
+        leaseSeconds=15, driftCredits="0.5", driftAccountCredits=3, driftAccountHours=6, creditValue="2.50"
+    )
+    wanted = CreditPolicy(
+        lease_seconds=15,
+        drift_credits=500_000_000,
+        drift_account_credits=3_000_000_000,
+        drift_account_hours=6,
+        credit_value="2.50",
+    )
     assert SETTINGS.check(said) == []
     assert credit_policy_of(msgspec.json.encode(said)) == wanted
     assert credit_policy_of(b'{"metadata": {"name": "system"}}') == CreditPolicy()
@@ -172,6 +180,9 @@ def test_all_that_can_be_said_of_credit_is_part_of_the_policy() -> None:
         ("driftCredits", -1),
         ("driftCredits", "1.0000000001"),
         ("driftCredits", "much"),
+        ("driftAccountCredits", "-0.1"),
+        ("driftAccountHours", 0),
+        ("driftAccountHours", 31 * 24 + 1),
         ("creditValue", "-1.00"),
         ("creditValue", "$1"),
     ],

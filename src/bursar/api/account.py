@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec import UNSET
@@ -22,6 +23,7 @@ from bursar.api.route import Answer, Call, Outcome
 from bursar.core.access import reach
 from bursar.core.account import Account, Owner, no_account
 from bursar.core.amendment import GPUS_MAX
+from bursar.core.drift import NO_DRIFT, first_hour
 from bursar.core.lease import lease_number
 from bursar.core.money import credits_of, nanocredits
 from bursar.core.quantity import amount
@@ -29,6 +31,7 @@ from bursar.core.refusal import Cause, Code, Refusal, field_fault
 from bursar.ops import credit as ops
 from bursar.ops.ledger import Receipt
 from bursar.store import ledger as store
+from bursar.store import reconcile as reconcile_store
 from bursar.wire.credit import (
     GPU,
     AccountChange,
@@ -44,6 +47,7 @@ from bursar.wire.credit import (
     adjustment_faults,
     credit_faults,
     device_faults,
+    drift_view,
     limits_of,
     name_faults,
     status_faults,
@@ -180,15 +184,14 @@ async def list_accounts(call: Call) -> Outcome:
     users = None if whose.everything or whose.subtree else ("", call.identity.user)
     async with call.house.database.reader() as db:
         found = await store.list_accounts(db, tenants, users, place or ("", ""), limit + 1)
-        now = await store.load_now(db)
     shown = found[:limit]
     following = continue_token(found[limit - 1].tenant, found[limit - 1].user) if len(found) > limit else ""
-    return Answer(200, encode(AccountList([account_view(one, now) for one in shown], following)))
+    return Answer(200, encode(AccountList(await _shown(call, shown), following)))
 
 
 async def get_account(call: Call) -> Outcome:
     account = await find_account(call)
-    return account if isinstance(account, Refusal) else Answer(200, encode(await _shown(call, account)))
+    return account if isinstance(account, Refusal) else Answer(200, encode((await _shown(call, [account]))[0]))
 
 
 async def open_account(call: Call) -> Outcome:
@@ -234,7 +237,10 @@ async def change_account(call: Call) -> Outcome:
 
 async def get_limits(call: Call) -> Outcome:
     account = await find_account(call)
-    return account if isinstance(account, Refusal) else Answer(200, encode((await _shown(call, account)).limits))
+    if isinstance(account, Refusal):
+        return account
+    async with call.house.database.reader() as db:
+        return Answer(200, encode(limits_of(account, await store.load_now(db))))
 
 
 async def put_limits(call: Call) -> Outcome:
@@ -275,15 +281,20 @@ async def _amend(call: Call, order: AccountChange | NewLimits, changes: dict[str
 
 
 def _put(receipt: Receipt | Refusal, status: int) -> Outcome:
+    """The account as it was written, which is all that a repeated request can be answered with."""
     if isinstance(receipt, Refusal):
         return receipt
     assert receipt.account is not None
     return Answer(status, encode(account_view(receipt.account, receipt.at)))
 
 
-async def _shown(call: Call, account: Account) -> AccountView:
+async def _shown(call: Call, accounts: Sequence[Account]) -> list[AccountView]:
+    policy = (await call.house.tree()).credits
     async with call.house.database.reader() as db:
-        return account_view(account, await store.load_now(db))
+        now = await store.load_now(db)
+        ids = [one.id for one in accounts]
+        drifts = await reconcile_store.load_drifts(db, ids, first_hour(now, policy.drift_account_hours))
+    return [account_view(one, now, drift_view(drifts.get(one.id, NO_DRIFT), policy)) for one in accounts]
 
 
 def _thousandths(given: str | float) -> int:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from bursar.api import metrics
+from bursar.core.drift import first_hour
 from bursar.core.money import MICROS, NANO
 from bursar.ops.billing import load_credit_policy
 from bursar.ops.notice import list_webhooks
 from bursar.ops.office import Office
+from bursar.store import ledger as ledger_store
 from bursar.store import reconcile as store
 from bursar.store.database import AWAY
 
@@ -16,11 +18,14 @@ async def show_drift(office: Office) -> None:
         policy = await load_credit_policy(office)
         async with office.database.reader() as db:
             totals = await store.load_totals(db)
+            first = first_hour(await ledger_store.load_now(db), policy.drift_account_hours)
+            drifting = await store.count_drifting(db, first, policy.drift_account_credits)
             late, _ = await store.load_backlog(db, policy.reconcile_seconds * MICROS)
         webhooks = await list_webhooks(office)
     except AWAY:
         return
     metrics.UNRECONCILED.set(late)
+    metrics.DRIFTING_ACCOUNTS.set(drifting)
     for outcome, (leases, amount) in totals.items():
         metrics.RECONCILED.labels(outcome).set(leases)
         metrics.RECONCILED_CREDITS.labels(outcome).set(amount / NANO)

@@ -82,6 +82,10 @@ RECONCILED_CREDITS = Gauge(
     "bursar_reconciled_credits", "Credits by which leases had cost other than was posted, by outcome.", ["outcome"]
 )
 UNRECONCILED = Gauge("bursar_unreconciled_leases", "Leases that ended long enough ago and wait to be reconciled.")
+DRIFTING_ACCOUNTS = Gauge(
+    "bursar_drifting_accounts",
+    "Accounts whose adjustments by reconciliation add up to more than spec.credits.driftAccountCredits in the period.",
+)
 NOTICES_WAITING = Gauge("bursar_notices_waiting", "Notices that wait to be sent, by webhook.", ["webhook"])
 
 LEDGER_ENTRIES = Gauge("bursar_ledger_entries", "Entries of the ledger.")

@@ -154,9 +154,16 @@ def accounts(connection: Connection, as_json: bool) -> None:
     if as_json:
         click.echo(to_json({"items": found}))
         return
-    header = ("Account", "Status", "Available", "Held", "Posted", "Credit limit")
+    header = ("Account", "Status", "Available", "Held", "Posted", "Credit limit", "Drift")
     columns = ("account", "status", "available", "holds", "posted", "credit_limit")
-    print_rows(header, ([one[name] for name in columns] for one in found))
+    print_rows(header, ([*(one[name] for name in columns), _drift(one.get("drift"))] for one in found))
+
+
+def _drift(drift: Document | None) -> str:
+    """The sum of an account's adjustments, and the limit where it is above that. Older servers send none."""
+    if drift is None:
+        return "-"
+    return f"{drift['credits']} in {drift['hours']} h{', above ' + drift['limit'] if drift['exceeded'] else ''}"
 
 
 @credit.command("open")

@@ -32,6 +32,7 @@ from bursar.core.account import (
     too_much_to_take,
 )
 from bursar.core.amendment import amend
+from bursar.core.drift import Drift, crosses
 from bursar.core.lease import Grant, Lease, LeaseState, Mode, fenced
 from bursar.core.money import AMOUNT_MAX, cost, credits_of
 from bursar.core.price import PriceList, Unpriced
@@ -69,6 +70,7 @@ class News(StrEnum):
     LOW = "credit.low"
     EXHAUSTED = "credit.exhausted"
     DRIFT = "credit.drift"
+    ACCOUNT_DRIFT = "credit.account-drift"
 
 
 class Event(Struct, frozen=True):
@@ -345,6 +347,15 @@ class Book:
         if abs(difference) > drift:
             self.events.append(Event(News.DRIFT, account.id, difference, lease.id))
         return difference
+
+    def drift(self, account: Account, before: Drift, more: int, *, limit: int, hours: int) -> bool:
+        """Alert the owner of an account whose adjustments, `more` on top of `before`, come to more than `limit` in so
+        many hours; return whether an alert was due."""
+        if not crosses(before, more, limit):
+            return False
+        reason = f"more than {credits_of(limit)} credits in {hours} h"
+        self.events.append(Event(News.ACCOUNT_DRIFT, account.id, before.amount + more, reason=reason))
+        return True
 
     def _settle(self, lease: Lease, account: Account, used: int, type_: Type = Type.DEBIT) -> int:
         """Bring what was posted to what so long a run really cost; what nobody can pay is written off."""

@@ -10,7 +10,7 @@ import structlog
 from bursar.core.money import MICROS
 from bursar.ops.billing import load_credit_policy
 from bursar.ops.office import Office
-from bursar.ops.reconcile import GAP_MICROS, Reconcile, Reconciled, reconcile, tell
+from bursar.ops.reconcile import GAP_MICROS, Reconcile, Reconciled, forget_drift, reconcile, tell
 from bursar.ops.transaction import Transactor
 from bursar.ops.usage import forget_events
 from bursar.store import reconcile as store
@@ -40,6 +40,7 @@ async def run_reconcile(office: Office) -> None:
                 if (now := asyncio.get_running_loop().time()) - forgotten_at > FORGET_SECONDS:
                     forgotten_at = now
                     await forget_events(office)
+                    await forget_drift(office)
             except AWAY as error:
                 log.info("reconciliation waits for the database", error=repr(error))
             except Exception:
@@ -59,9 +60,9 @@ async def reconcile_due(office: Office, runner: Reconciler) -> list[Reconciled]:
             due = await store.load_due(db, wait, wait + GAP_MICROS, BATCH)
         if not due:
             return done
-        some = await _isolated(runner, [Reconcile(one, policy.drift_credits) for one in due])
+        some = await _isolated(runner, [Reconcile(one, policy) for one in due])
         new = [one for one in some if one is not None]
-        tell(new, policy.drift_credits)
+        tell(new, policy)
         done += new
         if not new:
             return done  # others were faster, or it cannot be done

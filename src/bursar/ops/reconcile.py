@@ -10,17 +10,21 @@ from collections.abc import Iterable, Sequence
 
 import structlog
 from msgspec import Struct
+from msgspec.structs import replace
 
 from bursar.core.account import WRITE_OFF
+from bursar.core.billing import CreditPolicy
 from bursar.core.book import Book
+from bursar.core.drift import NO_DRIFT, first_hour, hour_of
 from bursar.core.money import MICROS, credits_of
 from bursar.core.price import PriceList
 from bursar.core.usage_event import measured, micros_of
+from bursar.ops.billing import load_credit_policy
 from bursar.ops.office import Office
 from bursar.store import ledger as ledger_store
 from bursar.store import reconcile as store
 from bursar.store.database import Connection
-from bursar.store.reconcile import Ended, LastWord
+from bursar.store.reconcile import Ended, LastWord, MoreDrift
 
 log = structlog.get_logger()
 
@@ -29,10 +33,10 @@ GAP_MICROS = 3600 * MICROS
 
 
 class Reconcile(Struct, frozen=True):
-    """A lease that has ended; differences beyond `drift` nanocredits are told."""
+    """A lease that has ended, and the policy that says which differences need an alert. A batch has one policy."""
 
     ended: Ended
-    drift: int
+    policy: CreditPolicy
 
 
 class Reconciled(Struct, frozen=True):
@@ -43,6 +47,7 @@ class Reconciled(Struct, frozen=True):
     measured: int | None
     difference: int = 0  # what had to be posted more, or less
     written_off: int = 0
+    drift: int = 0  # of its account over the period, where the owner got an alert for it
 
 
 async def reconcile(db: Connection, commands: Sequence[Reconcile]) -> list[Reconciled | None]:
@@ -58,6 +63,7 @@ async def reconcile(db: Connection, commands: Sequence[Reconcile]) -> list[Recon
         if one.ended.lease in measures.by_node and one.ended.lease not in done:
             done[one.ended.lease] = _decide(book, measures, one)
     if done:
+        await _count_drift(db, book, done, commands[0].policy)
         await store.save_settled(db, {one.lease: one.measured for one in done.values()})
         await store.count(db, _outcomes(done.values(), measures.missing))
         await ledger_store.save(db, book)
@@ -72,9 +78,30 @@ def _decide(book: Book, measures: store.Measures, command: Reconcile) -> Reconci
     if used is None:
         return Reconciled(lease.id, account.name, None)
     before = len(book.entries)
-    difference = book.reconcile(lease, used, drift=command.drift)
+    difference = book.reconcile(lease, used, drift=command.policy.drift_credits)
     written_off = sum(entry.amount for entry in book.entries[before:] if entry.debit == WRITE_OFF)
     return Reconciled(lease.id, account.name, used, difference, written_off)
+
+
+async def _count_drift(db: Connection, book: Book, done: dict[int, Reconciled], policy: CreditPolicy) -> None:
+    """Add the differences to the drift of their accounts, and alert the owners of accounts that rise above the limit.
+    The accounts are locked: another reconciler of their leases sees this drift, and its alert, before it adds more."""
+    by_account: dict[int, list[Reconciled]] = {}
+    for one in done.values():
+        if one.difference:
+            by_account.setdefault(book.leases[one.lease].account, []).append(one)
+    if not by_account:
+        return
+    hours, limit = policy.drift_account_hours, policy.drift_account_credits
+    before = await store.load_drifts(db, by_account, first_hour(book.now, hours))
+    more: dict[int, MoreDrift] = {}
+    for account, some in by_account.items():
+        known, amount = before.get(account, NO_DRIFT), sum(abs(one.difference) for one in some)
+        alerted = book.drift(book.accounts[account], known, amount, limit=limit, hours=hours)
+        if alerted:
+            done[some[-1].lease] = replace(some[-1], drift=known.amount + amount)
+        more[account] = MoreDrift(len(some), amount, alerted)
+    await store.add_drifts(db, hour_of(book.now), more)
 
 
 def _outcomes(done: Iterable[Reconciled], missing: int) -> dict[str, tuple[int, int]]:
@@ -102,10 +129,23 @@ async def settle_late(office: Office, words: Sequence[LastWord]) -> None:
         await store.save_last_words(db, words)
 
 
-def tell(done: Iterable[Reconciled], drift: int) -> None:
-    """Say what differed by much, once it is committed."""
+async def forget_drift(office: Office) -> None:
+    """Drop the drift of hours that no longer count."""
+    policy = await load_credit_policy(office)
+    async with office.database.reader() as db:
+        await store.forget_drifts(db, first_hour(await ledger_store.load_now(db), policy.drift_account_hours))
+
+
+def tell(done: Iterable[Reconciled], policy: CreditPolicy) -> None:
+    """Log the differences that are large, by lease and by account, once they are committed."""
     for one in done:
-        if abs(one.difference) > drift or one.written_off:
+        if one.drift:
+            log.warning(
+                "the adjustments of an account add up to more than the limit", account=one.account,
+                drift=credits_of(one.drift), limit=credits_of(policy.drift_account_credits),
+                hours=policy.drift_account_hours,
+            )  # fmt: skip
+        if abs(one.difference) > policy.drift_credits or one.written_off:
             log.warning(
                 "a lease cost other than was posted", lease=one.lease, account=one.account,
                 difference=credits_of(one.difference), written_off=credits_of(one.written_off),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from bursar.core.drift import Drift
 from bursar.core.money import MICROS
 from bursar.store.database import Connection
 from bursar.store.statements import statements
@@ -69,6 +70,38 @@ async def count(db: Connection, outcomes: Mapping[str, tuple[int, int]]) -> None
     """Add leases and amounts to what each outcome has come to."""
     names = sorted(outcomes)
     await db.execute(SQL.count, names, [outcomes[name][0] for name in names], [outcomes[name][1] for name in names])
+
+
+class MoreDrift(NamedTuple):
+    """Drift that is added to that of an account in the present hour."""
+
+    leases: int = 0
+    amount: int = 0
+    alerted: bool = False
+
+
+async def load_drifts(db: Connection, accounts: Iterable[int], first_hour: int) -> dict[int, Drift]:
+    """The drift of these accounts since an hour, where there is any."""
+    rows = await db.fetch(SQL.drifts, sorted(set(accounts)), first_hour)
+    return {row["account"]: Drift(int(row["amount"]), row["alerted"]) for row in rows}
+
+
+async def add_drifts(db: Connection, hour: int, more: Mapping[int, MoreDrift]) -> None:
+    """Under the locks of the accounts."""
+    accounts = sorted(more)
+    columns = zip(*(more[one] for one in accounts), strict=True)
+    await db.execute(SQL.add_drifts, hour, accounts, *(list(column) for column in columns))
+
+
+async def count_drifting(db: Connection, first_hour: int, limit: int) -> int:
+    """Count the accounts whose drift since an hour is above a limit."""
+    count: int = await db.fetchval(SQL.drifting, first_hour, limit)
+    return count
+
+
+async def forget_drifts(db: Connection, first_hour: int) -> None:
+    """Drop the drift of all accounts before an hour."""
+    await db.execute(SQL.forget_drifts, first_hour)
 
 
 async def load_totals(db: Connection) -> dict[str, tuple[int, int]]:

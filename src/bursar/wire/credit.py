@@ -14,6 +14,8 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from bursar.core.account import Account, Status, day_of, posted_on
+from bursar.core.billing import CreditPolicy
+from bursar.core.drift import Drift
 from bursar.core.lease import Lease, LeaseState
 from bursar.core.money import MICROS, MoneyError, credits_of, nanocredits
 from bursar.core.price import Price
@@ -211,7 +213,19 @@ class Limits(Struct):
     spent_today: str
 
 
+class DriftView(Struct):
+    """The sum of what reconciliation changed in the cost of an account's leases in the last `hours`, refunds and debits
+    added up without their signs. Its owner gets an alert when it rises above `limit`."""
+
+    credits: str
+    limit: str
+    hours: int
+    exceeded: bool
+
+
 class AccountView(Struct):
+    """An account. Answers to writes leave `drift` out: they repeat what was written."""
+
     account: str
     tenant: str
     user: str
@@ -222,6 +236,7 @@ class AccountView(Struct):
     credit_limit: str
     low_balance: str | None
     limits: Limits
+    drift: DriftView | UnsetType = UNSET
 
 
 class PriceView(Struct):
@@ -259,7 +274,7 @@ def balance_of(account: Account) -> Balance:
     )
 
 
-def account_view(account: Account, now: int) -> AccountView:
+def account_view(account: Account, now: int, drift: DriftView | UnsetType = UNSET) -> AccountView:
     return AccountView(
         account.name,
         account.tenant,
@@ -271,7 +286,13 @@ def account_view(account: Account, now: int) -> AccountView:
         credits_of(account.credit_limit),
         _or_none(account.low_balance),
         limits_of(account, now),
+        drift,
     )
+
+
+def drift_view(drift: Drift, policy: CreditPolicy) -> DriftView:
+    limit = policy.drift_account_credits
+    return DriftView(credits_of(drift.amount), credits_of(limit), policy.drift_account_hours, drift.amount > limit)
 
 
 def limits_of(account: Account, now: int) -> Limits:

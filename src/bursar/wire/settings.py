@@ -71,6 +71,8 @@ class CreditSettings(Wire):
     extend_seconds_max: int | UnsetType = UNSET  # how far ahead anything may be paid by asking
     throttle_seconds_max: int | UnsetType = UNSET  # how long work that spends too fast is frozen before it is ended
     drift_credits: str | int | UnsetType = UNSET  # adjustments beyond this are told
+    drift_account_credits: str | int | UnsetType = UNSET  # an account whose adjustments add up to more gets an alert
+    drift_account_hours: int | UnsetType = UNSET  # the period over which they are added up
     reconcile_seconds: int | UnsetType = UNSET  # how long after its end a lease is reconciled
     seal_seconds: int | UnsetType = UNSET  # how often entries are sealed
     entry_days: int | UnsetType = UNSET  # how long entries are kept line by line
@@ -136,11 +138,13 @@ _CREDIT_MOST: Final = {
     "reserve_seconds": 7 * 86_400,
     "extend_seconds_max": 30 * 86_400,
     "throttle_seconds_max": 86_400,
+    "drift_account_hours": 31 * 24,
     "reconcile_seconds": 30 * 86_400,
     "seal_seconds": 86_400,
     "entry_days": 3_650,
     "key_days": 3_650,
 }
+_CREDIT_AMOUNTS: Final = frozenset({"drift_credits", "drift_account_credits"})
 _CREDIT_NAMES: Final = {one.name: one.encode_name for one in msgspec.structs.fields(CreditSettings)}
 _decode = msgspec.json.Decoder(Settings).decode
 
@@ -195,8 +199,8 @@ def credit_policy_of(doc: bytes) -> CreditPolicy:
 
 def _credit_policy(said: CreditSettings) -> CreditPolicy:
     given = {name: value for name in said.__struct_fields__ if (value := getattr(said, name)) is not UNSET}
-    if "drift_credits" in given:
-        given["drift_credits"] = nanocredits(given["drift_credits"])
+    for name in _CREDIT_AMOUNTS & given.keys():
+        given[name] = nanocredits(given[name])
     return CreditPolicy(**given)
 
 
@@ -206,7 +210,7 @@ def _credit_faults(path: str, said: CreditSettings) -> Iterator[Cause]:
         least = 0 if name in _MAY_BE_ZERO else 1
         if isinstance(value, int) and not least <= value <= most:
             yield field_fault(f"{path}.{shown}", f"must be between {least} and {most}, got {value}")
-    for name in ("drift_credits", "credit_value"):
+    for name in (*sorted(_CREDIT_AMOUNTS), "credit_value"):
         value = getattr(said, name)
         try:
             if value is not UNSET and nanocredits(value) < 0:

@@ -1,6 +1,7 @@
 -- Leases that have ended, and what was measured of them.
 --
--- Locks: account, sums of usage, ended leases. Whoever writes usage takes the latter two in the same order.
+-- Locks: account, sums of usage, ended leases. Whoever writes usage takes the latter two in the same order. The lock of an
+-- account guards its drift as well.
 
 -- name: due
 -- Old enough for late events to have come, and no word of them for as long. Of what is still placed its node may yet say
@@ -87,6 +88,31 @@ SELECT * FROM unnest($1::text[], $2::bigint[], $3::numeric[])
  ORDER BY 1
     ON CONFLICT (outcome) DO UPDATE
    SET leases = total.leases + excluded.leases, amount = total.amount + excluded.amount;
+
+-- name: drifts
+-- Under the locks of the accounts: whoever adds to the drift of an account holds its lock, so these rows need none.
+SELECT account, sum(amount) AS amount, bool_or(alerted) AS alerted
+  FROM account_drift
+ WHERE account = ANY ($1::bigint[]) AND hour >= $2
+ GROUP BY account;
+
+-- name: add_drifts
+INSERT INTO account_drift AS drift (account, hour, leases, amount, alerted)
+SELECT line.account, $1, line.leases, line.amount, line.alerted
+  FROM unnest($2::bigint[], $3::bigint[], $4::numeric[], $5::boolean[]) AS line (account, leases, amount, alerted)
+ ORDER BY 1
+    ON CONFLICT (account, hour) DO UPDATE
+   SET leases = drift.leases + excluded.leases, amount = drift.amount + excluded.amount,
+       alerted = drift.alerted OR excluded.alerted;
+
+-- name: drifting
+SELECT count(*)
+  FROM (SELECT FROM account_drift WHERE hour >= $1 GROUP BY account HAVING sum(amount) > $2::numeric) AS above;
+
+-- name: forget_drifts
+-- Nobody writes to hours that have passed. Rows are locked in the order in which they lie, so two controllers that forget
+-- at once cannot deadlock.
+DELETE FROM account_drift WHERE ctid = ANY (ARRAY(SELECT ctid FROM account_drift WHERE hour < $1));
 
 -- name: totals
 SELECT outcome, leases, amount FROM reconcile_total ORDER BY outcome;
