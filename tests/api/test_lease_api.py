@@ -106,6 +106,44 @@ async def test_what_is_wrong_with_a_lease_is_named_and_leaves_nothing(
     assert await money(site) == before
 
 
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"gpu_count": "0.05"}, "gpu_count"),
+        ({"gpu_count": "50m"}, "gpu_count"),
+        ({"gpu_count": 0, "resources": {GPU: "99m", "cpu": 1}}, f"resources[{GPU}]"),
+    ],
+)
+async def test_a_part_of_a_gpu_below_the_least_is_refused_as_for_allocations(
+    site: Site, change: dict[str, Any], field: str
+) -> None:
+    one = await bank(site)
+    before = await money(site)
+    reply = await one.lease(**change)
+    assert code(reply) == (400, "invalid"), reply
+    assert fields(reply) == [field]
+    (cause,) = reply.body["details"]["causes"]
+    assert (cause["dimension"], cause["limit"]) == (GPU, "0.1")
+    assert reply.body["details"]["hint"] == "Ask for 0.1 or more."
+    asked = change["gpu_count"] or change["resources"][GPU]
+    allocation = {"metadata": {"name": "part"}, "spec": {"resources": {"requests": {GPU: asked}}}}
+    refused = await site.post(f"namespaces/{one.tenant}/allocations", allocation, token=one.user)
+    assert (refused.status, refused.message) == (reply.status, reply.message), "one refusal for both"
+    assert await money(site) == before
+
+
+async def test_the_least_part_of_a_gpu_in_a_lease_is_that_of_the_settings(site: Site) -> None:
+    one = await bank(site)
+    assert (await one.lease(gpu_count="0.1")).status == 201
+    assert (await site.patch("settings/system", {"spec": {"scheduling": {"gpuFractionMin": 0.5}}})).status == 200
+    try:
+        assert code(await one.lease(gpu_count="0.25")) == (400, "invalid")
+        assert (await one.lease(gpu_count="0.5")).status == 201
+    finally:
+        assert (await site.patch("settings/system", {"spec": {"scheduling": {"gpuFractionMin": None}}})).status == 200
+    assert (await one.lease(gpu_count="0.25")).status == 201
+
+
 async def test_a_gpu_type_without_a_price_cannot_be_leased(site: Site) -> None:
     one = await bank(site)
     before = await money(site)

@@ -22,6 +22,8 @@ from bursar.core.account import Account, Owner, spends_anothers
 from bursar.core.billing import CreditPolicy
 from bursar.core.lease import Lease
 from bursar.core.money import MICROS, credits_of
+from bursar.core.node import WHOLE
+from bursar.core.permit import Asking, too_small
 from bursar.core.price import is_device
 from bursar.core.quantity import amount
 from bursar.core.refusal import Cause, Refusal, field_fault, invalid
@@ -59,6 +61,8 @@ async def open_lease(call: Call) -> Outcome:
     order = read_order(call, NewLease, "lease", lambda one: _faults(one, tree.credits))
     if isinstance(order, Refusal):
         return order
+    if refusal := too_small(tree, _asking(order)):
+        return refusal
     account = await _payer(call, order.account)
     if isinstance(account, Refusal):
         return account
@@ -109,6 +113,17 @@ def _amounts(order: NewLease) -> dict[str, int]:
     asked = amounts(order.resources)
     gpus = amount(GPU, quantity_text(order.gpu_count))
     return {**asked, **({GPU: gpus} if gpus else {})}
+
+
+def _asking(order: NewLease) -> Asking:
+    """Parts of devices in a lease, each with its field: they have the smallest size that parts in allocations have."""
+    asked = amounts(order.resources)
+    fractions = (
+        (f"resources[{name}]" if name in asked else "gpu_count", name, value)
+        for name, value in _amounts(order).items()
+        if 0 < value < WHOLE and is_device(name)
+    )
+    return Asking(fractions=tuple(fractions))
 
 
 def _faults(order: NewLease, policy: CreditPolicy) -> list[Cause]:
