@@ -1,16 +1,21 @@
 """Work that is paid for beforehand, over the API: how a tenant pays, what it would cost, and why it waits."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from bursar.cli.main import cli
 from bursar.core.account import Owner
 from bursar.core.allocation import Phase
 from bursar.core.lease import FROZEN
 from bursar.core.object import Key
+from bursar.core.shortfall import OUT_OF_CREDIT
 from bursar.loops.schedule import run_schedule
 from bursar.ops.leader import resign, stand
 from bursar.ops.pay import pay_on
@@ -222,10 +227,10 @@ async def test_why_it_waits_is_told_with_what_is_missing(site: Site) -> None:
     assert "reason" not in shown
 
 
-async def test_what_runs_and_is_paid_no_further_is_told_so(site: Site) -> None:
-    team = await paying_team(site)
+async def test_what_runs_and_is_paid_no_further_is_told_so(site: Site, tmp_path: Path) -> None:
+    team = await paying_team(site, leaseSeconds=500)
     await h100(site, team)
-    await funded(site.house.office, "0.6", Owner(team))
+    await funded(site.house.office, "20", Owner(team))
     where = f"namespaces/{team}/allocations"
     assert (await site.post(where, asking("train", team))).status == 201
     await bind(site.house.office, team, "train", f"node-{team}")
@@ -233,9 +238,44 @@ async def test_what_runs_and_is_paid_no_further_is_told_so(site: Site) -> None:
     assert (await site.get(f"{where}/train/explain")).body["message"].endswith("Z")
     await pay_on(site.house.office, [f"node-{team}"])
     await pay_on(site.house.office, [f"node-{team}"])
-    body = (await site.get(f"{where}/train/explain")).body
-    assert " (no more time is paid for after " in body["message"]
-    assert body["message"].endswith("Z: insufficient_credit)")
+    ends = re.compile(r"out of credit: ends in \d+ s unless topped up")
+    said = (await site.get(f"{where}/train/explain")).body["message"]
+    assert ends.search(said.rpartition(" (")[2]), said
+    status = (await site.get(f"{where}/train")).body["status"]
+    until = status["nodes"][0]["paidUntil"]
+    told = f"out of credit: ends at {until} unless topped up"
+    assert (status["reason"], status["message"], status["nodes"][0]["unpaid"]) == (
+        OUT_OF_CREDIT, told, "insufficient_credit",
+    )  # fmt: skip
+    for line in ("status train", "status"):
+        assert ends.search(await command(site, tmp_path, f"{line} -n {team}")), line
+    assert (await events(site, team, "train"))[-1] == ("Warning", OUT_OF_CREDIT, told)
+    revision = (await site.get(f"{where}/train")).body["metadata"]["resourceVersion"]
+    await pay_on(site.house.office, [f"node-{team}"])
+    assert (await site.get(f"{where}/train")).body["metadata"]["resourceVersion"] == revision, "that is no news"
+
+    await funded(site.house.office, "5", Owner(team))
+    await pay_on(site.house.office, [f"node-{team}"])
+    after = (await site.get(f"{where}/train")).body["status"]
+    assert not {"reason", "message"} & after.keys()
+    assert OUT_OF_CREDIT not in {one["type"] for one in after["conditions"]}
+    assert (await events(site, team, "train"))[-1] == ("Normal", "CreditRestored", "its time is paid for again")
+    assert "out of credit" not in (await site.get(f"{where}/train/explain")).body["message"]
+    assert "out of credit" not in await command(site, tmp_path, f"status train -n {team}")
+
+
+async def command(site: Site, folder: Path, line: str) -> str:
+    """The output of a command of the CLI."""
+    environment = {"BURSAR_URL": site.url, "BURSAR_TOKEN": site.admin, "BURSAR_CONFIG": str(folder / "config.yaml")}
+    result = await asyncio.to_thread(CliRunner(env=environment).invoke, cli, line.split())
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+async def events(site: Site, namespace: str, name: str) -> list[tuple[str, str, str]]:
+    """(type, reason, message) of what happened to an allocation, the last one last."""
+    found = await site.get(f"namespaces/{namespace}/events", fieldSelector=f"involvedObject.name={name}")
+    return [(one["type"], one["reason"], one["message"]) for one in found.body["items"]]
 
 
 async def test_a_lease_remembers_what_it_paid_for_after_that_is_gone(site: Site) -> None:

@@ -43,6 +43,20 @@ def work(kind: str = "Allocation", spec: dict[str, Any] | None = None, **status:
             "0 of 1 done, 0 under way, 1 failed; tries again at 2024-01-15T12:53:07Z",
             id="a job that pauses",
         ),
+        pytest.param(
+            work(
+                phase="Running",
+                nodes=[
+                    {"name": "n1", "unpaid": "daily_cap_exceeded", "paidUntil": "2024-01-15T12:53:07Z"},
+                    {"name": "n2", "unpaid": "insufficient_credit", "paidUntil": "2024-01-15T12:53:06Z"},
+                    {"name": "n3"},
+                ],
+                reason="OutOfCredit",
+                message="out of credit: ends at 2024-01-15T12:53:06Z unless topped up",
+            ),
+            "runs on n1, n2, n3; out of credit: ends now unless topped up",
+            id="runs without credit",
+        ),
         pytest.param(work(phase="Scheduled", nodes=[{"name": "n1"}]), "starts on n1", id="starts"),
         pytest.param(
             work(phase="Terminating", eviction={"message": "Preempted by lab/urgent"}),

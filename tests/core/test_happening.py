@@ -11,6 +11,8 @@ from bursar.core.happening import Standing, Told, tell
         ("bind", Standing("Scheduled", "n1"), Told("Scheduled", False, "placed on n1")),
         ("note", Standing("Pending", message="no GPU is free"), Told("FailedScheduling", True, "no GPU is free")),
         ("report", Standing("Running", "n1"), Told("Started", False, "started on n1")),
+        ("refuse", Standing("Running", "n1", "out of credit"), Told("OutOfCredit", True, "out of credit")),
+        ("grant", Standing("Running", "n1"), Told("CreditRestored", False, "its time is paid for again")),
         ("report", Standing("Succeeded", "n1", exit_code=0), Told("Succeeded", False, "succeeded on n1")),
         ("report", Standing("Failed", "n1", exit_code=2), Told("Failed", True, "exit code 2")),
         ("report", Standing("Failed", "n1", "out of memory", 137), Told("Failed", True, "out of memory")),

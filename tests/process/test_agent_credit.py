@@ -123,6 +123,11 @@ class Lab:
     def uid(self) -> str:
         return str(self.client.allocations(self.name).get("work")["metadata"]["uid"])
 
+    def events(self) -> list[str]:
+        """The reasons of the work's events, the last one last."""
+        path = f"/api/v1/namespaces/{self.name}/events?fieldSelector=involvedObject.name=work"
+        return [str(one["reason"]) for one in self.client.request("GET", path)["items"]]
+
     def seconds_run(self) -> float:
         """As far as the work itself says."""
         return sum((one.last - one.began) / 1e9 for one in self.ledger.intervals())
@@ -206,6 +211,8 @@ def test_topped_up_in_the_last_window_it_goes_on(lab: Lab) -> None:
     assert status["exitCode"] == 4
     assert len(lab.ledger.intervals()) == 1
     assert "asked" not in {line[0] for line in lab.ledger.lines()}
+    assert "reason" not in status
+    assert [one for one in lab.events() if "Credit" in one] == ["OutOfCredit", "CreditRestored"]
     assert_paid_for(lab, str(WINDOW + 2 + 100))
 
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any
+
 import pytest
 
 from bursar.core.lapse import Watch
 from bursar.core.lease import FROZEN
 from bursar.core.money import MICROS, nanocredits
+from bursar.core.shortfall import OUT_OF_CREDIT
 from bursar.loops.leases import end_lapsed
 from bursar.ops import credit, lapse
 from bursar.ops.credit import PutAccount
-from bursar.ops.office import Office
+from bursar.ops.office import Office, timestamp
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
+from houses import eventually
 from ledgers import LAB, assert_books_balance, funded, pass_time, priced, receipt, stop_clock
 from offices import change
 from paying import WINDOW, account, assert_all_is_paid, leases, machine, prepaid
@@ -142,6 +148,136 @@ async def test_what_spends_too_fast_is_to_be_frozen_and_goes_on_when_there_is_mo
     # Nobody pays for the time in which it was frozen.
     assert (await account(lab.office))["posted"] == nanocredits("10") - WINDOW * SECOND
     await assert_books_balance(lab.office)
+
+
+async def status_of(office: Office, name: str = "train") -> dict[str, Any]:
+    return dict((await shown(office, name))["status"])
+
+
+async def test_work_that_is_paid_no_further_says_when_it_ends_until_somebody_tops_up(lab: Door) -> None:
+    await funded(lab.office, "0.2")
+    agent = await joined(lab)
+    uid = await begun(lab, agent)
+    await passed(lab.office, 5)
+    await agent.beat()
+    before = await status_of(lab.office)
+    await passed(lab.office, 5)
+    assert grants(await agent.beat()) == [(uid, 10, True, "insufficient_credit", 0)]
+
+    async def noted() -> bool:
+        return (await status_of(lab.office)).get("reason") == OUT_OF_CREDIT
+
+    await eventually(noted)
+    told = await status_of(lab.office)
+    (lease,) = await leases(lab.office)
+    until = timestamp(datetime.fromtimestamp(lease["paid_until"] // MICROS, UTC))
+    assert (told["phase"], told["message"]) == ("Running", f"out of credit: ends at {until} unless topped up")
+    assert (told["nodes"][0]["unpaid"], told["nodes"][0]["paidUntil"]) == ("insufficient_credit", until)
+    (condition,) = [one for one in told["conditions"] if one["type"] == OUT_OF_CREDIT]
+    assert (condition["status"], condition["message"]) == ("True", told["message"])
+
+    async with lab.office.database.reader() as db:
+        revision = await db.fetchval("SELECT value FROM revision")
+    await passed(lab.office, 4)
+    for _ in range(2):  # a second answer comes after whatever the first beat had to note
+        assert grants(await agent.beat()) == [(uid, 6, True, "insufficient_credit", 0)]
+    async with lab.office.database.reader() as db:
+        assert await db.fetchval("SELECT value FROM revision") == revision, "a beat without news is no change"
+
+    await funded(lab.office, "1")
+    assert grants(await agent.beat()) == [(uid, WINDOW, False, "", 0)]
+
+    async def as_before() -> bool:
+        return await status_of(lab.office) == before
+
+    await eventually(as_before)
+
+
+async def test_a_top_up_while_nobody_listened_is_noted_by_the_next_stream(lab: Door) -> None:
+    await funded(lab.office, "0.15")
+    agent = await joined(lab)
+    uid = await begun(lab, agent)
+    await passed(lab.office, 5)
+    await agent.beat()
+    await eventually(lambda: is_short(lab.office))
+    again = lab.agent("n1")
+    await again.beat(running(uid), inventory=True)
+    await again.beat(running(uid))
+    assert await is_short(lab.office), "it is as before"
+    await funded(lab.office, "1")
+    await passed(lab.office, 1)
+    third = lab.agent("n1")
+    await third.beat(running(uid), inventory=True)
+    await eventually(lambda: is_paid(lab.office))
+
+
+async def test_of_several_nodes_the_one_that_ends_first_is_told(lab: Door) -> None:
+    await machine(lab.office, "n2")
+    await funded(lab.office, "0.3")
+    first, second = await joined(lab), await joined(lab, "n2")
+    uid = await placed(lab.office, "wide", "n1", "n2", spec={"nodes": 2}, gpu=1)
+    for agent in (first, second):
+        await agent.directive()
+        await agent.beat(running(uid))
+    await passed(lab.office, 5)
+    await first.beat()
+    await passed(lab.office, 2)
+
+    def ends(count: int) -> Callable[[], Awaitable[bool]]:
+        async def are() -> bool:
+            return sum("unpaid" in one for one in (await status_of(lab.office, "wide"))["nodes"]) == count
+
+        return are
+
+    await eventually(ends(1))
+    await second.beat()
+    await eventually(ends(2))
+    told = await status_of(lab.office, "wide")
+    assert (
+        told["message"] == f"out of credit: ends at {min(each['paidUntil'] for each in told['nodes'])} unless topped up"
+    )
+    await first.beat(ended(uid))
+    told = await status_of(lab.office, "wide")
+    assert ["unpaid" in each for each in told["nodes"]] == [False, True]
+    assert told["reason"] == OUT_OF_CREDIT
+    await second.beat(ended(uid))
+    assert "reason" not in await status_of(lab.office, "wide")
+
+
+async def is_short(office: Office) -> bool:
+    return (await status_of(office)).get("reason") == OUT_OF_CREDIT
+
+
+async def is_paid(office: Office) -> bool:
+    return "reason" not in await status_of(office)
+
+
+async def test_work_that_ends_before_its_paid_time_does_says_nothing_of_credit(lab: Door) -> None:
+    await funded(lab.office, "0.15")
+    agent = await joined(lab)
+    uid = await begun(lab, agent)
+    await passed(lab.office, 5)
+    await agent.beat()
+    await eventually(lambda: is_short(lab.office))
+    await agent.beat(ended(uid))
+    told = await status_of(lab.office)
+    assert told["phase"] == "Succeeded"
+    assert not {"reason", "message"} & told.keys()
+    assert OUT_OF_CREDIT not in {one["type"] for one in told["conditions"]}
+    assert not {"unpaid", "paidUntil"} & told["nodes"][0].keys()
+
+
+async def test_work_that_spends_too_fast_is_not_out_of_credit(lab: Door) -> None:
+    await funded(lab.office, "10")
+    await amend(lab.office, spend_rate_max=SECOND // 10, spend_burst=WINDOW * SECOND)
+    agent = await joined(lab)
+    uid = await begun(lab, agent)
+    before = await status_of(lab.office)
+    await passed(lab.office, 5)
+    for _ in range(2):  # a second answer comes after whatever the first beat had to note
+        (grant,) = grants(await agent.beat())
+        assert grant[:4] == (uid, 10, True, "spend_rate_exceeded")
+    assert await status_of(lab.office) == before
 
 
 async def test_what_stands_still_says_so_until_it_goes_on(lab: Door) -> None:

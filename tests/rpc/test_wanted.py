@@ -252,7 +252,7 @@ async def test_where_work_is_spread_is_forgotten_with_the_work(door: Door) -> No
     assert task is not None
     stream = hub_module.Stream("n1", "session", None, task)  # type: ignore[arg-type]
     hub.take_over(stream)
-    stream.places["held"] = hub_module.Place(1)
+    stream.places["held"] = hub_module.Place(Key("Allocation", "default", "held"), 1)
     hub.spread("held", ("n1", "n2"))
     for index in range(5 * hub_module.SPREAD_MAX):
         hub.spread(f"past-{index}", ("n1", "n2"))

@@ -15,6 +15,7 @@ from bursar.cli.output import NONE, age, print_rows, to_json
 from bursar.cli.problem import NOT_FOUND, Problem
 from bursar.cli.telling import ENDED, standing
 from bursar.core.duration import format_age
+from bursar.core.shortfall import OUT_OF_CREDIT
 
 if TYPE_CHECKING:
     from bursar.client import Resource
@@ -205,7 +206,8 @@ def words(document: Document) -> str:
         parts = [message or str(now.get("reason") or "") or code or phase.lower(), *_ran(now)]
     else:
         parts = [standing(now)]
-        if phase in ("Scheduled", "Running") and message:
+        # How long work without credit goes on is told by its standing, as of now.
+        if phase in ("Scheduled", "Running") and message and now.get("reason") != OUT_OF_CREDIT:
             parts.append(message)
     parts += _restarts(now)
     return " ".join("; ".join(parts).split())

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from threading import Lock
 from typing import Any, Protocol
 
 import click
 
 from bursar.cli.following import Lines, Sink
+from bursar.core.shortfall import end_words, recorded_shortfall, time_left
 
 Document = Mapping[str, Any]
 
@@ -121,7 +123,19 @@ def standing(status: Document) -> str:
         notice = status.get("eviction") or {}
         return f"is being stopped: {notice['message']}" if notice.get("message") else "is being stopped"
     words = {"Scheduled": "starts", "Running": "runs"}.get(phase, phase.lower())
-    return f"{words} on {where}" if where else words
+    return "; ".join([f"{words} on {where}" if where else words, *_shortfall(status)])
+
+
+def _shortfall(status: Document) -> Iterator[str]:
+    """Why and when work ends whose lease could not be extended: `out of credit: ends in 115 s unless topped up`."""
+    noted = [
+        short
+        for one in status.get("nodes") or ()
+        if (short := recorded_shortfall(str(one.get("unpaid") or ""), str(one.get("paidUntil") or "")))
+    ]
+    if noted:
+        first = min(noted)
+        yield end_words(first.code, time_left(first.until - time.time()))
 
 
 def why_pending(status: Document) -> tuple[str, str]:

@@ -41,6 +41,10 @@ def tell(type_: str, verb: str, actor: str, why: str, after: Standing | None = N
         return plain
     if verb == "bind":
         return Told("Scheduled", False, f"placed on {after.node}" if after.node else "placed")
+    if verb == "refuse":
+        return Told("OutOfCredit", True, after.message or plain.message)
+    if verb == "grant":
+        return Told("CreditRestored", False, "its time is paid for again")
     if verb == "note":
         return Told("FailedScheduling", True, after.message or "cannot be placed now")
     if verb in _STOPPING and after.phase == Phase.TERMINATING:

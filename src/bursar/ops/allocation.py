@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -20,6 +20,7 @@ from bursar.core.object import Stored
 from bursar.core.quota import Move
 from bursar.core.refusal import Code, Refusal
 from bursar.core.sheet import Sheet
+from bursar.core.shortfall import OUT_OF_CREDIT, Shortfall, end_words
 from bursar.core.value import replace
 from bursar.ops.command import Command, Result, Written
 from bursar.ops.object import NO_PRECONDITIONS, Preconditions, conflict, not_found
@@ -165,6 +166,44 @@ def set_frozen(status: dict[str, Any], node: str, frozen: bool, at: str) -> None
     set_condition(status, FROZEN, "True", FROZEN, message, at)
     if "eviction" not in status:
         status |= {"reason": FROZEN, "message": message}
+
+
+def set_shortfall(status: dict[str, Any], node: str, short: Shortfall | None, at: str) -> None:
+    """That no more of its time is paid for on a node, or that it is again. What ends first is told."""
+    for one in status.get("nodes", ()):
+        if one["name"] == node and short is not None:
+            one |= {"unpaid": short.code, "paidUntil": _second(short.until)}
+        elif one["name"] == node:
+            _forget(one, "unpaid", "paidUntil")
+    short_there = [one for one in status.get("nodes", ()) if one.get("unpaid")]
+    if not short_there:
+        take_shortfall(status)
+        return
+    first = min(short_there, key=lambda one: one["paidUntil"])
+    message = end_words(first["unpaid"], f"at {first['paidUntil']}")
+    set_condition(status, OUT_OF_CREDIT, "True", OUT_OF_CREDIT, message, at)
+    if "eviction" not in status:
+        status |= {"reason": OUT_OF_CREDIT, "message": message}
+
+
+def take_shortfall(status: dict[str, Any]) -> None:
+    """Remove that no more of its time is paid for."""
+    if not any(one["type"] == OUT_OF_CREDIT for one in status.get("conditions", ())):
+        return
+    drop_conditions(status, OUT_OF_CREDIT)
+    for one in status.get("nodes", ()):
+        _forget(one, "unpaid", "paidUntil")
+    if status.get("reason") == OUT_OF_CREDIT:
+        _forget(status, "reason", "message")
+
+
+def _second(seconds: int) -> str:
+    return timestamp(datetime.fromtimestamp(seconds, UTC))
+
+
+def _forget(some: dict[str, Any], *names: str) -> None:
+    for name in names:
+        some.pop(name, None)
 
 
 def take_frozen(status: dict[str, Any]) -> None:

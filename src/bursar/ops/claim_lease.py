@@ -31,7 +31,8 @@ from bursar.ops.drain import placed_there
 from bursar.ops.feeding import feed
 from bursar.ops.ledger import Extend, extend
 from bursar.ops.office import Office
-from bursar.ops.pay import ACTOR, CREDIT_EXHAUSTED, GRACE_SECONDS, EndUnpaid
+from bursar.ops.pay import CREDIT_EXHAUSTED, GRACE_SECONDS, EndUnpaid
+from bursar.ops.shortfall import ACTOR
 from bursar.store import ledger as ledger_store
 from bursar.store import node as node_store
 

@@ -25,12 +25,12 @@ from bursar.ops.feeding import feed
 from bursar.ops.ledger import Extend, extend
 from bursar.ops.object import conflict, not_found
 from bursar.ops.office import Office
+from bursar.ops.shortfall import ACTOR, granted_shortfall, note_of, note_shortfalls
 from bursar.store import pay as store
 from bursar.store.pay import PaidPlace
 
 log = structlog.get_logger()
 
-ACTOR = "system:credit"
 CREDIT_EXHAUSTED = "CreditExhausted"
 LEASE_EXPIRED = "LeaseExpired"
 GRACE_SECONDS = 30
@@ -64,11 +64,24 @@ async def pay_on(office: Office, nodes: Sequence[str]) -> None:
         return
     paid = [one for one in placed if one.lease]
     grants = await extend(office, [Extend(one.lease, one.seq, one.phase != Phase.SCHEDULED) for one in paid])
+    await _note(office, paid, grants)
     ends = [_end(one, grant.reason) for one, grant in zip(paid, grants, strict=True) if is_over(grant)]
     ends += [_end(one, "") for one in placed if not one.lease]
     replies = await feed(office.binding, ends)
     if ended := sum(not isinstance(one, Refusal) for one in replies):
         log.info("work is not paid for any more, and was told to end", count=ended)
+
+
+async def _note(office: Office, paid: Sequence[PaidPlace], grants: Sequence[Grant | Refusal]) -> None:
+    """Note what is paid no further, and what is again, where that is news. A note that is not taken comes with the next
+    beat."""
+    short = [
+        (one, granted_shortfall(grant))
+        for one, grant in zip(paid, grants, strict=True)
+        if isinstance(grant, Grant) and not is_over(grant)
+    ]
+    news = [note_of(one.key, one.uid, one.node, one.epoch, now) for one, now in short if now != one.short]
+    await note_shortfalls(office, news)
 
 
 def is_over(grant: Grant | Refusal) -> TypeGuard[Grant]:

@@ -14,8 +14,9 @@ from bursar.core.object import Key, Stored
 from bursar.core.paying import leases_of, payment_of
 from bursar.core.price import class_of
 from bursar.core.quota import Counters
-from bursar.core.refusal import Refusal
+from bursar.core.refusal import Code, Refusal
 from bursar.core.sheet import Sheet
+from bursar.core.shortfall import end_words, time_left
 from bursar.ops.allocation import request_in
 from bursar.ops.office import Office, now
 from bursar.store import ledger as ledger_store
@@ -97,9 +98,11 @@ async def refused_time(office: Office, leases: Iterable[str]) -> str:
     if not numbers:
         return ""
     async with office.database.reader() as db:
-        found = await ledger_store.load_leases(db, numbers)
+        found, at = await ledger_store.load_leases(db, numbers), await ledger_store.load_now(db)
     final = [one for one in found.values() if one.final]
     if not final:
         return ""
     first = min(final, key=lambda one: one.paid_until)
-    return f"no more time is paid for after {time_text(first.paid_until)}: {first.final}"
+    if first.final == Code.SPEND_RATE_EXCEEDED:
+        return f"no more time is paid for after {time_text(first.paid_until)}: {first.final}"
+    return end_words(first.final, time_left((first.paid_until - at) / MICROS))

@@ -32,10 +32,12 @@ from bursar.ops.allocation import (
     requeued_status,
     set_condition,
     set_frozen,
+    set_shortfall,
     status_of,
     take_frozen,
     take_lost,
     take_notice,
+    take_shortfall,
     unchanged,
     with_status,
 )
@@ -212,6 +214,8 @@ class Report(Command):
         status = status_of(before)
         if any(one.get("frozen") for one in status["nodes"]):
             set_frozen(status, self.node, False, at)
+        if any(one.get("unpaid") for one in status["nodes"]):
+            set_shortfall(status, self.node, None, at)
         self._tell_node(status)
         return status
 
@@ -231,6 +235,7 @@ class Report(Command):
         notice = take_notice(status)
         take_lost(status)
         take_frozen(status)
+        take_shortfall(status)
         waits_again = notice is not None and notice["requeue"]
         earlier = {Phase(node["phase"]) for node in status.get("nodes", ()) if "phase" in node}
         phase = ended_as(self.phase, earlier, evicted=waits_again, deleted=is_ending(before.doc))

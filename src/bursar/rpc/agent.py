@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import random
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -21,6 +21,7 @@ from msgspec import Struct
 
 from bursar.core.allocation import Phase
 from bursar.core.certificate import NodeIdentity
+from bursar.core.lease import Grant
 from bursar.core.liveness import LEASE_EXPIRED, WENT_WITH_ITS_NODE, Standing
 from bursar.core.names import dns_subdomain
 from bursar.core.object import Key, Origin
@@ -36,6 +37,7 @@ from bursar.ops.ledger import Extend
 from bursar.ops.liveness import EndLost
 from bursar.ops.office import Office, now
 from bursar.ops.report import Report, report
+from bursar.ops.shortfall import granted_shortfall, note_of, note_shortfalls
 from bursar.rpc.hub import STOPPING, SUPERSEDED, Context, Hub, Place, Stream, not_registered
 from bursar.rpc.identity import identity_of, other_node, revoked
 from bursar.rpc.late import hear_last, measured_of
@@ -57,6 +59,7 @@ from bursar.rpc.speech import (
     phase_of_place,
     read_beat,
     run_directive,
+    short_place,
     stop_directive,
 )
 from bursar.rpc.wipe import hear_wipes, is_wipe, wipe_wanted
@@ -190,9 +193,10 @@ class _Conversation:
         )
         if wanted is not None:
             self._tell_all(answer, wanted, {one.place for one in outcome.acknowledged})
-        await self._pay(answer)
+        paid = await self._pay(answer)
         await sign(self._office, stream, answer)
         await stream.answer(answer, since=None if wanted is None else wanted.revision)
+        await self._note_shortfalls(paid)
 
     # Being heard.
 
@@ -324,19 +328,20 @@ class _Conversation:
     def _place(self, claim: Claim | WantedPlace) -> Place:
         place = self._stream.places.get(claim.uid)
         if place is None or place.epoch != claim.epoch:
-            frozen = claim.frozen if isinstance(claim, Claim) else frozen_place(claim, self._stream.node)
-            place = self._stream.places[claim.uid] = Place(claim.epoch, lease=claim.lease, frozen=frozen)
+            known = claim if isinstance(claim, Claim) else _claim(claim, self._stream.node)
+            place = Place(claim.key, claim.epoch, lease=claim.lease, frozen=known.frozen, short=known.short)
+            self._stream.places[claim.uid] = place
         return place
 
     # What is paid for.
 
-    async def _pay(self, answer: pb.HeartbeatResponse) -> None:
+    async def _pay(self, answer: pb.HeartbeatResponse) -> list[tuple[str, Place, Grant]]:
         """Extend what is placed here and paid for, all of it at once. What cannot be, because the database is away or
         too much is asked, has the time that it was granted before; what can be is told, whatever became of the rest."""
         stream = self._stream
         paid = [(uid, place) for uid, place in stream.places.items() if place.lease and not self._has_ended(uid, place)]
         if not paid:
-            return
+            return []
         seq = stream.next_number()
         asked = [Extend(place.lease, seq, place.running) for _, place in paid]
         grants = await put_all(self._office.extending, asked)
@@ -350,6 +355,20 @@ class _Conversation:
                 stream.skip_numbers()
             elif message := grant_message(uid, place.epoch, grant, freeze_seconds):
                 answer.leases.append(message)
+        answered = zip(paid, grants, strict=True)
+        return [(uid, place, grant) for (uid, place), grant in answered if isinstance(grant, Grant)]
+
+    async def _note_shortfalls(self, paid: Sequence[tuple[str, Place, Grant]]) -> None:
+        """Note what is paid no further, and what is again, where that is news. What cannot be noted now is noted with a
+        later beat."""
+        node, news = self._stream.node, []
+        for uid, place, grant in paid:
+            if (short := granted_shortfall(grant)) != place.short:
+                news.append((place, note_of(place.key, uid, node, place.epoch, short)))
+        replies = await note_shortfalls(self._office, [note for _, note in news])
+        for (place, note), reply in zip(news, replies, strict=True):
+            if not isinstance(reply, Refusal | BaseException):
+                place.short = note.short
 
     def _has_ended(self, uid: str, place: Place) -> bool:
         """Whether its end was said, and could not be recorded yet."""
@@ -430,11 +449,12 @@ def _name(identity: NodeIdentity | None, message: pb.HeartbeatRequest) -> str:
 def _claims(wanted: WantedSet, spoken: Iterable[Spoken], node: str) -> dict[str, Claim]:
     """Of what was spoken of, that which is placed here: the whole set tells it as well."""
     asked = {one.uid for one in spoken}
-    return {
-        one.uid: Claim(one.key, one.uid, one.epoch, one.gang, phase_of_place(one), one.lease, frozen_place(one, node))
-        for one in wanted.places
-        if one.uid in asked
-    }
+    return {one.uid: _claim(one, node) for one in wanted.places if one.uid in asked}
+
+
+def _claim(one: WantedPlace, node: str) -> Claim:
+    recorded = frozen_place(one, node), short_place(one, node)
+    return Claim(one.key, one.uid, one.epoch, one.gang, phase_of_place(one), one.lease, *recorded)
 
 
 def _command(node: str, one: Spoken, claim: Claim) -> Report:

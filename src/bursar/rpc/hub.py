@@ -24,6 +24,7 @@ from bursar.core.billing import CreditPolicy
 from bursar.core.liveness import Patience, Standing
 from bursar.core.object import Key
 from bursar.core.refusal import Code, Refusal
+from bursar.core.shortfall import Shortfall
 from bursar.ops import metrics
 from bursar.ops import object as object_ops
 from bursar.ops.feed import FedChange, Feed, Lagging
@@ -66,9 +67,11 @@ _BOUND = frozenset({Phase.SCHEDULED, Phase.RUNNING})
 class Place:
     """A placement that its node knows of, as far as this stream has heard."""
 
+    key: Key
     epoch: int
     running: bool = False  # it is known that it runs
     frozen: bool = False  # that it stands still is recorded
+    short: Shortfall | None = None  # that no more of its time is paid for is recorded
     lease: int = 0  # what pays for it; 0 where nobody does
     measured_at: float = float("-inf")  # when its use was last saved
 
@@ -353,7 +356,7 @@ class Hub:
         self.spread(order.uid, order.nodes)
         for stream in here:
             if not stream.knows(fed.change.revision):
-                stream.places[order.uid] = Place(order.epoch, lease=order.lease_on(stream.node))
+                stream.places[order.uid] = Place(order.key, order.epoch, lease=order.lease_on(stream.node))
                 stream.push(fed.change.revision, run_directive(order, stream.node, self.patience.kill_grace_seconds))
 
     def _stop(self, fed: FedChange) -> None:
@@ -364,7 +367,7 @@ class Hub:
         self.spread(order.uid, order.nodes)
         for stream in here:
             if stream.node in order.nodes_left and not stream.knows(fed.change.revision):
-                stream.places.setdefault(order.uid, Place(order.epoch, lease=order.lease_on(stream.node)))
+                stream.places.setdefault(order.uid, Place(order.key, order.epoch, lease=order.lease_on(stream.node)))
                 stream.push(fed.change.revision, stop_directive(order, now()))
 
     def _gone(self, fed: FedChange, first: str) -> None:

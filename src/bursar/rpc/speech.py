@@ -27,6 +27,7 @@ from bursar.core.names import quoted
 from bursar.core.object import Key
 from bursar.core.quantity import format_amount, is_bytes
 from bursar.core.refusal import Code, Refusal, invalid
+from bursar.core.shortfall import Shortfall, recorded_shortfall
 from bursar.store.beat import UsageRow, WantedPlace
 from bursar.store.change import Change
 from bursar.wire.allocation import JOB_INDEX
@@ -261,12 +262,14 @@ class _Document(Struct):
     spec: _Spec
 
 
-class _PlacedOn(Struct):
+class _PlacedOn(Struct, rename="camel"):
     name: str
     devices: dict[str, list[int]] = {}
     phase: str = ""  # how it ended there, while it still runs elsewhere
     lease: str = ""  # what pays for it there
     frozen: bool = False  # that it stands still there was recorded
+    unpaid: str = ""  # why no more of its time is paid for there, as far as that was recorded
+    paid_until: str = ""
 
 
 class _Eviction(Struct, rename="camel"):
@@ -339,10 +342,21 @@ def phase_of_place(place: WantedPlace) -> str:
 
 def frozen_place(place: WantedPlace, node: str) -> bool:
     """Whether it is recorded that it stands still there."""
+    there = _place_on(place, node)
+    return there is not None and there.frozen
+
+
+def short_place(place: WantedPlace, node: str) -> Shortfall | None:
+    """The shortfall that is recorded of it there."""
+    there = _place_on(place, node)
+    return recorded_shortfall(there.unpaid, there.paid_until) if there is not None else None
+
+
+def _place_on(place: WantedPlace, node: str) -> _PlacedOn | None:
     try:
-        return any(one.frozen for one in _decode_status(place.status).nodes if one.name == node)
+        return next((one for one in _decode_status(place.status).nodes if one.name == node), None)
     except msgspec.MsgspecError:
-        return False
+        return None
 
 
 def run_directive(order: Order, node: str, kill_grace_seconds: int = GRACE_SECONDS) -> pb.SchedulingDirective:

@@ -16,6 +16,7 @@ from bursar.core.allocation import Peer
 from bursar.core.claim import Claim as NodeClaim
 from bursar.core.liveness import Standing
 from bursar.core.object import Key
+from bursar.core.shortfall import Shortfall
 from bursar.store.columns import documents, numbers, texts
 from bursar.store.database import Connection
 from bursar.store.statements import statements
@@ -53,6 +54,7 @@ class Claim(NamedTuple):
     phase: str
     lease: int = 0  # what pays for it; 0 where nobody does
     frozen: bool = False  # it is recorded that it stands still; what was placed a moment ago does not
+    short: Shortfall | None = None  # it is recorded that no more of its time is paid for; the same holds
 
 
 class WantedPlace(NamedTuple):

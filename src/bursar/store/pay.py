@@ -5,15 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import msgspec
+from msgspec import Struct
+
 from bursar.core.object import Key
+from bursar.core.shortfall import Shortfall, recorded_shortfall
 from bursar.store.database import Connection
 from bursar.store.statements import statements
 
 SQL = statements("pay")
 
 
+class _PlacedOn(Struct, rename="camel"):
+    name: str
+    unpaid: str = ""
+    paid_until: str = ""
+
+
+_decode_nodes = msgspec.json.Decoder(list[_PlacedOn]).decode
+
+
 class PaidPlace(NamedTuple):
-    """`lease` is 0 where it is not open any more; `seq` is higher than that of any beat before."""
+    """A placement that is paid for. `lease` is 0 where it is not open any more; `seq` is higher than that of any beat
+    before; `short` is what is noted of how long it is paid for there."""
 
     key: Key
     uid: str
@@ -21,6 +35,9 @@ class PaidPlace(NamedTuple):
     phase: str
     lease: int
     seq: int
+    node: str
+    epoch: int
+    short: Shortfall | None = None
 
 
 async def load_paid(db: Connection, nodes: Iterable[str]) -> list[PaidPlace]:
@@ -28,7 +45,12 @@ async def load_paid(db: Connection, nodes: Iterable[str]) -> list[PaidPlace]:
     return [
         PaidPlace(
             Key("Allocation", row["namespace"], row["name"]), row["uid"], row["gang"], row["phase"] or "",
-            row["lease"] or 0, row["now"],
+            row["lease"] or 0, row["now"], row["node"], row["epoch"], _short_on(row["node"], row["nodes"]),
         )
         for row in rows
     ]  # fmt: skip
+
+
+def _short_on(node: str, nodes: bytes | None) -> Shortfall | None:
+    found = (one for one in (_decode_nodes(nodes) if nodes else ()) if one.name == node)
+    return next((recorded_shortfall(one.unpaid, one.paid_until) for one in found), None)

@@ -84,6 +84,8 @@ class PlacedOn(Wire):
     message: Text = UNSET
     lease: Text = UNSET  # what pays for it there
     frozen: bool | UnsetType = UNSET  # it stands still there, because its account spends too fast
+    unpaid: Text = UNSET  # why no more of its time is paid for there, while that is so
+    paid_until: Text = UNSET  # when it ends there then
 
 
 class EvictionNotice(Wire):

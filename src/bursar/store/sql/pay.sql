@@ -1,7 +1,10 @@
 -- name: paid_on
 -- What is placed on these nodes and paid for, with its lease where that is still open; `now` numbers this beat of it.
-SELECT placement.node, placement.uid, placement.namespace, placement.name, coalesce(object.gang, '') AS gang,
-       object.fields ->> 'status.phase' AS phase, lease.id AS lease, ledger_now() AS now
+-- Nodes are read of the few alone for which it is noted that they are paid no further.
+SELECT placement.node, placement.uid, placement.namespace, placement.name, placement.epoch,
+       coalesce(object.gang, '') AS gang, object.fields ->> 'status.phase' AS phase, lease.id AS lease,
+       ledger_now() AS now,
+       CASE WHEN strpos(object.status::text, '"paidUntil"') > 0 THEN object.status -> 'nodes' END AS nodes
   FROM placement
   JOIN object ON (object.kind, object.namespace, object.name) = ('Allocation', placement.namespace, placement.name)
              AND object.uid = placement.uid
