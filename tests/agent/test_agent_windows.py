@@ -296,14 +296,18 @@ async def test_without_credit_it_is_warned_asked_and_killed(tmp_path: Path, uid:
     async with Bench(tmp_path) as bench:
         text = "trap 'echo asked' TERM; echo here; while :; do sleep 0.05; done"
         bench.want(script(uid, text, paid=True, grace_seconds=1))
-        pay(bench, (uid, 1), 1.5)
-        await bench.until((uid, 1), State.RUNNING)
+
+        def begun() -> bool | None:
+            """Paid a little further each time, as by beats, for as long as its start takes."""
+            pay(bench, (uid, 1), 1.5)
+            return (bench.shell.log(uid) is not None and "here\n" in bench.text((uid, 1))) or None
+
+        await until(begun)
         pay(bench, (uid, 1), 1.0, NO_CREDIT)
         end = await bench.end((uid, 1))
         assert (end.state, end.reason, end.exit_code) == (State.STOPPED, CREDIT_EXHAUSTED, 137)
         said = bench.text((uid, 1))
-        assert "here\n" in said
-        assert said.index("no more time is paid for") < said.index("\nasked")
+        assert said.index("here\n") < said.index("no more time is paid for") < said.index("\nasked\n")
 
 
 async def test_topped_up_in_time_it_ends_as_it_would_have(tmp_path: Path, uid: str) -> None:
