@@ -138,6 +138,15 @@ def test_yaml_that_json_could_not_say_is_refused(text: str) -> None:
         yaml_text.decode(text.encode())
 
 
+@pytest.mark.parametrize(
+    "value", ["!!int hunter2", "!!float hunter2", "!!bool hunter2", "!!null hunter2", "!hunter2", "!!hunter2 x"]
+)
+def test_yaml_that_is_refused_is_not_quoted(value: str) -> None:
+    with pytest.raises(YamlError, match=r"\Aline 2: ") as refused:
+        yaml_text.decode(f"env:\n  A: {value}".encode())
+    assert "hunter2" not in str(refused.value), "it may be a secret"
+
+
 @pytest.mark.parametrize("text", ["a: 1\na: 2", "{a: 1, 'a': 2}", '- {b: {a: 1, c: 2, "a": 1}}'])
 def test_a_key_that_comes_twice_in_yaml_is_found(text: str) -> None:
     with pytest.raises(RepeatedKey):
