@@ -27,6 +27,7 @@ _TRUE: Final = frozenset(("yes", "Yes", "YES", "true", "True", "TRUE", "on", "On
 _FALSE: Final = frozenset(("no", "No", "NO", "false", "False", "FALSE", "off", "Off", "OFF"))
 _NULL: Final = frozenset(("", "~", "null", "Null", "NULL"))
 _SCALARS: Final = frozenset(_CORE + name for name in ("str", "int", "float", "bool", "null"))
+_UNKNOWN_TAG: Final = "the value's tag is not understood here: write a value that begins with ! in quotes"
 _MAP, _SEQUENCE = _CORE + "map", _CORE + "seq"
 
 
@@ -67,8 +68,7 @@ def _value(event: Any, events: Iterator[Any]) -> Any:
                 return _scalar(event)
             except YamlError as error:
                 # Not the value: it may be a secret.
-                line = event.start_mark.line + 1 if event.start_mark else 0
-                raise YamlError(f"line {line}: {error}") from None
+                raise YamlError(f"line {_line(event)}: {error}") from None
         case yaml.MappingStartEvent():
             _require_tag(event, _MAP)
             return _mapping(events)
@@ -79,9 +79,13 @@ def _value(event: Any, events: Iterator[Any]) -> Any:
             raise YamlError("aliases are not allowed")
 
 
+def _line(event: Any) -> int:
+    return event.start_mark.line + 1 if event.start_mark else 0
+
+
 def _require_tag(event: Any, own: str) -> None:
     if event.tag not in (None, "!", own):
-        raise YamlError(f"the tag {str(event.tag)[:63]!r} is not understood here")
+        raise YamlError(f"line {_line(event)}: {_UNKNOWN_TAG}")
 
 
 def _mapping(events: Iterator[Any]) -> dict[str, Any]:
@@ -89,7 +93,7 @@ def _mapping(events: Iterator[Any]) -> dict[str, Any]:
     while not isinstance(event := next(events), yaml.MappingEndEvent):
         key = _value(event, events)
         if not isinstance(key, str):
-            raise YamlError(f"the key {str(key)[:63]} must be text: write it in quotes")
+            raise YamlError(f"line {_line(event)}: a key must be text: write it in quotes")
         if key in found:
             raise RepeatedKey(key)
         found[key] = _value(next(events), events)
@@ -109,7 +113,7 @@ def _scalar(event: Any) -> Any:
         # What stands in quotes is text, and so is what has the tag that says "as it is written".
         return _plain(text) if event.implicit[0] and event.tag is None else text
     if event.tag not in _SCALARS:
-        raise YamlError("the value's tag is not understood here: write a value that begins with ! in quotes")
+        raise YamlError(_UNKNOWN_TAG)
     return _TAGGED[event.tag.removeprefix(_CORE)](text)
 
 
