@@ -116,6 +116,17 @@ async def test_headers_without_end_are_not_kept(edge: Edge) -> None:
     await eventually(lambda: settled(edge.gate))
 
 
+@pytest.mark.timeout(60)  # it would go on for ever
+async def test_bytes_that_are_no_request_are_heard_once(edge: Edge) -> None:
+    """However many come at once."""
+    reader, writer = await edge.open()
+    writer.write(b"\x00" * (4 * connection.HEADER_BYTES_MAX))
+    one = await read_or_reset(reader)
+    assert one == b"" or b" 400 " in one
+    writer.close()
+    await eventually(lambda: settled(edge.gate))
+
+
 async def read_or_reset(reader: asyncio.StreamReader) -> bytes:
     try:
         async with asyncio.timeout(30):

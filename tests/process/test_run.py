@@ -15,7 +15,7 @@ import yaml
 from structlog.testing import capture_logs
 
 from agents import Agent, await_phase, joined_agent, living, part, status_of, until
-from bursar.client import Client
+from bursar.client import Client, Invalid
 from bursar.config import Address, Settings
 from bursar.serve import _warn_of_agents
 from server import BURSAR, Server, data_directory, started
@@ -226,6 +226,23 @@ def test_work_that_is_interrupted_leaves_nothing_behind(
         assert process.wait(SECONDS_MAX) == 143
     assert not living(seconds)
     assert not status_of(client, name)
+
+
+def test_no_log_holds_the_value_of_a_variable(house: Server, client: Client, agents: list[Agent]) -> None:
+    """Whether the command runs, is not found, is killed, or is refused because a variable is faulty."""
+    secret = f"hunter-{uuid.uuid4().hex}"
+    words = ["run", "--cpus", "100m", "--env", f"PASSWORD={secret}", "--"]
+    shown = bursar(house, *words, "sh", "-c", "echo $PASSWORD")
+    assert shown.stdout == f"{secret}\n", "the command has it"
+    assert bursar(house, *words, "/nowhere/train").returncode == 127
+    assert bursar(house, *words, "sh", "-c", "kill -KILL $$").returncode == 137
+    with pytest.raises(Invalid):
+        client.allocations("default").create({"metadata": {"name": "x"}, "spec": {"env": {"A": f"{secret}\0"}}})
+    logs = [house.data.with_name(f"{house.data.name}.log"), house.data / "postgres.log", *(one.log for one in agents)]
+    for log in logs:
+        text = log.read_bytes()
+        assert text, log
+        assert secret.encode() not in text, log
 
 
 # What it reads.

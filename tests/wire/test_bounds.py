@@ -138,10 +138,29 @@ def test_yaml_that_json_could_not_say_is_refused(text: str) -> None:
         yaml_text.decode(text.encode())
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        "!!int hunter2", "!!float hunter2", "!!bool hunter2", "!!null hunter2", "!hunter2", "!!hunter2 x",
+        "!hunter2 [a]", "!hunter2 {a: b}", "{[hunter2]: a}",
+    ],
+)  # fmt: skip
+def test_yaml_that_is_refused_is_not_quoted(value: str) -> None:
+    with pytest.raises(YamlError, match=r"\Aline 2: ") as refused:
+        yaml_text.decode(f"env:\n  A: {value}".encode())
+    assert "hunter2" not in str(refused.value), "it may be a secret"
+
+
 @pytest.mark.parametrize("text", ["a: 1\na: 2", "{a: 1, 'a': 2}", '- {b: {a: 1, c: 2, "a": 1}}'])
 def test_a_key_that_comes_twice_in_yaml_is_found(text: str) -> None:
     with pytest.raises(RepeatedKey):
         yaml_text.decode(text.encode())
+
+
+def test_a_key_that_comes_twice_is_named_without_what_follows_its_equals_sign() -> None:
+    """Who writes variables as NAME=VALUE has the value in the key."""
+    with pytest.raises(RepeatedKey, match="'PASSWORD' is given twice"):
+        yaml_text.decode(b"{PASSWORD=hunter2: a, PASSWORD=hunter2: a}")
 
 
 def test_yaml_is_bounded_before_it_is_built() -> None:

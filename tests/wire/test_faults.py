@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from bursar.wire.allocation import Allocation
 from bursar.wire.faults import FAULTS_MAX, VALUE_CHARS_MAX, all_faults, dotted
+from bursar.wire.job import Job
 from bursar.wire.kinds import KINDS
 from bursar.wire.node import Node
 
@@ -58,6 +59,22 @@ CASES: list[tuple[type, Any, list[tuple[str, str]]]] = [
 @pytest.mark.parametrize(("kind_type", "document", "faults"), CASES)
 def test_faults(kind_type: type, document: Any, faults: list[tuple[str, str]]) -> None:
     assert all_faults(kind_type, document) == faults
+
+
+@pytest.mark.parametrize("env", [
+    {"A": 4711}, {"A": 4711.5}, {"A": ["4711"]}, {"A=4711": 1}, [{"name": "A", "value": 4711}], ["A=4711"], [4711],
+    [{"name": 4711}], [{"name": "A", "value": {"4711": 1}}], "A=4711", 4711, True,
+])  # fmt: skip
+def test_values_of_environment_variables_are_not_quoted(env: Any) -> None:
+    for kind_type, spec in ((Allocation, {"env": env}), (Job, {"template": {"spec": {"env": env}}})):
+        faults = all_faults(kind_type, {"metadata": {}, "spec": spec})
+        assert [fault for fault in faults if ".env" in fault[0]]
+        assert "4711" not in str(faults)
+
+
+def test_labels_called_env_are_none() -> None:
+    faults = all_faults(Allocation, {"metadata": {"labels": {"env": "prod", "tier": 3}}, "spec": {}})
+    assert faults == [("metadata.labels.tier", "must be a string, got the number 3")]
 
 
 def test_the_list_is_bounded() -> None:

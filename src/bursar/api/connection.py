@@ -147,7 +147,8 @@ class Connection(HttpToolsProtocol):
     # What comes in.
 
     def data_received(self, data: bytes) -> None:
-        while not self._is_refused:
+        # Once it is closing, as after bytes that are no request, nothing more is heard: the rest would never be used up.
+        while not self._is_refused and not self.transport.is_closing():
             if not self._in_head:
                 self._unread_bytes += len(data)
                 if self._unread_bytes > UNREAD_BYTES_MAX:

@@ -34,6 +34,7 @@ from bursar.core.lease import FROZEN
 from bursar.core.money import credits_of
 from bursar.core.object import Key, Stored
 from bursar.core.reason import Reason
+from bursar.core.redaction import redacted
 from bursar.core.refusal import Code, Refusal, invalid
 from bursar.core.sight import Sees, everything
 from bursar.core.telling import BEYOND_SHARE
@@ -247,10 +248,10 @@ def _kind_of(document: Any) -> Kind:
 
 
 def _draft(number: int, creation: Create, tenant: str) -> Draft:
-    """Of those that are alike the first comes first: it has the smaller uid."""
+    """Of those that are alike the first comes first: it has the smaller uid. Placing needs no variable's value."""
     draft = creation.draft
-    user = submitter(creation.origin)
-    return Draft(f"{number:03}-{draft.uid}", tenant, dict(draft.labels), msgspec.Raw(draft.doc), user)
+    doc = encode(redacted(msgspec.json.decode(draft.doc)))
+    return Draft(f"{number:03}-{draft.uid}", tenant, dict(draft.labels), msgspec.Raw(doc), submitter(creation.origin))
 
 
 async def _priorities(call: Call) -> dict[str, PriorityClassView]:

@@ -19,6 +19,7 @@ from bursar.api.table import table, wants_table
 from bursar.core.allocation import Phase
 from bursar.core.eviction import DO_NOT_EVICT, STOPPABLE
 from bursar.core.object import Key, Stored
+from bursar.core.redaction import redacted
 from bursar.core.refusal import Code, Refusal, invalid
 from bursar.core.selector import Op, Selector, SelectorError, matches_fields, parse, parse_fields
 from bursar.store import listing
@@ -129,7 +130,8 @@ def pod_of(item: Item, node: str = "") -> dict[str, Any]:
 
 def _metadata(of_allocation: dict[str, Any], status: dict[str, Any]) -> dict[str, Any]:
     uid = of_allocation.get("uid", "")
-    metadata = {**of_allocation, "uid": pod_uid(uid, status)}
+    # Pods are also shown to roles that do not see allocations.
+    metadata = redacted({**of_allocation, "uid": pod_uid(uid, status)})
     metadata.pop("ownerReferences", None)
     if (of_allocation.get("annotations") or {}).get(DO_NOT_EVICT) != "true":
         # The allocation is what brings the pod back. One that is protected has nobody to do so: `kubectl drain` then

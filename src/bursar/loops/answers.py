@@ -74,13 +74,15 @@ class Answering:
     def answer(self, raw: bytes, world: World) -> bytes | None:
         """One answer, whatever was asked: what fails is told to whoever asked it. None while it is too early: what it
         is about is committed, and not in the world yet."""
+        question: Question | None = None
         try:
             question = decode_question(raw)
             if isinstance(question, Look) and question.revision > self.revision_of():
                 return None
             return encode(Answer(msgspec.Raw(encode(self._result(question, world)))))
         except Exception as error:
-            log.exception("a question could not be answered", question=raw[:200])
+            # Not the question itself: a draft is in it.
+            log.exception("a question could not be answered", question=type(question).__name__)
             return encode(Answer(error=f"{type(error).__name__}: {error}"[:300]))
 
     def _result(self, question: Question, world: World) -> object:

@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from bursar.core.redaction import variable_name
+
 VALUES_MAX = 25_000
 
 _encode = msgspec.json.Encoder().encode
@@ -34,7 +36,7 @@ class RepeatedKey(ValueError):
     """An object of a body has a key twice: readers do not agree which of the two values counts."""
 
     def __init__(self, key: str) -> None:
-        super().__init__(f"the key {key[:63]!r} is given twice in one object")
+        super().__init__(f"the key {variable_name(key)[:63]!r} is given twice in one object")
 
 
 def has_more_values_json(raw: bytes, values_max: int = VALUES_MAX) -> bool:

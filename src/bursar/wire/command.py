@@ -12,6 +12,7 @@ from itertools import islice
 
 from msgspec import UNSET, UnsetType
 
+from bursar.core.redaction import variable_name
 from bursar.core.refusal import Cause, field_fault
 from bursar.wire.meta import Text, Wire
 from bursar.wire.scheduling import count_faults
@@ -67,14 +68,14 @@ def _word_faults(path: str, words: Sequence[str]) -> Iterator[Cause]:
 
 def _variable_faults(path: str, variables: Sequence[tuple[str, str]], *, named: bool) -> Iterator[Cause]:
     for index, (name, value) in enumerate(variables):
-        where = f"{path}[{name[:64]}]" if named else f"{path}[{index}]"
+        where = f"{path}[{variable_name(name)[:64]}]" if named else f"{path}[{index}]"
         if not _NAME.fullmatch(name):
             rule = "letters, digits and _ . - only, not beginning with a digit, at most 253 of them"
             yield field_fault(where if named else f"{where}.name", f"is not the name of a variable: {rule}")
         yield from _text_faults(where if named else f"{where}.value", value)
     twice = (name for name, count in Counter(name for name, _ in variables).items() if count > 1)
     for name in islice(twice, 10):
-        yield field_fault(path, f"names {name[:64]} more than once")
+        yield field_fault(path, f"names {variable_name(name)[:64]} more than once")
 
 
 def _text_faults(path: str, text: str) -> Iterator[Cause]:

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 from jsonschema_rs import Draft202012Validator, ValidationError, ValidationErrorKind
 
+from bursar.core.redaction import in_environment, variable_name
 from bursar.wire.bounds import has_more_values
 
 FAULTS_MAX = 50
@@ -124,13 +125,14 @@ def _explain(schema: dict[str, Any], error: ValidationError) -> Iterator[tuple[s
         case ValidationErrorKind.Required(property=name):
             yield dotted([*path, name]), "is required"
         case ValidationErrorKind.Type(types):
-            yield dotted(path), _wrong_type(types, error.instance)
+            yield dotted(path), _wrong_type(types, path, error.instance)
         case ValidationErrorKind.AnyOf(context):
             yield from _explain_any_of(schema, path, context, error.instance)
         case ValidationErrorKind.Enum(options):
-            yield dotted(path), f"must be one of {', '.join(map(str, options))}, got {_shown(error.instance)}"
+            yield dotted(path), f"must be one of {', '.join(map(str, options))}, got {_got(path, error.instance)}"
         case _:
-            yield dotted(path), _shortened(error.message, 4 * VALUE_CHARS_MAX)
+            said = "is not as it should be" if in_environment(path) else error.message
+            yield dotted(path), _shortened(said, 4 * VALUE_CHARS_MAX)
 
 
 def _explain_any_of(
@@ -145,7 +147,7 @@ def _explain_any_of(
             yield from (fault for error in errors for fault in _explain(schema, error))
             return
     types = [name for errors in branches for error in errors for name in getattr(error.kind, "types", ())]
-    yield dotted(path), _wrong_type(list(dict.fromkeys(types)), value)
+    yield dotted(path), _wrong_type(list(dict.fromkeys(types)), path, value)
 
 
 def _known_fields(schema: dict[str, Any], schema_path: Sequence[str | int]) -> list[str]:
@@ -161,10 +163,27 @@ def _unknown(name: str, known: list[str]) -> str:
     return f"unknown field; did you mean {close[0]}?" if close else "unknown field"
 
 
-def _wrong_type(types: Sequence[str], value: Any) -> str:
+def _wrong_type(types: Sequence[str], path: Sequence[str | int], value: Any) -> str:
     # Every integer is a number, so naming both would only puzzle.
     wanted = [_TYPE_WORDS.get(name, name) for name in types if not (name == "integer" and "number" in types)]
-    return f"must be {' or '.join(wanted)}, got {_shown(value)}"
+    return f"must be {' or '.join(wanted)}, got {_got(path, value)}"
+
+
+def _got(path: Sequence[str | int], value: Any) -> str:
+    """A value that is wrong, quoted; of environment variables only what kind of value it is."""
+    return _kind(value) if in_environment(path) else _shown(value)
+
+
+def _kind(value: Any) -> str:
+    match value:
+        case bool():
+            return "a boolean"
+        case int() | float():
+            return "a number"
+        case str():
+            return "a string"
+        case _:
+            return _shown(value)
 
 
 def _shown(value: Any) -> str:
@@ -193,8 +212,10 @@ def dotted(path: Sequence[str | int]) -> str:
     """A path as people write it: `spec.taints[0].key`, and brackets around names that have dots of their own."""
     text = ""
     for step in path:
-        if isinstance(step, str) and step.isidentifier():
-            text += f".{_shortened(step, VALUE_CHARS_MAX)}" if text else _shortened(step, VALUE_CHARS_MAX)
+        # No field has an equals sign in its name, and a variable that somebody wrote as NAME=VALUE has its value there.
+        name = variable_name(step) if isinstance(step, str) else str(step)
+        if isinstance(step, str) and name.isidentifier():
+            text += f".{_shortened(name, VALUE_CHARS_MAX)}" if text else _shortened(name, VALUE_CHARS_MAX)
         else:
-            text += f"[{_shortened(str(step), VALUE_CHARS_MAX)}]"
+            text += f"[{_shortened(name, VALUE_CHARS_MAX)}]"
     return _shortened(text, PATH_CHARS_MAX)

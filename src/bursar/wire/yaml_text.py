@@ -27,6 +27,7 @@ _TRUE: Final = frozenset(("yes", "Yes", "YES", "true", "True", "TRUE", "on", "On
 _FALSE: Final = frozenset(("no", "No", "NO", "false", "False", "FALSE", "off", "Off", "OFF"))
 _NULL: Final = frozenset(("", "~", "null", "Null", "NULL"))
 _SCALARS: Final = frozenset(_CORE + name for name in ("str", "int", "float", "bool", "null"))
+_UNKNOWN_TAG: Final = "the value's tag is not understood here: write a value that begins with ! in quotes"
 _MAP, _SEQUENCE = _CORE + "map", _CORE + "seq"
 
 
@@ -63,7 +64,11 @@ def _bounded(raw: bytes) -> Iterator[Any]:
 def _value(event: Any, events: Iterator[Any]) -> Any:
     match event:
         case yaml.ScalarEvent():
-            return _scalar(event)
+            try:
+                return _scalar(event)
+            except YamlError as error:
+                # Not the value: it may be a secret.
+                raise YamlError(f"line {_line(event)}: {error}") from None
         case yaml.MappingStartEvent():
             _require_tag(event, _MAP)
             return _mapping(events)
@@ -74,9 +79,13 @@ def _value(event: Any, events: Iterator[Any]) -> Any:
             raise YamlError("aliases are not allowed")
 
 
+def _line(event: Any) -> int:
+    return event.start_mark.line + 1 if event.start_mark else 0
+
+
 def _require_tag(event: Any, own: str) -> None:
     if event.tag not in (None, "!", own):
-        raise YamlError(f"the tag {str(event.tag)[:63]!r} is not understood here")
+        raise YamlError(f"line {_line(event)}: {_UNKNOWN_TAG}")
 
 
 def _mapping(events: Iterator[Any]) -> dict[str, Any]:
@@ -84,7 +93,7 @@ def _mapping(events: Iterator[Any]) -> dict[str, Any]:
     while not isinstance(event := next(events), yaml.MappingEndEvent):
         key = _value(event, events)
         if not isinstance(key, str):
-            raise YamlError(f"the key {str(key)[:63]} must be text: write it in quotes")
+            raise YamlError(f"line {_line(event)}: a key must be text: write it in quotes")
         if key in found:
             raise RepeatedKey(key)
         found[key] = _value(next(events), events)
@@ -104,7 +113,7 @@ def _scalar(event: Any) -> Any:
         # What stands in quotes is text, and so is what has the tag that says "as it is written".
         return _plain(text) if event.implicit[0] and event.tag is None else text
     if event.tag not in _SCALARS:
-        raise YamlError(f"the tag {event.tag[:63]!r} is not understood here")
+        raise YamlError(_UNKNOWN_TAG)
     return _TAGGED[event.tag.removeprefix(_CORE)](text)
 
 
@@ -126,32 +135,32 @@ def _plain(text: str) -> Any:
 
 def _integer(text: str) -> int:
     if not _INTEGER.match(text):
-        raise YamlError(f"{text[:63]!r} is not a number in plain decimals")
+        raise YamlError("the value tagged as a number is not one in plain decimals")
     return int(text)
 
 
 def _tagged_float(text: str) -> float:
     if not _FLOAT.match(text):
-        raise YamlError(f"{text[:63]!r} is not a number in plain decimals")
+        raise YamlError("the value tagged as a number is not one in plain decimals")
     return _float(text)
 
 
 def _float(text: str) -> float:
     value = float(text)
     if math.isinf(value):
-        raise YamlError(f"{text[:63]!r} is too large a number")
+        raise YamlError("the number is too large")
     return value
 
 
 def _boolean(text: str) -> bool:
     if text not in _TRUE and text not in _FALSE:
-        raise YamlError(f"{text[:63]!r} is neither true nor false")
+        raise YamlError("the value tagged as a boolean is neither true nor false")
     return text in _TRUE
 
 
 def _null(text: str) -> None:
     if text not in _NULL:
-        raise YamlError(f"{text[:63]!r} is not null")
+        raise YamlError("the value tagged as null is not null")
 
 
 _TAGGED: Final[dict[str, Callable[[str], Any]]] = {
