@@ -1,8 +1,11 @@
 """Fixtures shared by all tests."""
 
 import signal
+from itertools import groupby
+from pathlib import Path
 
 import hypothesis
+import pytest
 
 pytest_plugins = ["postgres", "offices"]
 
@@ -14,3 +17,26 @@ hypothesis.settings.load_profile("bursar")
 
 # A shell that starts tests in the background has interrupts ignored, and so would everything that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+WAITING = ("process", "bench")  # folders of tests that wait for other processes more than they compute
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Spread the files that wait evenly among those that compute.
+
+    Each worker takes a consecutive share of the list. A worker whose share only waits would be the last to end.
+    """
+    files = [list(group) for _, group in groupby(items, key=lambda item: item.path)]
+    computing = sum(len(file) for file in files if not _waits(file[0]))
+    waiting = sum(len(file) for file in files if _waits(file[0]))
+    place: dict[Path, float] = {}
+    seen = {True: 0, False: 0}
+    for file in files:
+        waits = _waits(file[0])
+        place[file[0].path] = seen[waits] / max(1, waiting if waits else computing)
+        seen[waits] += len(file)
+    items.sort(key=lambda item: place[item.path])
+
+
+def _waits(item: pytest.Item) -> bool:
+    return item.path.parent.name in WAITING

@@ -147,7 +147,7 @@ class Connection(HttpToolsProtocol):
     # What comes in.
 
     def data_received(self, data: bytes) -> None:
-        # Once it is closing, as after bytes that are no request, nothing more is heard: the rest would never be used up.
+        # A closing connection consumes no more bytes, so the loop must end here or it would never end.
         while not self._is_refused and not self.transport.is_closing():
             if not self._in_head:
                 self._unread_bytes += len(data)
