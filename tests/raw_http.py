@@ -86,7 +86,7 @@ async def _read(reader: asyncio.StreamReader, *, head_only: bool) -> tuple[RawAn
 
 
 async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    while size := int(await reader.readline(), 16):
+    while size := int(await reader.readuntil(b"\n"), 16):
         yield await reader.readexactly(size)
         await reader.readexactly(2)
     await reader.readline()

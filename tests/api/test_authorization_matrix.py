@@ -10,7 +10,6 @@ import base64
 import binascii
 import json
 import re
-from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -21,14 +20,10 @@ import pytest
 import pytest_asyncio
 
 from bursar.core.access import Role
-from bursar.core.plan import Policy
-from bursar.loops.answers import run_answers
-from bursar.loops.world import Keeper
-from bursar.ops.leader import resign, stand
-from bursar.ops.office import now
-from bursar.ops.token import create_token
 from bursar.store.embedded import Embedded
-from families import MARK, Family, Mark, Marks, absent, founded, prepare
+from callers import LETTERS, RELATIONS, SEES, Caller, answering, assembled
+from dumps import COUNTERS, WITH_VARIABLES, Dump, changes, dump, none
+from families import MARK, Mark, Marks, founded, prepare
 from houses import Site, eventually, opened_site
 from operations import Filled, Filler, Operation, Unfilled, operations
 from postgres import _url, clone_database, drop_database
@@ -38,26 +33,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 # The rights.
 
-# Whose things a role sees, by how their tenant is related to its own. A node sees itself and the work on it.
-RELATIONS = ("own", "sibling", "child", "parent", "nobody")
-EXISTING = frozenset(RELATIONS) - {"nobody"}
-SEES: dict[str, frozenset[str]] = {
-    "system-admin": EXISTING,
-    "service": EXISTING,
-    "approver": EXISTING,
-    "billing-admin": EXISTING,
-    "tenant-admin": frozenset({"own", "child"}),
-    "user": frozenset({"own"}),
-    "viewer": frozenset({"own"}),
-    "node": frozenset({"own"}),
-    "joining node": frozenset(),
-    "": frozenset(),  # without a good token
-}
-SEES_EVERYTHING = frozenset(role for role, relations in SEES.items() if relations == EXISTING)
-LETTERS = {
-    "A": "system-admin", "S": "service", "P": "approver", "B": "billing-admin", "T": "tenant-admin", "U": "user",
-    "V": "viewer", "N": "node", "J": "joining node",
-}  # fmt: skip
 # Roles by path and method: *, everybody even without a token; -, not offered. Variables are left out of paths, but
 # where an item has other rights than its collection.
 RIGHTS = """
@@ -199,42 +174,6 @@ class Outcome(Enum):
     FORBIDDEN = "refused to the role"
     HIDDEN = "answered as if there were nothing"
     DONE = "done"
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Somebody of a role; the role is empty without a good token."""
-
-    name: str
-    role: str
-    token: str | None
-    family: Family = field(repr=False)
-    user: str = ""
-
-    @property
-    def tenants(self) -> frozenset[str]:
-        return frozenset(self.family.targets[relation].tenant for relation in SEES[self.role])
-
-    @property
-    def sees_everything(self) -> bool:
-        return self.role in SEES_EVERYTHING
-
-    def may_be_told(self, mark: Mark) -> bool:
-        """All that it reads, and the names of the tenants above."""
-        is_above = mark.is_tenant and bool(self.tenants) and mark.tenant == self.family.parent.tenant
-        return self.reads(mark) or is_above
-
-    def reads(self, mark: Mark) -> bool:
-        return mark.public or self.sees_everything or self.owns(mark)
-
-    def owns(self, mark: Mark) -> bool:
-        """A tenant's people own all that is their tenant's, but users and viewers not the accounts of others; a node
-        owns the work that is bound to it."""
-        if self.role == "node":
-            return self.family.own.names["node"] in mark.nodes
-        return mark.tenant in self.tenants and (
-            mark.user is None or self.role == "tenant-admin" or mark.user in ("", self.user)
-        )
 
 
 def outcome(caller: Caller, relation: str, filled: Filled, letters: str, marks: Marks) -> Outcome:
@@ -379,41 +318,6 @@ class Matrix:
         return [one for some in await ask_all(self.site.url, sequences, asked) for one in some]
 
 
-# The database, before and after.
-
-Dump = dict[str, Counter[str]]
-# Questions to the scheduler come and go with reads.
-RESTLESS = frozenset({"inquiry"})
-# Counters that move with every allowed change: those of the feed, the ledger, and the tenants above.
-COUNTERS = frozenset({"ledger", "quota", "revision", "tree"})
-# Tables that hold objects with the values of their environment variables: the objects, the feed that watches read, and
-# answers to be repeated.
-WITH_VARIABLES = frozenset({"change", "object", "request"})
-
-
-async def dump(site: Site) -> Dump:
-    """Every row of every table, as text."""
-    async with site.house.database.reader() as db, db.transaction(isolation="repeatable_read"):
-        tables = await db.fetch(
-            "SELECT relname FROM pg_class WHERE relkind IN ('r', 'p') AND NOT relispartition"
-            " AND relnamespace = 'public'::regnamespace"
-        )
-        return {
-            one["relname"]: Counter(row[0] for row in await db.fetch(f'SELECT to_jsonb(t)::text FROM "{one[0]}" AS t'))
-            for one in tables
-            if one["relname"] not in RESTLESS
-        }
-
-
-def changes(before: Dump, after: Dump) -> list[tuple[str, str, str]]:
-    """(table, what happened to the row, row). Markers of batches, which hold nothing, are left out."""
-    found = []
-    for table in sorted({*before, *after}):
-        was, is_ = before.get(table, Counter()), after.get(table, Counter())
-        found += [(table, "gone", row) for row in was - is_] + [(table, "new", row) for row in is_ - was]
-    return [one for one in found if not (one[0] == "request" and json.loads(one[2])["scope"] == "batch")]
-
-
 # Watches, for the whole time.
 
 
@@ -491,52 +395,6 @@ async def matrix(embedded_postgres: Embedded, database_template: str) -> AsyncIt
     await drop_database(embedded_postgres, name)
 
 
-@asynccontextmanager
-async def answering(site: Site) -> AsyncIterator[None]:
-    """A leader that knows everybody's work and answers questions, and places nothing."""
-    keeper = Keeper(site.house.office)
-    await keeper.load()
-    assert await stand(site.house.database, "matrix", 3600.0) is not None
-    task = asyncio.create_task(run_answers(site.house.office, lambda: keeper.world, Policy))
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await resign(site.house.database, "matrix")
-
-
-async def assembled(site: Site, families: dict[str, Family], marks: Marks) -> list[Caller]:
-    """Somebody of every role, and several without a good token."""
-    shared = {"viewer": "user", "approver": "billing-admin", "joining node": "user"}
-    found = []
-    for role in LETTERS.values():
-        family = families[shared.get(role, role)]
-        if role == "joining node":
-            token, user = await site.token("node", node="joining", single_use=True), ""
-        elif role in family.own.tokens:
-            token = family.own.tokens[role]
-            user = (await site.get("whoami", token=token)).body["user"]
-        else:
-            token, user = await site.token(role, user=f"the-{role}"), f"the-{role}"
-        found.append(Caller(role, role, token, family, user))
-    without: dict[str, str | None] = {"nobody": None, "an unknown token": "bsr_0123456789ab_" + "x" * 43}
-    without |= await tokens_of_the_gone(site, marks)
-    return found + [Caller(name, "", token, families["user"]) for name, token in without.items()]
-
-
-async def tokens_of_the_gone(site: Site, marks: Marks) -> dict[str, str]:
-    """Tokens of a tenant that was deleted, and of one that never was."""
-    gone = marks.tenant()
-    await site.post("tenants", {"metadata": {"name": gone}, "spec": {}})
-    tokens = {f"{role} of a deleted tenant": await site.token(role, tenant=gone) for role in ("tenant-admin", "user")}
-    assert (await site.delete(f"tenants/{gone}")).status == 200
-    async with site.house.database.reader() as db:
-        made = await create_token(db, role=Role.USER, tenant=absent(marks).tenant, created_by="test", now=now())
-    assert isinstance(made, tuple)
-    return {**tokens, "user of no tenant": made[1]}
-
-
 @dataclass(slots=True)
 class Walk:
     """Everything that was asked, and the database before and after the denied requests, and after the tenants' own."""
@@ -577,12 +435,6 @@ async def walk(matrix: Matrix) -> Walk:
         told += await matrix.ask(those(sees_everything=True, own=True))
         dumps.append(await dump(matrix.site))
     return Walk(matrix, told, dumps, watchers)
-
-
-def none(found: Iterable[str]) -> None:
-    """Fail with all that was found, as far as anybody would read."""
-    if listed := list(found):
-        pytest.fail("\n".join([f"{len(listed)}:", *(one[:1000] for one in listed[:40])]), pytrace=False)
 
 
 async def test_every_operation_has_its_rights_and_every_right_its_operation(walk: Walk) -> None:

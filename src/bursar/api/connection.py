@@ -30,7 +30,7 @@ CONNECTIONS_MAX = 20_000
 CONNECTIONS_PER_ADDRESS_MAX = 512
 
 _NO_TRAILERS: deque[tuple[bytes, bytes]] = deque(maxlen=0)  # takes everything, and keeps nothing
-_PHRASES = {408: "Request Timeout", 414: "URI Too Long", 431: "Request Header Fields Too Large"}
+_PHRASES = {400: "Bad Request", 408: "Request Timeout", 414: "URI Too Long", 431: "Request Header Fields Too Large"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +200,10 @@ class Connection(HttpToolsProtocol):
         self._head_bytes = 0
         self._head_since = 0.0
         super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 — uvicorn's signature
+        """Refuse bytes that the parser does not accept as HTTP, in the same form as every other refusal."""
+        self._refuse("malformed", Refusal(Code.INVALID, "this is not a valid HTTP/1.1 request", "Check the client."))
 
     def _refuse(self, bound: str, refusal: Refusal) -> None:
         """Answer what is not even a request, and hear no more of it."""

@@ -102,7 +102,7 @@ def _server(
         http=gate.protocol(),
         ws="none",
         lifespan="off",
-        log_level="warning",
+        log_level="error",  # its warnings are a line for each malformed request, which strangers could flood
         access_log=False,
         server_header=False,
         proxy_headers=False,
