@@ -94,6 +94,13 @@ async def test_a_body_with_too_many_values_is_told_how_many_there_may_be(site: S
     assert (await site.post(f"namespaces/{team}/allocations", sound)).status == 201, "text has no values"
 
 
+async def test_json_that_says_it_is_yaml_is_bounded_too(site: Site) -> None:
+    team = await site.namespace()
+    reply = await site.post(f"namespaces/{team}/allocations", b"[" + b"1," * 700_000 + b"1]", media=YAML)
+    assert reply.status == 400
+    assert "20000 parts" in reply.message, "it was refused before it was built"
+
+
 async def test_long_bodies_are_read_beside_the_loop(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     team = await site.namespace()
     readers: list[threading.Thread] = []

@@ -199,7 +199,9 @@ def _nul_paths(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str | 
 
 
 def _read_yaml(raw: bytes) -> Any:
-    """YAML, or JSON that says it is YAML, as kubectl's does."""
+    """YAML, or JSON that says it is YAML, as kubectl's does. The YAML reader counts values before it builds them."""
+    if has_more_values_json(raw):
+        return yaml_text.decode(raw)
     try:
         document = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError):
