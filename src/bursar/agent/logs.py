@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CHUNK_BYTES = 1 << 16
-LOOK_SECONDS = 0.2  # how often somebody who follows looks for more
+# A follower looks for more after a pause that doubles while nothing is written.
+LOOK_SECONDS_MIN, LOOK_SECONDS_MAX = 0.01, 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +33,17 @@ async def read(
     """From the offset on, or the last so many lines. Who follows gets what is written from then on, until it has
     ended and everything was said."""
     at = await asyncio.to_thread(tail_offset, folder, tail_lines) if tail_lines > 0 else offset
+    pause = LOOK_SECONDS_MIN
     while True:
         over = ended()  # asked before reading: what was written before the end is read after it
         while (piece := await asyncio.to_thread(read_piece, folder, at)) is not None:
             yield piece
             at = piece.offset + len(piece.data)
+            pause = LOOK_SECONDS_MIN
         if over or not follow:
             return
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, LOOK_SECONDS_MAX)
 
 
 def read_piece(folder: Path, offset: int, bytes_max: int = CHUNK_BYTES) -> Piece | None:
