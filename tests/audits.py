@@ -12,7 +12,7 @@ from typing import Any
 
 from agents import Agent
 from bursar.agent.clock import boot_seconds
-from bursar.core.money import MICROS, cost
+from bursar.core.values.money import MICROS, cost
 from bursar.ops.office import Office
 from bursar.ops.seal import seal
 from ledgers import assert_books_balance

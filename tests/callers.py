@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from bursar.core.access import Role
-from bursar.core.plan import Policy
+from bursar.core.scheduling.cycle.plan import Policy
+from bursar.core.values.access import Role
 from bursar.loops.answers import run_answers
 from bursar.loops.world import Keeper
 from bursar.ops.leader import resign, stand

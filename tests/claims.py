@@ -4,11 +4,11 @@ from typing import Any
 
 import msgspec
 
-from bursar.core.access import Reach
-from bursar.core.claim import Claim
-from bursar.core.object import Origin
-from bursar.core.quantity import format_amount
-from bursar.core.refusal import Refusal
+from bursar.core.nodes.node_claim import Claim
+from bursar.core.objects.object import Origin
+from bursar.core.values.access import Reach
+from bursar.core.values.quantity import format_amount
+from bursar.core.values.refusal import Refusal
 from bursar.ops import claim as ops
 from bursar.ops import object as object_ops
 from bursar.ops.capacity import report_capacity, report_isolation

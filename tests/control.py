@@ -18,8 +18,8 @@ from bursar.agent.probe import Probe
 from bursar.agent.speech import directive_message, read_statuses
 from bursar.agent.stream import Stream
 from bursar.agent.work import Directive, Status
-from bursar.core.certificate import NodeIdentity
-from bursar.core.refusal import Refusal
+from bursar.core.values.certificate import NodeIdentity
+from bursar.core.values.refusal import Refusal
 from bursar.ops import certificate
 from bursar.ops.certificate import Authority, new_authority, read_request, sign_node
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb

@@ -4,10 +4,10 @@ from typing import Any
 
 import msgspec
 
-from bursar.core.allocation import Phase
-from bursar.core.charge import Amounts
-from bursar.core.eviction import Notice, Reason, Rule
-from bursar.core.object import Key, Stored
+from bursar.core.nodes.eviction import Notice, Reason, Rule
+from bursar.core.objects.allocation import Phase
+from bursar.core.objects.charge import Amounts
+from bursar.core.objects.object import Key, Stored
 from bursar.ops.command import Reply
 from bursar.ops.evict import evict
 from bursar.ops.office import Office

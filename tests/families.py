@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bursar.core.redaction import LAST_APPLIED
+from bursar.core.values.redaction import LAST_APPLIED
 from bursar.ops.command import Written
 from houses import Document, Reply, Site
 from offices import bind

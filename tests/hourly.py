@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from bursar.core.hours import Used
+from bursar.core.usage.usage_levels import Used
 from bursar.ops.office import Office
 from bursar.store import usage as store
 from offices import one_moment

@@ -18,7 +18,7 @@ from bursar.api.door import Door
 from bursar.api.house import House
 from bursar.api.routes import build_routes
 from bursar.api.serve import Server, opened_house
-from bursar.core.access import Role
+from bursar.core.values.access import Role
 from bursar.ops.bootstrap import bootstrap
 from bursar.ops.office import now
 from bursar.ops.token import create_token

@@ -4,8 +4,8 @@ from typing import Any
 
 import msgspec
 
-from bursar.core.allocation import Phase
-from bursar.core.object import Key, Origin, Stored
+from bursar.core.objects.allocation import Phase
+from bursar.core.objects.object import Key, Origin, Stored
 from bursar.ops import job as job_ops
 from bursar.ops.command import Reply
 from bursar.ops.office import Office

@@ -2,9 +2,9 @@
 
 from msgspec.structs import replace
 
-from bursar.core.account import FIRST_ACCOUNT, Account, Owner
-from bursar.core.money import MICROS, nanocredits
-from bursar.core.refusal import Refusal
+from bursar.core.credit.account import FIRST_ACCOUNT, Account, Owner
+from bursar.core.values.money import MICROS, nanocredits
+from bursar.core.values.refusal import Refusal
 from bursar.ops import credit
 from bursar.ops.credit import OpenLease, PutPrice
 from bursar.ops.ledger import Receipt

@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 from typing import Any
 
-from bursar.core.account import Owner
-from bursar.core.book import Book
-from bursar.core.lease import Lease
-from bursar.core.money import MICROS, nanocredits
-from bursar.core.price import PriceList
-from bursar.core.refusal import Refusal
-from bursar.core.usage_event import UsageEvent
+from bursar.core.credit.account import Owner
+from bursar.core.credit.lease import Lease
+from bursar.core.credit.ledger import Book
+from bursar.core.credit.price import PriceList
+from bursar.core.credit.usage_events import UsageEvent
+from bursar.core.values.money import MICROS, nanocredits
+from bursar.core.values.refusal import Refusal
 from bursar.loops.reconcile import reconcile_due, reconciler
 from bursar.ops.credit import CloseLease, OpenLease, PutPrice, close_lease, open_lease, put_price, top_up
 from bursar.ops.ledger import Receipt

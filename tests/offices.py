@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from bursar.core.allocation import Phase
-from bursar.core.charge import Charge
-from bursar.core.object import Key, Origin, Stored
-from bursar.core.placing import Target
-from bursar.core.quota import Counter, Move, deltas
-from bursar.core.refusal import Refusal
-from bursar.core.tree import Row
+from bursar.core.nodes.bind_check import Target
+from bursar.core.objects.allocation import Phase
+from bursar.core.objects.charge import Charge
+from bursar.core.objects.object import Key, Origin, Stored
+from bursar.core.quota.quota import Counter, Move, deltas
+from bursar.core.quota.tenant_tree import Row
+from bursar.core.values.refusal import Refusal
 from bursar.ops import allocation as allocation_ops
 from bursar.ops import bind as bind_ops
 from bursar.ops import object as object_ops

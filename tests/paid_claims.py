@@ -1,6 +1,6 @@
 """Short words for tests of claimed nodes that are paid for beforehand, and what must hold after each step."""
 
-from bursar.core.money import MICROS, nanocredits
+from bursar.core.values.money import MICROS, nanocredits
 from bursar.ops.office import Office
 from bursar.ops.proof import verify
 from bursar.wire.node import TRACELESS

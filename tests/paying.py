@@ -4,9 +4,9 @@ from typing import Any
 
 import msgspec
 
-from bursar.core.allocation import Phase
-from bursar.core.billing import Billing
-from bursar.core.object import Key, Origin
+from bursar.core.credit.billing_terms import Billing
+from bursar.core.objects.allocation import Phase
+from bursar.core.objects.object import Key, Origin
 from bursar.ops import object as object_ops
 from bursar.ops.command import Reply
 from bursar.ops.dispatch import create_command

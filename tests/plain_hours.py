@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-from bursar.core.hours import Step
+from bursar.core.usage.usage_levels import Step
 
 
 def part(last: int, steps: Iterable[Step], begin: int, end: int) -> int:

@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
-from bursar.core.fleet import ABSENT, NO_LIMIT, PODS
-from bursar.core.object import Key, Stored
-from bursar.core.plan import Policy
-from bursar.core.quantity import UNLIMITED
-from bursar.core.running import Placed
-from bursar.core.world import World
+from bursar.core.objects.object import Key, Stored
+from bursar.core.scheduling.cycle.plan import Policy
+from bursar.core.scheduling.state.cluster_state import World
+from bursar.core.scheduling.state.fleet import ABSENT, NO_LIMIT, PODS
+from bursar.core.scheduling.state.placed_columns import Placed
+from bursar.core.values.quantity import UNLIMITED
 from bursar.loops.schedule import Scheduler
 from bursar.loops.world import Keeper
 from bursar.ops import object as object_ops

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import asyncpg
 
-from bursar.core.account import QUARTER, Owner
-from bursar.core.money import MICROS, nanocredits
+from bursar.core.credit.account import QUARTER, Owner
+from bursar.core.values.money import MICROS, nanocredits
 from bursar.ops import credit, ledger
 from bursar.ops.credit import CloseLease, PutAccount
 from bursar.ops.ledger import Extend

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from bursar.core.object import Stored
+from bursar.core.objects.object import Stored
 from bursar.loops.nodes import Watch, look_after
 from bursar.ops.office import Office
 from bursar.store import node as node_store

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from itertools import count
 
-from bursar.core.hours import Began, Ended
-from bursar.core.money import MICROS, nanocredits
-from bursar.core.price import Price
+from bursar.core.credit.price import Price
+from bursar.core.usage.usage_levels import Began, Ended
+from bursar.core.values.money import MICROS, nanocredits
 from bursar.store import price as price_store
 from bursar.store import usage as usage_store
 from bursar.store.database import Database

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from itertools import count
 
-from bursar.core.hours import HOUR, Began, Ended
+from bursar.core.usage.usage_levels import HOUR, Began, Ended
 from bursar.ops.hours import roll
 from bursar.ops.office import Office
 from bursar.store import usage as usage_store

@@ -13,9 +13,9 @@ import asyncpg
 import grpc
 
 from bursar.api.serve import opened_house
-from bursar.core.eviction import Notice
-from bursar.core.object import Key
-from bursar.core.refusal import Refusal
+from bursar.core.nodes.eviction import Notice
+from bursar.core.objects.object import Key
+from bursar.core.values.refusal import Refusal
 from bursar.ops import evict as evict_ops
 from bursar.ops import object as object_ops
 from bursar.ops.bootstrap import bootstrap

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from bursar.core.money import credits_of, nanocredits
+from bursar.core.values.money import credits_of, nanocredits
 from server import Server
 
 PASSING = (408, 429)

@@ -16,10 +16,10 @@ from prometheus_client import REGISTRY
 import bursar.api.serve
 import bursar.loops.upkeep
 import bursar.rpc.serve
-from bursar.core.billing import CreditPolicy
-from bursar.core.liveness import Patience
-from bursar.core.money import credits_of
-from bursar.core.reason import Why
+from bursar.core.credit.billing_terms import CreditPolicy
+from bursar.core.nodes.liveness import Patience
+from bursar.core.objects.pending_reason import Why
+from bursar.core.values.money import credits_of
 from bursar.main import api, controller, serve
 from bursar.wire.kinds import KINDS
 from bursar.wire.settings import RECORD_DAYS, CreditSettings, NodeSettings, SchedulingSettings, UsageSettings

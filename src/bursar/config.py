@@ -11,7 +11,7 @@ from uuid import UUID
 
 from bursar.api.oidc import OidcSettings
 from bursar.api.ratelimit import LIMIT_PER_MINUTE_DEFAULT
-from bursar.core.address import is_loopback_host
+from bursar.core.values.address import is_loopback_host
 
 CONNECTIONS_MAX = 20_000
 CONNECTIONS_PER_ADDRESS_MAX = 512

@@ -13,7 +13,7 @@ import click
 
 from bursar.cli.connection import Connection, connected
 from bursar.cli.main import cli
-from bursar.core.wording import counted
+from bursar.core.quota.quota_messages import counted
 
 if TYPE_CHECKING:
     from bursar.client import AsyncClient

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from bursar.agent.probe import GPU, Probe
-from bursar.core.quantity import amount
+from bursar.core.values.quantity import amount
 
 
 def test_this_machine(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from bursar.agent.scratch import filesystem
 from bursar.agent.shell import Settings
 from bursar.agent.walls import seccomp_filter
 from bursar.agent.work import Run, State
-from bursar.core.value import replace
+from bursar.core.values.replace import replace
 from shells import Bench, alive, run, script, until
 
 FOUND = find_sandbox()

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from bursar.core.access import Role
+from bursar.core.values.access import Role
 from bursar.store.embedded import Embedded
 from callers import LETTERS, RELATIONS, SEES, Caller, answering, assembled
 from dumps import COUNTERS, WITH_VARIABLES, Dump, changes, dump, none

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from bursar.core.certificate import NodeIdentity, identity_in
-from bursar.core.refusal import Refusal
+from bursar.core.values.certificate import NodeIdentity, identity_in
+from bursar.core.values.refusal import Refusal
 from bursar.ops.authority import refused_identities
 from bursar.ops.certificate import fingerprint, read_request
 from bursar.ops.token import consume_token, restore_token

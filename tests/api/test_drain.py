@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from bursar.core.allocation import Phase
-from bursar.core.eviction import DO_NOT_EVICT
+from bursar.core.nodes.eviction import DO_NOT_EVICT
+from bursar.core.objects.allocation import Phase
 from bursar.loops.drain import continue_drains
 from houses import MERGE, STRATEGIC, Site, allocation, eventually
 from offices import assert_counters_equal_charges, bind, end, node

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from bursar.api.cluster import rate
-from bursar.core.cycle import decide
-from bursar.core.object import Key
-from bursar.core.plan import Policy
-from bursar.core.quota import Counter
-from bursar.core.refusal import Refusal
-from bursar.core.running import Spot
-from bursar.core.share import ShareOf
-from bursar.core.waits import Waits
-from bursar.core.world import Nomination, World
+from bursar.core.objects.object import Key
+from bursar.core.quota.quota import Counter
+from bursar.core.scheduling.cycle.cycle import decide
+from bursar.core.scheduling.cycle.plan import Policy
+from bursar.core.scheduling.explain.wait_stats import Waits
+from bursar.core.scheduling.state.cluster_state import Nomination, World
+from bursar.core.scheduling.state.fair_share import ShareOf
+from bursar.core.scheduling.state.placed_columns import Spot
+from bursar.core.values.refusal import Refusal
 from bursar.loops.answers import run_answers
 from bursar.ops import object as object_ops
 from bursar.ops.leader import resign, stand

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bursar.core.object import Key
+from bursar.core.objects.object import Key
 from bursar.loops.upkeep import finish_namespaces
 from bursar.ops.jobstep import step
 from bursar.wire.kinds import KINDS

@@ -11,10 +11,10 @@ import pytest_asyncio
 
 from bursar.api import door, show
 from bursar.api.problem import answer_of
-from bursar.core.access import Identity, Role, _allows, allows
-from bursar.core.patch import PatchError, json_patch
-from bursar.core.quota import Counter
-from bursar.core.refusal import Code, Refusal
+from bursar.core.quota.quota import Counter
+from bursar.core.values.access import Identity, Role, _allows, allows
+from bursar.core.values.patch import PatchError, json_patch
+from bursar.core.values.refusal import Code, Refusal
 from bursar.store.database import Database
 from houses import APPLY, Document, Site, allocation, node, node_body
 from offices import bind

@@ -21,8 +21,8 @@ from bursar.api.identity import (
     Authenticator,
 )
 from bursar.api.oidc import Oidc, OidcSettings
-from bursar.core.access import Identity, Role
-from bursar.core.refusal import Code, Refusal
+from bursar.core.values.access import Identity, Role
+from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.token import consume_token, create_token, revoke_token
 from bursar.store.database import Connection, Database, Unavailable
 from bursar.store.token import TokenRecord

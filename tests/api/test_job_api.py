@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from bursar.core.object import Key
+from bursar.core.objects.object import Key
 from bursar.ops.jobstep import step
 from bursar.store.change import load_happenings_of
 from houses import TABLE, Document, Site

@@ -12,8 +12,8 @@ import pytest
 
 from bursar.api import depth
 from bursar.api.depth import Depths
-from bursar.core.answer import Figures, QueueFigures
-from bursar.core.refusal import Refusal
+from bursar.core.scheduling.explain.explain_types import Figures, QueueFigures
+from bursar.core.values.refusal import Refusal
 from bursar.loops.schedule import run_schedule
 from bursar.ops import inquiry
 from bursar.ops.inquiry import NO_LEADER, Answer, Inquiries, encode

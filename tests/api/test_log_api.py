@@ -11,7 +11,7 @@ import pytest
 
 from bursar.api import watch
 from bursar.client import AsyncClient, Conflict, Gone, NotFound, Retries, Unavailable
-from bursar.core.allocation import Phase
+from bursar.core.objects.allocation import Phase
 from bursar.rpc.dial import Agents
 from houses import Site, allocation, eventually
 from logbooks import Logbook, advertise, kept

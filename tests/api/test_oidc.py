@@ -16,8 +16,8 @@ from joserfc.jwk import ECKey, KeySet, OctKey, OKPKey, RSAKey
 from structlog.testing import capture_logs
 
 from bursar.api.oidc import REFRESH_REGULAR_SECONDS, REFRESH_UNKNOWN_SECONDS, Oidc, OidcSettings, Verified
-from bursar.core.access import Identity, Role
-from bursar.core.refusal import Code, Refusal
+from bursar.core.values.access import Identity, Role
+from bursar.core.values.refusal import Code, Refusal
 
 RSA = RSAKey.generate_key(2048, {"kid": "rsa-1"})
 RSA_NEW = RSAKey.generate_key(2048, {"kid": "rsa-2"})

@@ -11,11 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 from bursar.cli.main import cli
-from bursar.core.account import Owner
-from bursar.core.allocation import Phase
-from bursar.core.lease import FROZEN
-from bursar.core.object import Key
-from bursar.core.shortfall import OUT_OF_CREDIT
+from bursar.core.credit.account import Owner
+from bursar.core.credit.lease import FROZEN
+from bursar.core.credit.shortfall import OUT_OF_CREDIT
+from bursar.core.objects.allocation import Phase
+from bursar.core.objects.object import Key
 from bursar.loops.schedule import run_schedule
 from bursar.ops.leader import resign, stand
 from bursar.ops.pay import pay_on

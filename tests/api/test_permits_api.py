@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import structlog.testing
 
-from bursar.core.answer import Ahead, Explanation
-from bursar.core.reason import Reason, Why
+from bursar.core.objects.pending_reason import Reason, Why
+from bursar.core.scheduling.explain.explain_types import Ahead, Explanation
 from houses import APPLY, STRATEGIC, Site, allocation, node_body
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

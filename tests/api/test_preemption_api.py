@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bursar.core.allocation import Phase
+from bursar.core.objects.allocation import Phase
 from houses import Reply, Site, allocation, eventually
 from offices import assert_counters_equal_charges, bind, end, node
 

@@ -10,9 +10,9 @@ import pytest
 import pytest_asyncio
 import structlog
 
-from bursar.core.plan import Policy
-from bursar.core.redaction import HIDDEN, LAST_APPLIED
-from bursar.core.world import World
+from bursar.core.scheduling.cycle.plan import Policy
+from bursar.core.scheduling.state.cluster_state import World
+from bursar.core.values.redaction import HIDDEN, LAST_APPLIED
 from bursar.loops.answers import Answering
 from bursar.ops.inquiry import Draft, Simulate, encode
 from bursar.ops.leader import resign, stand

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from bursar.core.allocation import Phase
+from bursar.core.objects.allocation import Phase
 from bursar.store import stdin as store
 from bursar.wire.allocation import STDIN_BYTES_MAX
 from houses import Site, node

@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 
 from bursar.api.serve import opened_house
-from bursar.core.refusal import Refusal
+from bursar.core.values.refusal import Refusal
 from bursar.ops.ceiling import unsatisfiable
 from bursar.store.embedded import Embedded
 from bursar.wire.allocation import AllocationSpec, Resources

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bursar.core.remaining import Remaining
+from bursar.core.usage.external_budget import Remaining
 from bursar.ops.hours import roll
 from bursar.store import budget as budget_store
 from houses import Reply, Site, allocation

@@ -17,7 +17,7 @@ from bursar.api import metrics
 from bursar.api.door import Door
 from bursar.api.route import Call, Route, Stream
 from bursar.api.routes import build_routes
-from bursar.core.access import Identity, Role
+from bursar.core.values.access import Identity, Role
 from bursar.store import change as change_store
 from bursar.store import listing
 from bursar.store.change import Change

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from bursar.bench.main import bench
 from bursar.bench.trace import GPU, MODEL, POLICIES, Replay, arrivals, parse_seeds, read_nodes, read_pods, replay, run
-from bursar.core.ask import Operator, Requirement
+from bursar.core.objects.ask import Operator, Requirement
 
 NODES = """sn,cpu_milli,memory_mib,gpu,model
 node-b,32000,65536,4,T4

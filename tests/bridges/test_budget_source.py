@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from bursar.bridges.budget import Pace, SourceAway, read_once, run_budget_source
-from bursar.core.remaining import Remaining
+from bursar.core.usage.external_budget import Remaining
 from bursar.ops.hours import BudgetUse, load_budgets
 from bursar.ops.office import Office
 from bursar.store import budget as store

@@ -10,7 +10,7 @@ import pytest
 
 from bursar.bridges.budget import Pace, SourceAway, read_once
 from bursar.bridges.waldur import Component, Waldur
-from bursar.core.remaining import Remaining
+from bursar.core.usage.external_budget import Remaining
 from bursar.ops.hours import BudgetUse, load_budgets
 from bursar.ops.office import Office
 from houses import eventually

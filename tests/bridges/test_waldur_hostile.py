@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from bursar.bridges import waldur
 from bursar.bridges.budget import FAULT_CHARS_MAX, Pace, SourceAway, read_once
 from bursar.bridges.waldur import Waldur
-from bursar.core.remaining import Remaining
+from bursar.core.usage.external_budget import Remaining
 from bursar.ops.office import Office
 from bursar.store import budget as store
 from waldurs import listening

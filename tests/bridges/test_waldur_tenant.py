@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bursar.bridges.waldur_tenant import KEPT, SHUT, STATE, State, change, state_of, whole
-from bursar.core.patch import merge
+from bursar.core.values.patch import merge
 
 HELD: dict[State, dict[str, int]] = {
     State.OPEN: {},

@@ -15,8 +15,8 @@ import structlog
 import trustme
 
 from bursar.bridges.webhook import Courier, find_address, opened_client, run_webhooks
-from bursar.core.account import Owner
-from bursar.core.money import nanocredits
+from bursar.core.credit.account import Owner
+from bursar.core.values.money import nanocredits
 from bursar.ops.credit import PutAccount, put_account, top_up
 from bursar.ops.ledger import Extend
 from bursar.ops.notice import add_webhook, list_webhooks, remove_webhook

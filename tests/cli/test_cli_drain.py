@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from bursar.client import Client
-from bursar.core.eviction import DO_NOT_EVICT
+from bursar.core.nodes.eviction import DO_NOT_EVICT
 from commands import bursar
 from places import phase_of, place, report, until
 from server import Server

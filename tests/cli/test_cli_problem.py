@@ -7,7 +7,7 @@ import pytest
 
 from bursar.cli.problem import Problem, exit_code, rendered, tell
 from bursar.client import errors
-from bursar.core.refusal import Cause
+from bursar.core.values.refusal import Cause
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from bursar.client import Conflict
 from bursar.client.apply import apply, last_applied, three_way, with_last_applied
-from bursar.core.patch import merge
-from bursar.core.redaction import LAST_APPLIED
+from bursar.core.values.patch import merge
+from bursar.core.values.redaction import LAST_APPLIED
 from client.driving import ALLOCATIONS, answer, drive, sent
 
 NOT_FOUND = answer(404, b'{"message": "not found", "details": {"code": "not_found"}}')

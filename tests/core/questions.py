@@ -3,15 +3,15 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bursar.core.answer import Explanation
-from bursar.core.ask import Ask, Shape, Where
-from bursar.core.charge import Charge
-from bursar.core.explain import explain
-from bursar.core.plan import Policy
-from bursar.core.quota import Counter
-from bursar.core.running import Spot
-from bursar.core.tree import Namespace, Tenant, Tree
-from bursar.core.world import World
+from bursar.core.objects.ask import Ask, Shape, Where
+from bursar.core.objects.charge import Charge
+from bursar.core.quota.quota import Counter
+from bursar.core.quota.tenant_tree import Namespace, Tenant, Tree
+from bursar.core.scheduling.cycle.plan import Policy
+from bursar.core.scheduling.explain.explain import explain
+from bursar.core.scheduling.explain.explain_types import Explanation
+from bursar.core.scheduling.state.cluster_state import World
+from bursar.core.scheduling.state.placed_columns import Spot
 
 GPU = "nvidia.com/gpu"
 NOW = 1_000_000.0

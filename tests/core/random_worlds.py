@@ -4,11 +4,11 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from bursar.core.allocation import Gang
-from bursar.core.ask import Ask, Company, Effect, Operator, Requirement, Spread, Taint, Toleration, Where
-from bursar.core.node import WHOLE
-from bursar.core.tree import ResourceQuota, Tenant
-from bursar.core.world import World
+from bursar.core.nodes.node import WHOLE
+from bursar.core.objects.allocation import Gang
+from bursar.core.objects.ask import Ask, Company, Effect, Operator, Requirement, Spread, Taint, Toleration, Where
+from bursar.core.quota.tenant_tree import ResourceQuota, Tenant
+from bursar.core.scheduling.state.cluster_state import World
 from core.worlds import FPGA, GPU, HOST, NOW, RACK, ZONE, Machine, ask, labelled, limit, machine
 
 TENANTS = {"n": "t", "m": "u"}  # by namespace

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bursar.core.access import (
+from bursar.core.values.access import (
     ANY,
     CATALOGUE,
     GRANTS,

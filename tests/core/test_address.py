@@ -2,7 +2,7 @@
 
 import pytest
 
-from bursar.core.address import is_address, is_callable, is_loopback
+from bursar.core.values.address import is_address, is_callable, is_loopback
 
 
 @pytest.mark.parametrize(

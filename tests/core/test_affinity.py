@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bursar.core.affinity import contradiction, holds, integer, matches_any, tolerates, untolerated
-from bursar.core.ask import Effect, Operator, Requirement, Requirements, Taint, Toleration, Where
+from bursar.core.nodes.node_affinity import contradiction, holds, integer, matches_any, tolerates, untolerated
+from bursar.core.objects.ask import Effect, Operator, Requirement, Requirements, Taint, Toleration, Where
 
 GPU = {"gpu-type": "a100", "gpu-memory": "80", "zone": "a"}
 

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bursar.core.ask import Ask
-from bursar.core.lineup import line_up
-from bursar.core.plan import Plan, Policy
-from bursar.core.reason import Why
-from bursar.core.running import NEVER
-from bursar.core.world import Nomination, Reservation, World
+from bursar.core.objects.ask import Ask
+from bursar.core.objects.pending_reason import Why
+from bursar.core.scheduling.cycle.plan import Plan, Policy
+from bursar.core.scheduling.explain.queue_position import line_up
+from bursar.core.scheduling.state.cluster_state import Nomination, Reservation, World
+from bursar.core.scheduling.state.placed_columns import NEVER
 from core.worlds import (
     GPU,
     HOST,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bursar.core.budget import (
+from bursar.core.usage.budget import (
     SLACK,
     BudgetHours,
     BudgetNews,

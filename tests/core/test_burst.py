@@ -2,8 +2,8 @@
 
 import pytest
 
-from bursar.core.share import ShareOf
-from bursar.core.world import World
+from bursar.core.scheduling.state.cluster_state import World
+from bursar.core.scheduling.state.fair_share import ShareOf
 from core.worlds import (
     LONG_AGO,
     NOW,

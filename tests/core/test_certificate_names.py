@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bursar.core.certificate import (
+from bursar.core.values.certificate import (
     CONTROL_PLANE_URI,
     NodeIdentity,
     identity_in,

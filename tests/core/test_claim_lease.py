@@ -4,20 +4,20 @@ from datetime import UTC, datetime
 
 import pytest
 
-from bursar.core.account import Account
-from bursar.core.billing import NOTHING_SAID, Billing, SaidTerms
-from bursar.core.book import Book
-from bursar.core.claim import Claim
-from bursar.core.claim_lease import close_now, is_due, is_over, lacking_after, lease_of_claim
-from bursar.core.lease import Lease, LeaseState, Mode
-from bursar.core.money import MICROS, NANO
-from bursar.core.node import NodeRoom
-from bursar.core.price import Price, PriceList
-from bursar.core.quota import Counters
-from bursar.core.refusal import Code, Refusal
-from bursar.core.sheet import Sheet
-from bursar.core.tree import Tenant, Tree
-from bursar.core.value import replace
+from bursar.core.batch.claim_billing import close_now, is_due, is_over, lacking_after, lease_of_claim
+from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.credit.account import Account
+from bursar.core.credit.billing_terms import NOTHING_SAID, Billing, SaidTerms
+from bursar.core.credit.lease import Lease, LeaseState, Mode
+from bursar.core.credit.ledger import Book
+from bursar.core.credit.price import Price, PriceList
+from bursar.core.nodes.node import NodeRoom
+from bursar.core.nodes.node_claim import Claim
+from bursar.core.quota.quota import Counters
+from bursar.core.quota.tenant_tree import Tenant, Tree
+from bursar.core.values.money import MICROS, NANO
+from bursar.core.values.refusal import Code, Refusal
+from bursar.core.values.replace import replace
 
 GPU = "nvidia.com/gpu"
 NOW = 1_800_000_000 * MICROS

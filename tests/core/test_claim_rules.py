@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from bursar.core.ask import Ask, Where
-from bursar.core.claim import Claim, State, held, in_use, is_of, kept_off, open_to, pool_exhausted
-from bursar.core.explain import explain, simulate
-from bursar.core.fleet import NOBODY
-from bursar.core.plan import Policy
-from bursar.core.reason import Why
-from bursar.core.telling import help as what_helps
-from bursar.core.telling import sentence
-from bursar.core.world import World
+from bursar.core.nodes.node_claim import Claim, State, held, in_use, is_of, kept_off, open_to, pool_exhausted
+from bursar.core.objects.ask import Ask, Where
+from bursar.core.objects.pending_reason import Why
+from bursar.core.scheduling.cycle.plan import Policy
+from bursar.core.scheduling.explain.explain import explain, simulate
+from bursar.core.scheduling.explain.reason_text import help as what_helps
+from bursar.core.scheduling.explain.reason_text import sentence
+from bursar.core.scheduling.state.cluster_state import World
+from bursar.core.scheduling.state.fleet import NOBODY
 from core.worlds import NOW, ask, cycle, evicted, machine, place, put, run, submit, why, world_of
 
 ANN, BOB = "physics/ann", "physics/bob"

@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from bursar.core.ask import Ask, Company, Effect, Requirement, Spread, Taint, Toleration, Where
-from bursar.core.ask import Operator as Is
-from bursar.core.node import WHOLE
-from bursar.core.reason import Why
-from bursar.core.world import World
+from bursar.core.nodes.node import WHOLE
+from bursar.core.objects.ask import Ask, Company, Effect, Requirement, Spread, Taint, Toleration, Where
+from bursar.core.objects.ask import Operator as Is
+from bursar.core.objects.pending_reason import Why
+from bursar.core.scheduling.state.cluster_state import World
 from bursar.wire.ask import ask_of
 from core.worlds import (
     FPGA,

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bursar.core.cost import PARTS, bill, breakdown, fraction, money, nano_of, part_of
-from bursar.core.hours import Tariff
-from bursar.core.money import NANO
-from bursar.core.price import GIB
+from bursar.core.credit.cost import PARTS, bill, breakdown, fraction, money, nano_of, part_of
+from bursar.core.credit.price import GIB
+from bursar.core.usage.usage_levels import Tariff
+from bursar.core.values.money import NANO
 
 
 @pytest.mark.parametrize(

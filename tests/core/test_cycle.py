@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bursar.core.ask import Ask, Spread, Taint, Where
-from bursar.core.node import EXCLUSIVE, WHOLE
-from bursar.core.plan import Plan
-from bursar.core.reason import UNPAID, Short, Why
-from bursar.core.share import ShareOf
-from bursar.core.tree import ResourceQuota, Tenant
-from bursar.core.world import Boost, World
+from bursar.core.nodes.node import EXCLUSIVE, WHOLE
+from bursar.core.objects.ask import Ask, Spread, Taint, Where
+from bursar.core.objects.pending_reason import UNPAID, Short, Why
+from bursar.core.quota.tenant_tree import ResourceQuota, Tenant
+from bursar.core.scheduling.cycle.plan import Plan
+from bursar.core.scheduling.state.cluster_state import Boost, World
+from bursar.core.scheduling.state.fair_share import ShareOf
 from core.random_worlds import asks, machines, some_limits
 from core.worlds import (
     FPGA,

@@ -2,11 +2,11 @@
 
 import pytest
 
-from bursar.core.account import Account
-from bursar.core.book import Book, Event, News
-from bursar.core.drift import HOUR_MICROS, Drift, crosses, first_hour, hour_of
-from bursar.core.money import nanocredits
-from bursar.core.price import PriceList
+from bursar.core.credit.account import Account
+from bursar.core.credit.drift import HOUR_MICROS, Drift, crosses, first_hour, hour_of
+from bursar.core.credit.ledger import Book, Event, News
+from bursar.core.credit.price import PriceList
+from bursar.core.values.money import nanocredits
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bursar.core import duration
-from bursar.core.duration import SECONDS_MAX, DurationError
+from bursar.core.values import duration
+from bursar.core.values.duration import SECONDS_MAX, DurationError
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 import pytest
 
-from bursar.core.allocation import NEXT, Phase
-from bursar.core.eviction import STOPPABLE, ended_as
+from bursar.core.nodes.eviction import STOPPABLE, ended_as
+from bursar.core.objects.allocation import NEXT, Phase
 
 SUCCEEDED, FAILED, CANCELLED, PENDING = Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED, Phase.PENDING
 

@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from bursar.core.allocation import Gang
-from bursar.core.ask import Ask, Company, Requirement, Spread, Taint, Where
-from bursar.core.ask import Operator as Op
-from bursar.core.charge import Charge
-from bursar.core.cycle import decide
-from bursar.core.explain import explain
-from bursar.core.reason import Short, Why
-from bursar.core.selector import parse
-from bursar.core.share import ShareOf
-from bursar.core.world import World
+from bursar.core.objects.allocation import Gang
+from bursar.core.objects.ask import Ask, Company, Requirement, Spread, Taint, Where
+from bursar.core.objects.ask import Operator as Op
+from bursar.core.objects.charge import Charge
+from bursar.core.objects.pending_reason import Short, Why
+from bursar.core.scheduling.cycle.cycle import decide
+from bursar.core.scheduling.explain.explain import explain
+from bursar.core.scheduling.state.cluster_state import World
+from bursar.core.scheduling.state.fair_share import ShareOf
+from bursar.core.values.selector import parse
 from core.questions import GPU, NOW, POLICY, ask, charged, limited, placed, snapshot, told, waiting, world_of
 
 OFFERED = {"cpu": 64_000, "memory": 256 << 30, GPU: 8000, "pods": 110_000}

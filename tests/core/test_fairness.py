@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from bursar.core.order import PROFILES, Factors, Line, score, waiting_factor
-from bursar.core.share import ShareOf, Shares
+from bursar.core.scheduling.cycle.fair_queue import PROFILES, Factors, Line, score, waiting_factor
+from bursar.core.scheduling.state.fair_share import ShareOf, Shares
 
 DAY = 86_400
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from bursar.core.allocation import Gang
-from bursar.core.cycle import decide
-from bursar.core.explain import figures, queues, waiting_by_reason
-from bursar.core.waits import Waits
-from bursar.core.world import World
+from bursar.core.objects.allocation import Gang
+from bursar.core.scheduling.cycle.cycle import decide
+from bursar.core.scheduling.explain.explain import figures, queues, waiting_by_reason
+from bursar.core.scheduling.explain.wait_stats import Waits
+from bursar.core.scheduling.state.cluster_state import World
 from core.questions import NOW, POLICY, ask, charged, limited, placed, waiting, world_of
 
 
@@ -60,7 +60,7 @@ def test_rates_and_preemptions_of_late() -> None:
 
 
 def test_only_so_much_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bursar.core.waits.QUEUES_MAX", 2)
+    monkeypatch.setattr("bursar.core.scheduling.explain.wait_stats.QUEUES_MAX", 2)
     waits = Waits()
     for index, queue in enumerate(("old", "middle", "new")):
         waits.bound(queue, NOW - 10 + index, NOW + index)

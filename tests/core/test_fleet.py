@@ -6,14 +6,14 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bursar.core.ask import Operator as Is
-from bursar.core.ask import Requirement, Shape, Taint, Where
-from bursar.core.choice import room_for
-from bursar.core.fleet import NOWHERE, Fleet
-from bursar.core.hold import free_devices
-from bursar.core.node import WHOLE, NodeRoom, Shortage, device_list, dominant_fraction, fit, give, take_back
-from bursar.core.running import DeviceSets
-from bursar.core.terrain import Terrains
+from bursar.core.nodes.node import WHOLE, NodeRoom, Shortage, device_list, dominant_fraction, fit, give, take_back
+from bursar.core.objects.ask import Operator as Is
+from bursar.core.objects.ask import Requirement, Shape, Taint, Where
+from bursar.core.scheduling.cycle.node_reservation import free_devices
+from bursar.core.scheduling.cycle.placer import room_for
+from bursar.core.scheduling.state.fleet import NOWHERE, Fleet
+from bursar.core.scheduling.state.node_filter import Terrains
+from bursar.core.scheduling.state.placed_columns import DeviceSets
 from core.worlds import FPGA, GPU, shape
 
 # The same arithmetic.

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from bursar.core.allocation import Gang
-from bursar.core.ask import Ask
-from bursar.core.reason import Why
-from bursar.core.world import Nomination, World
+from bursar.core.objects.allocation import Gang
+from bursar.core.objects.ask import Ask
+from bursar.core.objects.pending_reason import Why
+from bursar.core.scheduling.state.cluster_state import Nomination, World
 from core.worlds import (
     GPU,
     HOST,

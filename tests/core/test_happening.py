@@ -2,7 +2,7 @@
 
 import pytest
 
-from bursar.core.happening import Standing, Told, tell
+from bursar.core.objects.event_text import Standing, Told, tell
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,12 @@ from datetime import UTC, datetime
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bursar.core.hours import (
+from bursar.core.batch.unit_of_work import Sheet, begin_usage, end_usage
+from bursar.core.credit.price import Price, PriceList
+from bursar.core.nodes.node import NodeRoom, Placement
+from bursar.core.quota.quota import Counters
+from bursar.core.quota.tenant_tree import Tree
+from bursar.core.usage.usage_levels import (
     DAY,
     EVERYBODY,
     FREE,
@@ -25,11 +30,6 @@ from bursar.core.hours import (
     tariff_of,
     used_by_steps,
 )
-from bursar.core.node import NodeRoom, Placement
-from bursar.core.price import Price, PriceList
-from bursar.core.quota import Counters
-from bursar.core.sheet import Sheet, begin_usage, end_usage
-from bursar.core.tree import Tree
 from plain_hours import Interval, part, used
 
 ONE = Meter("physics", EVERYBODY, "nodes")

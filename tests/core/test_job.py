@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bursar.core.allocation import Phase
-from bursar.core.charge import Charge, Facts
-from bursar.core.job import (
+from bursar.core.objects.allocation import Phase
+from bursar.core.objects.charge import Charge, Facts
+from bursar.core.objects.job import (
     Boost,
     JobPhase,
     Member,

@@ -4,12 +4,12 @@ from itertools import count
 
 import pytest
 
-from bursar.core.account import WRITE_OFF, Account
-from bursar.core.book import Book, News, Type
-from bursar.core.lease import Grant, Lease, LeaseState
-from bursar.core.money import MICROS, NANO, credits_of, nanocredits
-from bursar.core.price import Price, PriceList
-from bursar.core.refusal import Code, Refusal
+from bursar.core.credit.account import WRITE_OFF, Account
+from bursar.core.credit.lease import Grant, Lease, LeaseState
+from bursar.core.credit.ledger import Book, News, Type
+from bursar.core.credit.price import Price, PriceList
+from bursar.core.values.money import MICROS, NANO, credits_of, nanocredits
+from bursar.core.values.refusal import Code, Refusal
 
 START = 1_700_000_000 * MICROS
 GPU = "nvidia.com/gpu"

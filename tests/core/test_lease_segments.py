@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bursar.core.account import Account
-from bursar.core.book import Book, Type
-from bursar.core.lease import AHEAD_MAX, Grant, Lease, LeaseState
-from bursar.core.money import MICROS, NANO, cost
-from bursar.core.price import Price, PriceList
+from bursar.core.credit.account import Account
+from bursar.core.credit.lease import AHEAD_MAX, Grant, Lease, LeaseState
+from bursar.core.credit.ledger import Book, Type
+from bursar.core.credit.price import Price, PriceList
+from bursar.core.values.money import MICROS, NANO, cost
 
 START = 1_700_000_000 * MICROS
 GPU = "nvidia.com/gpu"

@@ -2,11 +2,11 @@
 
 import pytest
 
-from bursar.core.allocation import Gang
-from bursar.core.ask import Where
-from bursar.core.explain import glimpse
-from bursar.core.lineup import Lineup, Lineups, line_up, line_up_boosted
-from bursar.core.world import World
+from bursar.core.objects.allocation import Gang
+from bursar.core.objects.ask import Where
+from bursar.core.scheduling.explain.explain import glimpse
+from bursar.core.scheduling.explain.queue_position import Lineup, Lineups, line_up, line_up_boosted
+from bursar.core.scheduling.state.cluster_state import World
 from core.questions import GPU, NOW, POLICY, ask, placed, snapshot, told, waiting, world_of
 
 # The line.
@@ -58,7 +58,7 @@ def test_members_of_a_gang_stand_together() -> None:
 
 
 def test_far_behind_the_front_the_order_of_submission_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bursar.core.lineup.WALK_MAX", 5)
+    monkeypatch.setattr("bursar.core.scheduling.explain.queue_position.WALK_MAX", 5)
     asks = [ask(f"a{index:03}", 1 + index % 3, submitted_at=NOW - 9000 + index) for index in range(50)]
     world = waiting(world_of(1), *asks, ask("gone", submitted_at=NOW - 9999))
     world.forget("gone")
@@ -71,7 +71,7 @@ def test_far_behind_the_front_the_order_of_submission_holds(monkeypatch: pytest.
 
 
 def test_of_very_many_groups_the_oldest_and_the_most_urgent_come_to_the_front(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bursar.core.lineup.GROUPS_MAX", 3)
+    monkeypatch.setattr("bursar.core.scheduling.explain.queue_position.GROUPS_MAX", 3)
     asks = [ask(f"a{index:03}", job=f"j{index}", submitted_at=NOW - 900 + index) for index in range(40)]
     world = waiting(world_of(1), *asks, ask("urgent", priority=100_000, submitted_at=NOW))
     assert in_order(world, line_up(world, POLICY, NOW)) == ["urgent", *(one.uid for one in asks)]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bursar.core.liveness import (
+from bursar.core.nodes.liveness import (
     Beat,
     OnLost,
     Patience,

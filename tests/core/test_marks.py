@@ -4,14 +4,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bursar.core.ask import Shape
-from bursar.core.fleet import ROWS_START, Columns, Fleet
-from bursar.core.habits import Typical
-from bursar.core.marks import Marks, marks_of
-from bursar.core.node import WHOLE
-from bursar.core.packing import Habits, Taken, choose_devices, rate
-from bursar.core.terrain import Terrains
-from bursar.core.view import NO, Views
+from bursar.core.nodes.node import WHOLE
+from bursar.core.objects.ask import Shape
+from bursar.core.scheduling.state.arrival_history import Typical
+from bursar.core.scheduling.state.fleet import ROWS_START, Columns, Fleet
+from bursar.core.scheduling.state.node_filter import Terrains
+from bursar.core.scheduling.state.node_fingerprint import Marks, marks_of
+from bursar.core.scheduling.state.node_scores import NO, Views
+from bursar.core.scheduling.state.packing import Habits, Taken, choose_devices, rate
 
 GPU = "nvidia.com/gpu"
 Resident = tuple[int, Shape, Taken]

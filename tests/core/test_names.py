@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bursar.core import names
+from bursar.core.values import names
 
 Check = Callable[[str], list[str]]
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from bursar.core.node import (
+from bursar.core.nodes.node import (
     EXCLUSIVE,
     WHOLE,
     Fit,

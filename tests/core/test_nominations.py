@@ -1,7 +1,7 @@
 """Room that was cleared is kept for whom it was cleared, until it is there or given up."""
 
-from bursar.core.reason import Why
-from bursar.core.world import Nomination
+from bursar.core.objects.pending_reason import Why
+from bursar.core.scheduling.state.cluster_state import Nomination
 from core.worlds import (
     NOW,
     ask,

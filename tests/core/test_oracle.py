@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from bursar.core.allocation import Gang
-from bursar.core.ask import Ask, Company, Spread, Taint, Toleration, Where
-from bursar.core.cycle import decide
-from bursar.core.plan import Policy
-from bursar.core.world import World
+from bursar.core.objects.allocation import Gang
+from bursar.core.objects.ask import Ask, Company, Spread, Taint, Toleration, Where
+from bursar.core.scheduling.cycle.cycle import decide
+from bursar.core.scheduling.cycle.plan import Policy
+from bursar.core.scheduling.state.cluster_state import World
 from core.oracle import PARTS, Box, Slot, fits, occupy
 from core.worlds import HOST, NOW, RACK, Machine, ask, labelled, machine, run, submit, world_of
 

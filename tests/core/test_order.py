@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bursar.core.order import (
+from bursar.core.scheduling.cycle.fair_queue import (
     PROFILES,
     Factors,
     Line,
@@ -24,7 +24,7 @@ from bursar.core.order import (
     topology_factor,
     waiting_factor,
 )
-from bursar.core.share import ShareOf, Shares
+from bursar.core.scheduling.state.fair_share import ShareOf, Shares
 
 # Profiles and scores.
 

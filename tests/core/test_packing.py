@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bursar.core import habits as learned
-from bursar.core.ask import ANYWHERE, Operator, Requirement, Shape, Taint, Toleration, Where
-from bursar.core.fleet import Columns, Fleet
-from bursar.core.habits import Typical, typical_of
-from bursar.core.node import WHOLE, Fit, NodeRoom, fit
-from bursar.core.packing import ALIKE_MIN, REPEATED, Habits, Outlook, choose_devices, rate, state_key
+from bursar.core.nodes.node import WHOLE, Fit, NodeRoom, fit
+from bursar.core.objects.ask import ANYWHERE, Operator, Requirement, Shape, Taint, Toleration, Where
+from bursar.core.scheduling.state import arrival_history as learned
+from bursar.core.scheduling.state.arrival_history import Typical, typical_of
+from bursar.core.scheduling.state.fleet import Columns, Fleet
+from bursar.core.scheduling.state.packing import ALIKE_MIN, REPEATED, Habits, Outlook, choose_devices, rate, state_key
 
 GPU = "nvidia.com/gpu"
 GIB = 1 << 30

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bursar.core import patch
-from bursar.core.patch import Json, PatchError
+from bursar.core.values import patch
+from bursar.core.values.patch import Json, PatchError
 
 PLAIN = st.one_of(st.none(), st.booleans(), st.integers(-9, 9), st.text("abc", max_size=3))
 JSON: st.SearchStrategy[Json] = st.recursive(

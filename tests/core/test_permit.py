@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bursar.core.affinity import is_reserved, tolerates, untolerated
-from bursar.core.ask import Effect, Shape, Taint, Toleration, Where
-from bursar.core.charge import Charge, Facts
-from bursar.core.node import Gate
-from bursar.core.permit import (
+from bursar.core.nodes.node import Gate
+from bursar.core.nodes.node_affinity import is_reserved, tolerates, untolerated
+from bursar.core.objects.ask import Effect, Shape, Taint, Toleration, Where
+from bursar.core.objects.charge import Charge, Facts
+from bursar.core.quota.permit import (
     Asking,
     Permit,
     beyond,
@@ -24,8 +24,7 @@ from bursar.core.permit import (
     together,
     too_small,
 )
-from bursar.core.refusal import Code
-from bursar.core.tree import (
+from bursar.core.quota.tenant_tree import (
     Namespace,
     PermitPolicy,
     PriorityClass,
@@ -40,6 +39,7 @@ from bursar.core.tree import (
     with_tenant,
     without_class,
 )
+from bursar.core.values.refusal import Code
 
 CLASSES = {
     "critical": PriorityClass("critical", 1_000_000, admin_only=True),

@@ -5,15 +5,15 @@ from datetime import UTC, datetime
 import pytest
 from msgspec import structs
 
-from bursar.core.allocation import Request
-from bursar.core.charge import Charge, Facts
-from bursar.core.node import EXCLUSIVE, WHOLE, NodeRoom, Placement, device_list
-from bursar.core.object import Key, Origin, Stored
-from bursar.core.placing import Placing, Target, bound_charge, place, unplace
-from bursar.core.quota import Counters
-from bursar.core.refusal import Code, Refusal
-from bursar.core.sheet import Sheet
-from bursar.core.tree import Tree
+from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.nodes.bind_check import Placing, Target, bound_charge, place, unplace
+from bursar.core.nodes.node import EXCLUSIVE, WHOLE, NodeRoom, Placement, device_list
+from bursar.core.objects.allocation import Request
+from bursar.core.objects.charge import Charge, Facts
+from bursar.core.objects.object import Key, Origin, Stored
+from bursar.core.quota.quota import Counters
+from bursar.core.quota.tenant_tree import Tree
+from bursar.core.values.refusal import Code, Refusal
 
 GPU = "nvidia.com/gpu"
 ONE_GPU = Request({GPU: WHOLE})

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bursar.core.allocation import Gang
-from bursar.core.plan import Plan
-from bursar.core.share import ShareOf
-from bursar.core.world import Boost, World
+from bursar.core.objects.allocation import Gang
+from bursar.core.scheduling.cycle.plan import Plan
+from bursar.core.scheduling.state.cluster_state import Boost, World
+from bursar.core.scheduling.state.fair_share import ShareOf
 from core.worlds import (
     GPU,
     HOST,

@@ -5,8 +5,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bursar.core.plan import Plan
-from bursar.core.world import World
+from bursar.core.scheduling.cycle.plan import Plan
+from bursar.core.scheduling.state.cluster_state import World
 from core.worlds import NOW, ask, bound, cycle, end, evicted, machine, members, put, run, submit, world_of
 
 Step = tuple[str, Any]

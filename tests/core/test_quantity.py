@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bursar.core import quantity
-from bursar.core.quantity import AMOUNT_MAX, UNLIMITED, QuantityError
+from bursar.core.values import quantity
+from bursar.core.values.quantity import AMOUNT_MAX, UNLIMITED, QuantityError
 
 DIMENSIONS = st.sampled_from(["cpu", "memory", "nvidia.com/gpu", "requests.storage", "pods", "disk_bytes"])
 AMOUNTS = st.integers(0, AMOUNT_MAX)

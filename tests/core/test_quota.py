@@ -6,9 +6,8 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bursar.core.charge import Charge, Facts, deferred, fallen_due, unbound
-from bursar.core.quantity import AMOUNT_MAX, UNLIMITED
-from bursar.core.quota import (
+from bursar.core.objects.charge import Charge, Facts, deferred, fallen_due, unbound
+from bursar.core.quota.quota import (
     Counter,
     Counters,
     Exceeded,
@@ -21,7 +20,7 @@ from bursar.core.quota import (
     recount,
     recounted_dimensions,
 )
-from bursar.core.tree import (
+from bursar.core.quota.tenant_tree import (
     Enforcement,
     Namespace,
     ResourceQuota,
@@ -39,6 +38,7 @@ from bursar.core.tree import (
     with_tenant,
     with_tier,
 )
+from bursar.core.values.quantity import AMOUNT_MAX, UNLIMITED
 
 SCOPED = Facts(scoped=True)
 

@@ -1,7 +1,7 @@
 """Who is who among those that run as one."""
 
-from bursar.core.allocation import Peer
-from bursar.core.rank import PORT_FIRST, PORTS, joined, meeting_port, rank_of, ranked, size_of
+from bursar.core.objects.allocation import Peer
+from bursar.core.objects.rank import PORT_FIRST, PORTS, joined, meeting_port, rank_of, ranked, size_of
 
 
 def peer(name: str, index: int = -1, *nodes: str) -> Peer:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bursar.core.redaction import HIDDEN, LAST_APPLIED, redacted
+from bursar.core.values.redaction import HIDDEN, LAST_APPLIED, redacted
 
 SECRET = "hunter2"
 

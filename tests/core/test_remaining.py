@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bursar.core.budget import penalty, used_fraction
-from bursar.core.remaining import INTERNAL, Remaining, hours_used, source_of
+from bursar.core.usage.budget import penalty, used_fraction
+from bursar.core.usage.external_budget import INTERNAL, Remaining, hours_used, source_of
 
 HOURS = st.floats(0, 1e9)
 

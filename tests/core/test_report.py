@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bursar.core.hours import HOUR, Used
-from bursar.core.price import GIB
-from bursar.core.quota import Counter
-from bursar.core.report import (
+from bursar.core.credit.price import GIB
+from bursar.core.quota.quota import Counter
+from bursar.core.quota.tenant_tree import Namespace, ResourceQuota, ScopeTerm, Tenant, Tree, tenant_scope
+from bursar.core.usage.report import (
     add_up,
     average,
     bound_below,
@@ -19,7 +19,7 @@ from bursar.core.report import (
     unit_hours,
     unit_of,
 )
-from bursar.core.tree import Namespace, ResourceQuota, ScopeTerm, Tenant, Tree, tenant_scope
+from bursar.core.usage.usage_levels import HOUR, Used
 
 
 def test_gpus_of_all_makers_and_nodes_are_added_up() -> None:

@@ -7,12 +7,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bursar.core.ask import Ask
-from bursar.core.choice import Choice, Chooser
-from bursar.core.fleet import Columns
-from bursar.core.hold import Holds
-from bursar.core.running import Spot
-from bursar.core.world import World
+from bursar.core.objects.ask import Ask
+from bursar.core.scheduling.cycle.node_reservation import Holds
+from bursar.core.scheduling.cycle.placer import Choice, Chooser
+from bursar.core.scheduling.state.cluster_state import World
+from bursar.core.scheduling.state.fleet import Columns
+from bursar.core.scheduling.state.placed_columns import Spot
 from core.worlds import NOW, ZONE, ask, cycle, machine, members, place, put, run, spread, submit, world_of
 
 

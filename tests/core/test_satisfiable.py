@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bursar.core.node import WHOLE, Fit, NodeRoom, device_list, fit, give
-from bursar.core.quantity import amount
-from bursar.core.refusal import Code, Refusal
-from bursar.core.satisfiable import Ceiling, Demand, ceiling_of, copies, refusal
+from bursar.core.nodes.node import WHOLE, Fit, NodeRoom, device_list, fit, give
+from bursar.core.quota.satisfiable import Ceiling, Demand, ceiling_of, copies, refusal
+from bursar.core.values.quantity import amount
+from bursar.core.values.refusal import Code, Refusal
 
 GPU = "nvidia.com/gpu"
 

@@ -5,11 +5,8 @@ from hashlib import sha256
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bursar.core.account import QUARTER, Account
-from bursar.core.book import Entry, Type
-from bursar.core.lease import Lease
-from bursar.core.money import MICROS, cost
-from bursar.core.seal import (
+from bursar.core.credit.account import QUARTER, Account
+from bursar.core.credit.hash_chain import (
     GENESIS,
     Block,
     Page,
@@ -24,8 +21,11 @@ from bursar.core.seal import (
     quarter_end,
     time_of,
 )
-from bursar.core.statement import forecast
-from bursar.core.value import replace
+from bursar.core.credit.lease import Lease
+from bursar.core.credit.ledger import Entry, Type
+from bursar.core.credit.statement import forecast
+from bursar.core.values.money import MICROS, cost
+from bursar.core.values.replace import replace
 
 texts = st.text(max_size=8)
 numbers = st.integers(0, 2**62)

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bursar.core import selector
-from bursar.core.selector import EVERYTHING, Op, Selector, SelectorError, Term
+from bursar.core.values import selector
+from bursar.core.values.selector import EVERYTHING, Op, Selector, SelectorError, Term
 
 FIELDS = ("metadata.name", "spec.nodeName", "status.phase")
 

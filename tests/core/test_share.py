@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bursar.core.share import (
+from bursar.core.scheduling.state.fair_share import (
     Running,
     Seat,
     ShareOf,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from bursar.core.refusal import Code
-from bursar.core.shortfall import Shortfall, end_words, recorded_shortfall, shortfall_of, time_left
+from bursar.core.credit.shortfall import Shortfall, end_words, recorded_shortfall, shortfall_of, time_left
+from bursar.core.values.refusal import Code
 
 
 def test_work_that_is_granted_time_or_will_be_frozen_has_no_shortfall() -> None:

@@ -6,9 +6,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bursar.core.ask import Ask
-from bursar.core.selector import Op, Selector, Term, matches
-from bursar.core.tally import TALLIES_MAX, Crowd, Kin, Tallies, kin_of
+from bursar.core.objects.ask import Ask
+from bursar.core.scheduling.state.topology_counts import TALLIES_MAX, Crowd, Kin, Tallies, kin_of
+from bursar.core.values.selector import Op, Selector, Term, matches
 from core.worlds import ZONE, ask, machine, world_of
 
 ZONES = ("z0", "z1", "z2")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from bursar.core.reason import Reason, Short, Why
-from bursar.core.telling import help, sentence  # noqa: A004
+from bursar.core.objects.pending_reason import Reason, Short, Why
+from bursar.core.scheduling.explain.reason_text import help, sentence  # noqa: A004
 
 GPU = "nvidia.com/gpu"
 

@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bursar.core.charge import Charge, Facts
-from bursar.core.quantity import UNLIMITED
-from bursar.core.tree import (
+from bursar.core.objects.charge import Charge, Facts
+from bursar.core.quota.tenant_tree import (
     Enforcement,
     Limit,
     Namespace,
@@ -31,6 +30,7 @@ from bursar.core.tree import (
     without_quota,
     without_tenant,
 )
+from bursar.core.values.quantity import UNLIMITED
 
 TREE = Tree(
     tenants={

@@ -6,13 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bursar.core.account import Account
-from bursar.core.book import Book
-from bursar.core.lease import Lease
-from bursar.core.money import MICROS, NANO
-from bursar.core.price import Price, PriceList
-from bursar.core.refusal import Refusal
-from bursar.core.usage_event import PayingLease, UsageEvent, amount, beaten, check, measured, micros_of, payer_of
+from bursar.core.credit.account import Account
+from bursar.core.credit.lease import Lease
+from bursar.core.credit.ledger import Book
+from bursar.core.credit.price import Price, PriceList
+from bursar.core.credit.usage_events import (
+    PayingLease,
+    UsageEvent,
+    amount,
+    beaten,
+    check,
+    measured,
+    micros_of,
+    payer_of,
+)
+from bursar.core.values.money import MICROS, NANO
+from bursar.core.values.refusal import Refusal
 
 GPU = "nvidia.com/gpu"
 START = 1_700_000_000 * MICROS

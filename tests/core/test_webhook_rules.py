@@ -2,7 +2,7 @@
 
 import pytest
 
-from bursar.core.webhook import (
+from bursar.core.objects.webhook import (
     BACKOFF_SECONDS_MAX,
     backoff_seconds,
     local_fault,

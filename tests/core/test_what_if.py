@@ -4,15 +4,15 @@ from dataclasses import fields
 
 import numpy as np
 
-from bursar.core.allocation import Gang
-from bursar.core.ask import Company, Where
-from bursar.core.cycle import decide
-from bursar.core.explain import simulate
-from bursar.core.reason import Why
-from bursar.core.selector import parse
-from bursar.core.share import ShareOf
-from bursar.core.twin import twin_of
-from bursar.core.world import Boost, World
+from bursar.core.objects.allocation import Gang
+from bursar.core.objects.ask import Company, Where
+from bursar.core.objects.pending_reason import Why
+from bursar.core.scheduling.cycle.cycle import decide
+from bursar.core.scheduling.explain.explain import simulate
+from bursar.core.scheduling.state.cluster_state import Boost, World
+from bursar.core.scheduling.state.fair_share import ShareOf
+from bursar.core.scheduling.state.state_copy import twin_of
+from bursar.core.values.selector import parse
 from core.questions import GPU, NOW, POLICY, ask, charged, limited, placed, snapshot, waiting, world_of
 
 

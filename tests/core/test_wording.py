@@ -2,9 +2,9 @@
 
 import pytest
 
-from bursar.core.quota import Exceeded
-from bursar.core.refusal import Code
-from bursar.core.wording import dimension_label, dimension_of, quota_refusal
+from bursar.core.quota.quota import Exceeded
+from bursar.core.quota.quota_messages import dimension_label, dimension_of, quota_refusal
+from bursar.core.values.refusal import Code
 
 NODE = 1000  # amounts of nodes and GPUs are counted in thousandths
 

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bursar.core.allocation import Gang
-from bursar.core.ask import Ask
-from bursar.core.node import WHOLE
-from bursar.core.reason import Why
-from bursar.core.running import NEVER, Spot
-from bursar.core.tally import crowd_of
-from bursar.core.tree import Tenant
-from bursar.core.world import Boost, Nomination, World
+from bursar.core.nodes.node import WHOLE
+from bursar.core.objects.allocation import Gang
+from bursar.core.objects.ask import Ask
+from bursar.core.objects.pending_reason import Why
+from bursar.core.quota.tenant_tree import Tenant
+from bursar.core.scheduling.state.cluster_state import Boost, Nomination, World
+from bursar.core.scheduling.state.placed_columns import NEVER, Spot
+from bursar.core.scheduling.state.topology_counts import crowd_of
 from core.random_worlds import asks, machines, some_limits
 from core.worlds import (
     FPGA,
@@ -375,7 +375,7 @@ def test_undoing_a_plan_leaves_nothing_of_it(data: st.DataObject) -> None:
 
 
 def test_the_log_of_changes_is_forgotten_once_it_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bursar.core.view.LOG_MAX", 10)
+    monkeypatch.setattr("bursar.core.scheduling.state.node_scores.LOG_MAX", 10)
     world = world_of(machine("a", cpu=100))
     for number in range(30):
         assert place(world, ask(f"x{number}", cpu=1, memory=0), ask(f"y{number}", cpu=0.5)) == {

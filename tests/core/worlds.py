@@ -4,21 +4,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bursar.core.allocation import Gang, GangKey
-from bursar.core.ask import ANYWHERE, Ask, Company, Operator, Requirement, Shape, Spread, Taint, Where
-from bursar.core.charge import Charge, Facts
-from bursar.core.cycle import decide
-from bursar.core.fleet import Need
-from bursar.core.group import GroupKey
-from bursar.core.node import WHOLE, NodeRoom, Shortage, choose_devices, device_list, fit, give
-from bursar.core.plan import Plan, Policy
-from bursar.core.quota import Counter
-from bursar.core.reason import Reason
-from bursar.core.running import NEVER, Spot
-from bursar.core.selector import Op, Selector, Term
-from bursar.core.share import ShareOf
-from bursar.core.tree import Namespace, ResourceQuota, Tenant, Tree
-from bursar.core.world import World
+from bursar.core.nodes.node import WHOLE, NodeRoom, Shortage, choose_devices, device_list, fit, give
+from bursar.core.objects.allocation import Gang, GangKey
+from bursar.core.objects.ask import ANYWHERE, Ask, Company, Operator, Requirement, Shape, Spread, Taint, Where
+from bursar.core.objects.charge import Charge, Facts
+from bursar.core.objects.pending_reason import Reason
+from bursar.core.quota.quota import Counter
+from bursar.core.quota.tenant_tree import Namespace, ResourceQuota, Tenant, Tree
+from bursar.core.scheduling.cycle.cycle import decide
+from bursar.core.scheduling.cycle.plan import Plan, Policy
+from bursar.core.scheduling.state.cluster_state import World
+from bursar.core.scheduling.state.equivalence import GroupKey
+from bursar.core.scheduling.state.fair_share import ShareOf
+from bursar.core.scheduling.state.fleet import Need
+from bursar.core.scheduling.state.placed_columns import NEVER, Spot
+from bursar.core.values.selector import Op, Selector, Term
 
 GPU = "nvidia.com/gpu"
 FPGA = "xilinx.com/fpga"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from bursar.client import Client
-from bursar.core.eviction import DO_NOT_EVICT
+from bursar.core.nodes.eviction import DO_NOT_EVICT
 from clusters import Kubectl
 from places import phase_of, place, report, until
 from server import Server

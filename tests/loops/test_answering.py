@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from bursar.core.answer import Explanation, Figures
-from bursar.core.object import Key
-from bursar.core.reason import Why
-from bursar.core.refusal import Refusal
+from bursar.core.objects.object import Key
+from bursar.core.objects.pending_reason import Why
+from bursar.core.scheduling.explain.explain_types import Explanation, Figures
+from bursar.core.values.refusal import Refusal
 from bursar.loops.schedule import run_schedule
 from bursar.ops import inquiry as inquiry_ops
 from bursar.ops import object as object_ops

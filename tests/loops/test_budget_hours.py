@@ -2,8 +2,8 @@
 
 import asyncio
 
-from bursar.core.budget import PENALTY_FLOOR
-from bursar.core.hours import HOUR, Began
+from bursar.core.usage.budget import PENALTY_FLOOR
+from bursar.core.usage.usage_levels import HOUR, Began
 from bursar.loops.schedule import Scheduler
 from bursar.ops.office import Office
 from bursar.store import usage as store

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from bursar.core.object import Stored
+from bursar.core.objects.object import Stored
 from bursar.loops.budget import review
 from bursar.ops import object as object_ops
 from bursar.ops.office import Office

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from bursar.core.allocation import Phase
-from bursar.core.claim import State
-from bursar.core.lapse import Watch
-from bursar.core.money import nanocredits
-from bursar.core.object import Origin
+from bursar.core.credit.lease_expiry import Watch
+from bursar.core.nodes.node_claim import State
+from bursar.core.objects.allocation import Phase
+from bursar.core.objects.object import Origin
+from bursar.core.values.money import nanocredits
 from bursar.loops import claims as loop
 from bursar.loops.claims import keep_claims, run_claims
 from bursar.loops.leases import end_lapsed

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from bursar.core.hours import Began
+from bursar.core.usage.usage_levels import Began
 from bursar.loops import hours
 from bursar.ops.office import Office
 from bursar.store import usage as store

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from bursar.core.allocation import Phase
-from bursar.core.object import Key, Stored
+from bursar.core.objects.allocation import Phase
+from bursar.core.objects.object import Key, Stored
 from bursar.loops.jobs import AT_ONCE, BLOCKED_SECONDS, Agenda, run_jobs, unsettled
 from bursar.ops import object as object_ops
 from bursar.ops.jobstep import Stepped

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from bursar.core.allocation import ENDED, Phase
-from bursar.core.object import Key, Stored
-from bursar.core.running import Spot
+from bursar.core.objects.allocation import ENDED, Phase
+from bursar.core.objects.object import Key, Stored
+from bursar.core.scheduling.state.placed_columns import Spot
 from bursar.loops import world as keeper_module
 from bursar.loops.commands import SCHEDULER
 from bursar.loops.world import Keeper, Lost

@@ -2,8 +2,8 @@
 
 import pytest
 
-from bursar.core.lapse import ROUND_SECONDS, UNBEGUN_MICROS, Watch
-from bursar.core.money import MICROS
+from bursar.core.credit.lease_expiry import ROUND_SECONDS, UNBEGUN_MICROS, Watch
+from bursar.core.values.money import MICROS
 from bursar.loops.leases import end_lapsed
 from bursar.ops import credit
 from bursar.ops.credit import ExtendLease

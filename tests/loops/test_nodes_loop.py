@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from bursar.core.liveness import Verdict
+from bursar.core.nodes.liveness import Verdict
 from bursar.loops.nodes import GAP_SECONDS_MAX, Watch, look_after, run_nodes
 from bursar.ops.office import Office
 from bursar.sim.local import LocalNodes

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 import structlog.testing
 
-from bursar.core.allocation import Phase
-from bursar.core.object import Key, Stored
+from bursar.core.objects.allocation import Phase
+from bursar.core.objects.object import Key, Stored
 from bursar.loops.schedule import Scheduler
 from bursar.ops import job as job_ops
 from bursar.ops import object as object_ops

@@ -9,10 +9,10 @@ from typing import cast
 
 import pytest
 
-from bursar.core.allocation import Phase
-from bursar.core.cycle import decide
-from bursar.core.plan import Policy
-from bursar.core.refusal import Refusal
+from bursar.core.objects.allocation import Phase
+from bursar.core.scheduling.cycle.cycle import decide
+from bursar.core.scheduling.cycle.plan import Policy
+from bursar.core.values.refusal import Refusal
 from bursar.loops.commands import bind_commands
 from bursar.loops.schedule import Scheduler
 from bursar.ops.bind import Bind, bind

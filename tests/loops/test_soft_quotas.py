@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bursar.core.plan import Policy
+from bursar.core.scheduling.cycle.plan import Policy
 from bursar.loops.schedule import Scheduler
 from bursar.ops.office import Office
 from houses import eventually

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from bursar.core.account import Owner
-from bursar.core.money import nanocredits
-from bursar.core.reason import Reason, Why
-from bursar.core.world import World
+from bursar.core.credit.account import Owner
+from bursar.core.objects.pending_reason import Reason, Why
+from bursar.core.scheduling.state.cluster_state import World
+from bursar.core.values.money import nanocredits
 from bursar.loops.unpaid import TIDIED_MAX, Unpaid
 from bursar.ops import credit
 from bursar.ops.credit import PutAccount

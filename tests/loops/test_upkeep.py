@@ -5,8 +5,8 @@ from datetime import timedelta
 import msgspec
 
 from bursar.api.show import documents
-from bursar.core.allocation import Phase
-from bursar.core.object import Key
+from bursar.core.objects.allocation import Phase
+from bursar.core.objects.object import Key
 from bursar.loops.upkeep import (
     Retention,
     drop_changes,

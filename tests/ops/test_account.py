@@ -4,9 +4,9 @@ from typing import Any
 
 import msgspec
 
-from bursar.core.account import Owner, Status, no_account
-from bursar.core.money import NANO, credits_of
-from bursar.core.refusal import Code
+from bursar.core.credit.account import Owner, Status, no_account
+from bursar.core.values.money import NANO, credits_of
+from bursar.core.values.refusal import Code
 from bursar.ops import credit
 from bursar.ops.credit import CloseLease, PutAccount
 from bursar.ops.office import Office

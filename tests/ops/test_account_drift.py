@@ -5,9 +5,9 @@ from typing import Any
 
 from structlog.testing import capture_logs
 
-from bursar.core.account import Owner
-from bursar.core.lease import Lease
-from bursar.core.money import credits_of, nanocredits
+from bursar.core.credit.account import Owner
+from bursar.core.credit.lease import Lease
+from bursar.core.values.money import credits_of, nanocredits
 from bursar.loops.reconcile import reconciler
 from bursar.ops.billing import load_credit_policy
 from bursar.ops.credit import PutAccount, put_account, top_up

@@ -1,7 +1,7 @@
 """Allocations on a real database: accepted, bound, ended; counters and nodes follow exactly."""
 
-from bursar.core.allocation import Phase
-from bursar.core.quantity import format_amount
+from bursar.core.objects.allocation import Phase
+from bursar.core.values.quantity import format_amount
 from bursar.ops.command import Written
 from bursar.ops.office import Office
 from bursar.store import node as node_store

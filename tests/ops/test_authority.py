@@ -10,11 +10,11 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import dsa, ec, ed448, ed25519, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from bursar.core.access import Role
-from bursar.core.certificate import CONTROL_PLANE_URI, NodeIdentity, identity_in, server_name
-from bursar.core.object import Key as ObjectKey
-from bursar.core.refusal import Code, Refusal
-from bursar.core.sheet import Sheet
+from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.objects.object import Key as ObjectKey
+from bursar.core.values.access import Role
+from bursar.core.values.certificate import CONTROL_PLANE_URI, NodeIdentity, identity_in, server_name
+from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.authority import enrol, ensure_authority, issue, refused_identities, renew
 from bursar.ops.certificate import Issued, new_authority, read_request, sign_client, sign_node, sign_server
 from bursar.ops.command import Command, Result

@@ -3,8 +3,8 @@
 import asyncio
 from typing import Any
 
-from bursar.core.allocation import Phase
-from bursar.core.object import Key
+from bursar.core.objects.allocation import Phase
+from bursar.core.objects.object import Key
 from bursar.ops.beat import Beat, Heard
 from bursar.ops.command import Written
 from bursar.ops.office import Office

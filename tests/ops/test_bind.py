@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from bursar.core.allocation import Phase
-from bursar.core.node import Placement
-from bursar.core.object import Key, Origin
-from bursar.core.placing import Target
-from bursar.core.refusal import Refusal
-from bursar.core.value import replace
+from bursar.core.nodes.bind_check import Target
+from bursar.core.nodes.node import Placement
+from bursar.core.objects.allocation import Phase
+from bursar.core.objects.object import Key, Origin
+from bursar.core.values.refusal import Refusal
+from bursar.core.values.replace import replace
 from bursar.ops import feeding
 from bursar.ops import object as object_ops
 from bursar.ops.bind import Bind, Member, Note, note

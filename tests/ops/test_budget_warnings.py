@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from bursar.core.object import Key, Origin, Stored
-from bursar.core.refusal import Refusal
+from bursar.core.objects.object import Key, Origin, Stored
+from bursar.core.values.refusal import Refusal
 from bursar.ops import object as object_ops
 from bursar.ops.command import Reply, Written
 from bursar.ops.office import Office

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from bursar.core.access import Reach
-from bursar.core.allocation import Phase
-from bursar.core.claim import State
-from bursar.core.object import Key
-from bursar.core.refusal import Refusal
+from bursar.core.nodes.node_claim import State
+from bursar.core.objects.allocation import Phase
+from bursar.core.objects.object import Key
+from bursar.core.values.access import Reach
+from bursar.core.values.refusal import Refusal
 from bursar.ops import claim as ops
 from bursar.ops import object as object_ops
 from bursar.ops.dispatch import change_command

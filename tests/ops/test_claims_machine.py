@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
-from bursar.core.allocation import Phase
-from bursar.core.claim import State
-from bursar.core.refusal import Refusal
+from bursar.core.nodes.node_claim import State
+from bursar.core.objects.allocation import Phase
+from bursar.core.values.refusal import Refusal
 from bursar.ops import claim as ops
 from bursar.store import node as node_store
 from bursar.store.embedded import Embedded

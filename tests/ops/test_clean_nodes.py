@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from bursar.core.allocation import Phase
-from bursar.core.claim import State
-from bursar.core.refusal import Refusal
+from bursar.core.nodes.node_claim import State
+from bursar.core.objects.allocation import Phase
+from bursar.core.values.refusal import Refusal
 from bursar.ops import claim as ops
 from bursar.ops.office import Office
 from bursar.wire.node import TRACELESS, WIPES
@@ -279,7 +279,7 @@ def test_the_word_is_required_or_none() -> None:
 
 
 def test_states_of_a_claim_tell_whether_the_node_is_prepared() -> None:
-    from bursar.core.claim import Claim
+    from bursar.core.nodes.node_claim import Claim
 
     one = Claim("claim-1", "physics", "ann", "", "user:physics/ann")
     assert not one.prepares

@@ -12,9 +12,9 @@ import pytest
 import uvloop
 from structlog.testing import capture_logs
 
-from bursar.core.placing import Target
-from bursar.core.refusal import Refusal
-from bursar.core.value import replace
+from bursar.core.nodes.bind_check import Target
+from bursar.core.values.refusal import Refusal
+from bursar.core.values.replace import replace
 from bursar.ops import clerk as clerk_module
 from bursar.ops.bind import Bind, Bound, Member, bind
 from bursar.ops.clerk import Clerk, Outcome

@@ -2,9 +2,9 @@
 
 import asyncio
 
-from bursar.core.account import Owner
-from bursar.core.money import NANO
-from bursar.core.refusal import Refusal
+from bursar.core.credit.account import Owner
+from bursar.core.values.money import NANO
+from bursar.core.values.refusal import Refusal
 from bursar.ops import credit
 from bursar.ops.credit import OpenLease, PutAccount, TopUp
 from bursar.ops.office import Office

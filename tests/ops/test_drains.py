@@ -3,9 +3,9 @@
 import asyncio
 from typing import Any
 
-from bursar.core.allocation import Phase
-from bursar.core.eviction import DO_NOT_EVICT
-from bursar.core.object import Key
+from bursar.core.nodes.eviction import DO_NOT_EVICT
+from bursar.core.objects.allocation import Phase
+from bursar.core.objects.object import Key
 from bursar.loops.drain import continue_drains
 from bursar.ops.drain import Drain, Standing, drain, standing
 from bursar.ops.office import Office

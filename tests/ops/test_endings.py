@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from bursar.api.watch import Sight, event_type
-from bursar.core.access import Role
-from bursar.core.allocation import Phase
-from bursar.core.eviction import Notice
-from bursar.core.object import Key, Stored
-from bursar.core.selector import parse, parse_fields
+from bursar.core.nodes.eviction import Notice
+from bursar.core.objects.allocation import Phase
+from bursar.core.objects.object import Key, Stored
+from bursar.core.values.access import Role
+from bursar.core.values.selector import parse, parse_fields
 from bursar.loops import upkeep
 from bursar.ops import object as object_ops
 from bursar.ops import token as token_ops

@@ -6,9 +6,9 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from bursar.core.allocation import Phase
-from bursar.core.eviction import Notice, Reason, Rule
-from bursar.core.object import Stored
+from bursar.core.nodes.eviction import Notice, Reason, Rule
+from bursar.core.objects.allocation import Phase
+from bursar.core.objects.object import Stored
 from bursar.ops import bind as bind_ops
 from bursar.ops import evict as evict_ops
 from bursar.ops import object as object_ops

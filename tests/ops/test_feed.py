@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from bursar.core.object import Key
-from bursar.core.value import replace
+from bursar.core.objects.object import Key
+from bursar.core.values.replace import replace
 from bursar.ops import feed as feed_module
 from bursar.ops.feed import READ_BYTES_MAX, FedChange, Feed, Follower, Lagging, next_limit
 from bursar.ops.office import Office

@@ -1,6 +1,6 @@
 """An administrator's word that nothing of a node runs any more, and what it ends, on a real database."""
 
-from bursar.core.allocation import Phase
+from bursar.core.objects.allocation import Phase
 from bursar.loops.drain import continue_drains
 from bursar.ops.drain import Drain, drain
 from bursar.ops.fence import Fence, Fenced, fence, unfence

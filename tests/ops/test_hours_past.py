@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from bursar.core.hours import DAY, HOUR, Began, Ended, hours
+from bursar.core.usage.usage_levels import DAY, HOUR, Began, Ended, hours
 from bursar.ops.hours import STRIDE, BudgetUse, Past, load_budgets, roll
 from bursar.ops.office import Office
 from bursar.store import usage as store

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta, tzinfo
 import asyncpg
 import pytest
 
-from bursar.core.hours import DAY, EVERYBODY, HOUR, Began, Ended
+from bursar.core.usage.usage_levels import DAY, EVERYBODY, HOUR, Began, Ended
 from bursar.loops.upkeep import Retention, keep_hours
 from bursar.ops.hours import BudgetUse, load_budgets, roll
 from bursar.ops.office import Office

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from bursar.core.allocation import Phase
-from bursar.core.object import Key, Origin
-from bursar.core.refusal import Refusal
+from bursar.core.objects.allocation import Phase
+from bursar.core.objects.object import Key, Origin
+from bursar.core.values.refusal import Refusal
 from bursar.ops import object as object_ops
 from bursar.ops.command import Command
 from bursar.ops.dispatch import create_command

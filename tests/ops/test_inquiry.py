@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from bursar.core.answer import Explanation, Figures
-from bursar.core.ask import Ask, Shape
-from bursar.core.plan import Policy
-from bursar.core.reason import Why
-from bursar.core.refusal import Code, Refusal
-from bursar.core.waits import Waits
-from bursar.core.world import World
+from bursar.core.objects.ask import Ask, Shape
+from bursar.core.objects.pending_reason import Why
+from bursar.core.scheduling.cycle.plan import Policy
+from bursar.core.scheduling.explain.explain_types import Explanation, Figures
+from bursar.core.scheduling.explain.wait_stats import Waits
+from bursar.core.scheduling.state.cluster_state import World
+from bursar.core.values.refusal import Code, Refusal
 from bursar.loops.answers import run_answers
 from bursar.ops import inquiry as inquiry_ops
 from bursar.ops.inquiry import Draft, Explain, Inquiries, Look, Simulate

@@ -6,10 +6,10 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from bursar.core.allocation import Phase
-from bursar.core.object import Key, Origin
-from bursar.core.refusal import Refusal
-from bursar.core.value import replace
+from bursar.core.objects.allocation import Phase
+from bursar.core.objects.object import Key, Origin
+from bursar.core.values.refusal import Refusal
+from bursar.core.values.replace import replace
 from bursar.loops.upkeep import finish_namespaces
 from bursar.ops import job as job_ops
 from bursar.ops import object as object_ops

@@ -6,8 +6,8 @@ from datetime import datetime, timedelta
 import msgspec
 import pytest
 
-from bursar.core.allocation import Phase
-from bursar.core.object import Key, Stored
+from bursar.core.objects.allocation import Phase
+from bursar.core.objects.object import Key, Stored
 from bursar.ops import jobstep
 from bursar.ops import object as object_ops
 from bursar.ops import report as report_ops

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from bursar.core.allocation import Phase
-from bursar.core.node import WHOLE
-from bursar.core.object import Origin
-from bursar.core.refusal import Refusal
+from bursar.core.nodes.node import WHOLE
+from bursar.core.objects.allocation import Phase
+from bursar.core.objects.object import Origin
+from bursar.core.values.refusal import Refusal
 from bursar.ops.bind import Bind, Member, Note, bind, note
 from bursar.ops.command import Reply
 from bursar.ops.leader import load_leader, resign, stand

@@ -7,10 +7,10 @@ from typing import Any
 import asyncpg
 import pytest
 
-from bursar.core.account import Owner
-from bursar.core.lease import Grant, Lease, LeaseState, Mode
-from bursar.core.money import AMOUNT_MAX, MICROS, NANO, credits_of, nanocredits
-from bursar.core.refusal import Code, Refusal
+from bursar.core.credit.account import Owner
+from bursar.core.credit.lease import Grant, Lease, LeaseState, Mode
+from bursar.core.values.money import AMOUNT_MAX, MICROS, NANO, credits_of, nanocredits
+from bursar.core.values.refusal import Code, Refusal
 from bursar.ops import credit, ledger
 from bursar.ops.credit import CloseLease, ExtendLease, PutAccount, PutPrice, Refund
 from bursar.ops.ledger import Credit, CreditWalk, Extend, Payers, book_for, ledger_claim

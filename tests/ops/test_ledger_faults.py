@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from bursar.core.account import Owner
-from bursar.core.lease import Grant
-from bursar.core.money import MICROS, NANO, nanocredits
-from bursar.core.refusal import Refusal
+from bursar.core.credit.account import Owner
+from bursar.core.credit.lease import Grant
+from bursar.core.values.money import MICROS, NANO, nanocredits
+from bursar.core.values.refusal import Refusal
 from bursar.ops import credit, ledger
 from bursar.ops.credit import CloseLease, PutAccount
 from bursar.ops.ledger import Extend, ledger_claim

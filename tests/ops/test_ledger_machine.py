@@ -12,9 +12,9 @@ from hypothesis.stateful import (
 )
 from msgspec.structs import replace
 
-from bursar.core.account import Owner
-from bursar.core.lease import Grant, Mode
-from bursar.core.money import MICROS, NANO
+from bursar.core.credit.account import Owner
+from bursar.core.credit.lease import Grant, Mode
+from bursar.core.values.money import MICROS, NANO
 from bursar.ops import credit, ledger
 from bursar.ops.credit import CloseLease, ExtendLease, OpenLease, PutAccount, PutPrice
 from bursar.ops.ledger import Extend, Receipt, ledger_claim

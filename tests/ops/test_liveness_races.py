@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from bursar.core.allocation import Phase
-from bursar.core.liveness import Patience, Standing
+from bursar.core.nodes.liveness import Patience, Standing
+from bursar.core.objects.allocation import Phase
 from bursar.ops.fence import Fenced, fence
 from bursar.ops.liveness import EndLost, node_alive, set_readiness
 from bursar.ops.office import Office

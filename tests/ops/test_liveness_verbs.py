@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from bursar.core.allocation import Phase
-from bursar.core.liveness import Patience, Sighting, Standing
+from bursar.core.nodes.liveness import Patience, Sighting, Standing
+from bursar.core.objects.allocation import Phase
 from bursar.loops.nodes import Watch, look_after
 from bursar.ops import object as object_ops
 from bursar.ops.dispatch import change_command

@@ -13,10 +13,10 @@ from hypothesis.stateful import (
     rule,
 )
 
-from bursar.core.allocation import Phase
-from bursar.core.eviction import Notice, Reason, Rule
-from bursar.core.object import Key, Stored
-from bursar.core.refusal import Refusal
+from bursar.core.nodes.eviction import Notice, Reason, Rule
+from bursar.core.objects.allocation import Phase
+from bursar.core.objects.object import Key, Stored
+from bursar.core.values.refusal import Refusal
 from bursar.ops import object as object_ops
 from bursar.ops.command import Reply, Written
 from bursar.ops.dispatch import change_command

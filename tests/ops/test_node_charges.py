@@ -5,10 +5,10 @@ from typing import Any
 
 import msgspec
 
-from bursar.core.allocation import Phase
-from bursar.core.object import Key, Stored
-from bursar.core.placing import Target
-from bursar.core.quota import Counter
+from bursar.core.nodes.bind_check import Target
+from bursar.core.objects.allocation import Phase
+from bursar.core.objects.object import Key, Stored
+from bursar.core.quota.quota import Counter
 from bursar.ops import bind as bind_ops
 from bursar.ops import object as object_ops
 from bursar.ops.allocation import request_in

@@ -3,10 +3,10 @@
 import msgspec
 import pytest
 
-from bursar.core.account import Owner
-from bursar.core.money import nanocredits
-from bursar.core.object import Key, Stored
-from bursar.core.refusal import Refusal
+from bursar.core.credit.account import Owner
+from bursar.core.objects.object import Key, Stored
+from bursar.core.values.money import nanocredits
+from bursar.core.values.refusal import Refusal
 from bursar.ops import credit
 from bursar.ops import object as object_ops
 from bursar.ops.bind import Bind, bind

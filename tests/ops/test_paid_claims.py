@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from bursar.core.account import Owner
-from bursar.core.allocation import Phase
-from bursar.core.money import nanocredits
-from bursar.core.object import Origin
-from bursar.core.refusal import Code
-from bursar.core.statement import Statement
+from bursar.core.credit.account import Owner
+from bursar.core.credit.statement import Statement
+from bursar.core.objects.allocation import Phase
+from bursar.core.objects.object import Origin
+from bursar.core.values.money import nanocredits
+from bursar.core.values.refusal import Code
 from bursar.loops.claims import keep_claims
 from bursar.ops import credit, pay
 from bursar.ops.claim import end_wipe

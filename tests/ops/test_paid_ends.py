@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from bursar.core.allocation import Phase
-from bursar.core.lease import Grant
-from bursar.core.money import MICROS, nanocredits
-from bursar.core.object import Key, Stored
-from bursar.core.refusal import Refusal
+from bursar.core.credit.lease import Grant
+from bursar.core.objects.allocation import Phase
+from bursar.core.objects.object import Key, Stored
+from bursar.core.values.money import MICROS, nanocredits
+from bursar.core.values.refusal import Refusal
 from bursar.ops import ledger
 from bursar.ops import object as object_ops
 from bursar.ops.batch import Walk

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from bursar.core.allocation import Phase
-from bursar.core.money import MICROS, nanocredits
-from bursar.core.refusal import Refusal
+from bursar.core.objects.allocation import Phase
+from bursar.core.values.money import MICROS, nanocredits
+from bursar.core.values.refusal import Refusal
 from bursar.ops import credit, ledger
 from bursar.ops.bind import Bind, bind
 from bursar.ops.command import Reply

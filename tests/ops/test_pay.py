@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from bursar.core.allocation import Phase
-from bursar.core.money import MICROS, nanocredits
+from bursar.core.objects.allocation import Phase
+from bursar.core.values.money import MICROS, nanocredits
 from bursar.ops.lapse import lapse
 from bursar.ops.office import Office
 from bursar.ops.pay import pay_on

@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from bursar.core.eviction import Notice, Rule
-from bursar.core.object import Key, Origin, Stored
+from bursar.core.nodes.eviction import Notice, Rule
+from bursar.core.objects.object import Key, Origin, Stored
 from bursar.ops import object as object_ops
 from bursar.ops.command import Reply
 from bursar.ops.dispatch import change_command, create_command

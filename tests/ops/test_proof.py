@@ -2,8 +2,8 @@
 
 import pytest
 
-from bursar.core.account import QUARTER
-from bursar.core.seal import Anchor
+from bursar.core.credit.account import QUARTER
+from bursar.core.credit.hash_chain import Anchor
 from bursar.ops import proof as ops
 from bursar.ops.office import Office
 from bursar.ops.proof import review, verify

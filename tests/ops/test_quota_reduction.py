@@ -11,8 +11,8 @@ import structlog
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bursar.core.allocation import ENDED
-from bursar.core.refusal import Code
+from bursar.core.objects.allocation import ENDED
+from bursar.core.values.refusal import Code
 from bursar.ops.command import Reply
 from bursar.ops.office import Office
 from bursar.store.database import connect

@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from bursar.core.allocation import ENDED, Phase
-from bursar.core.node import EXCLUSIVE, WHOLE
-from bursar.core.object import Key, Stored
-from bursar.core.refusal import Code, Refusal
+from bursar.core.nodes.node import EXCLUSIVE, WHOLE
+from bursar.core.objects.allocation import ENDED, Phase
+from bursar.core.objects.object import Key, Stored
+from bursar.core.values.refusal import Code, Refusal
 from bursar.ops import object as object_ops
 from bursar.ops.command import Reply
 from bursar.ops.dispatch import change_command

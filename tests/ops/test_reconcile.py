@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from bursar.core.lease import Lease
-from bursar.core.money import MICROS, cost, credits_of, nanocredits
-from bursar.core.usage_event import UsageEvent
+from bursar.core.credit.lease import Lease
+from bursar.core.credit.usage_events import UsageEvent
+from bursar.core.values.money import MICROS, cost, credits_of, nanocredits
 from bursar.loops.reconcile import reconcile_due, reconciler
 from bursar.ops.credit import CloseLease, PutPrice, close_lease, put_price
 from bursar.ops.ledger import Extend

@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from bursar.core.account import Owner
-from bursar.core.billing import CreditPolicy
-from bursar.core.book import RECONCILER
-from bursar.core.lease import Lease
-from bursar.core.money import MICROS, nanocredits
-from bursar.core.refusal import Refusal
+from bursar.core.credit.account import Owner
+from bursar.core.credit.billing_terms import CreditPolicy
+from bursar.core.credit.lease import Lease
+from bursar.core.credit.ledger import RECONCILER
+from bursar.core.values.money import MICROS, nanocredits
+from bursar.core.values.refusal import Refusal
 from bursar.ops import credit
 from bursar.ops.credit import CloseLease
 from bursar.ops.lapse import Lapse

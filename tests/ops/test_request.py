@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from bursar.core.object import Key
-from bursar.core.refusal import Code, Refusal
+from bursar.core.objects.object import Key
+from bursar.core.values.refusal import Code, Refusal
 from bursar.ops import object as object_ops
 from bursar.ops.dispatch import change_command
 from bursar.ops.office import Office

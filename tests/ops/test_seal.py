@@ -8,12 +8,12 @@ from typing import cast
 import asyncpg
 import pytest
 
-from bursar.core.account import QUARTER
-from bursar.core.book import Entry, Type
-from bursar.core.lease import Grant
-from bursar.core.money import MICROS
-from bursar.core.seal import line, lines_hash, micros_of
-from bursar.core.value import replace
+from bursar.core.credit.account import QUARTER
+from bursar.core.credit.hash_chain import line, lines_hash, micros_of
+from bursar.core.credit.lease import Grant
+from bursar.core.credit.ledger import Entry, Type
+from bursar.core.values.money import MICROS
+from bursar.core.values.replace import replace
 from bursar.ops import ledger
 from bursar.ops.ledger import Extend
 from bursar.ops.office import Office

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from bursar.core.allocation import Phase
-from bursar.core.queue import InQueue, bares_its_work, still_sensitive
+from bursar.core.nodes.queue import InQueue, bares_its_work, still_sensitive
+from bursar.core.objects.allocation import Phase
 from bursar.ops import object as object_ops
 from bursar.ops.command import Reply
 from bursar.ops.dispatch import delete_command

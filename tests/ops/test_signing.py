@@ -7,7 +7,7 @@ from joserfc import jws, jwt
 from joserfc.jwk import OKPKey
 
 from bursar.agent.token import Distrusted, Trust
-from bursar.core.refusal import Code, Refusal
+from bursar.core.values.refusal import Code, Refusal
 from bursar.loops.upkeep import change_keys
 from bursar.ops.office import Office
 from bursar.ops.signing import Granted, Ring, Signing, rotate, rotate_old

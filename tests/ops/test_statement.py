@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from bursar.core.account import QUARTER
-from bursar.core.money import MICROS, credits_of, nanocredits
-from bursar.core.refusal import Code, Refusal
-from bursar.core.seal import micros_of
-from bursar.core.statement import BalanceAt, Forecast, Item, LeaseLine, PageEnd, Statement, TenantStatement
+from bursar.core.credit.account import QUARTER
+from bursar.core.credit.hash_chain import micros_of
+from bursar.core.credit.statement import BalanceAt, Forecast, Item, LeaseLine, PageEnd, Statement, TenantStatement
+from bursar.core.values.money import MICROS, credits_of, nanocredits
+from bursar.core.values.refusal import Code, Refusal
 from bursar.ops import credit, ledger
 from bursar.ops.credit import CloseLease
 from bursar.ops.ledger import Extend

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from bursar.core.access import Reach
-from bursar.core.object import Origin
+from bursar.core.objects.object import Origin
+from bursar.core.values.access import Reach
 from bursar.ops.claim import claim_node
 from bursar.ops.office import Office
 from offices import change, code, node, refusal, tenant

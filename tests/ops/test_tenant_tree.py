@@ -4,13 +4,13 @@ from typing import Any
 
 import msgspec
 
-from bursar.core.account import Owner
-from bursar.core.allocation import Phase
-from bursar.core.money import nanocredits
-from bursar.core.object import Key, Stored
-from bursar.core.quantity import UNLIMITED
-from bursar.core.quota import Counter
-from bursar.core.refusal import Code, Refusal
+from bursar.core.credit.account import Owner
+from bursar.core.objects.allocation import Phase
+from bursar.core.objects.object import Key, Stored
+from bursar.core.quota.quota import Counter
+from bursar.core.values.money import nanocredits
+from bursar.core.values.quantity import UNLIMITED
+from bursar.core.values.refusal import Code, Refusal
 from bursar.ops import credit
 from bursar.ops import object as object_ops
 from bursar.ops.command import Reply

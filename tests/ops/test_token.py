@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from bursar.core.access import Role
-from bursar.core.refusal import Code, Refusal
+from bursar.core.values.access import Role
+from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.token import (
     TTL_SECONDS_MAX,
     TokenFileError,

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from bursar.core.account import Owner
-from bursar.core.money import MICROS, credits_of, nanocredits
-from bursar.core.usage_event import UsageEvent
+from bursar.core.credit.account import Owner
+from bursar.core.credit.usage_events import UsageEvent
+from bursar.core.values.money import MICROS, credits_of, nanocredits
 from bursar.ops.credit import top_up
 from bursar.ops.lane import Overloaded
 from bursar.ops.office import Office

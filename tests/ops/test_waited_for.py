@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from bursar.core.refusal import Refusal
+from bursar.core.values.refusal import Refusal
 from bursar.ops import bind as bind_ops
 from bursar.ops.leader import stand
 from bursar.ops.office import Office

@@ -22,7 +22,7 @@ from agents import surely, until
 from audits import audit, verify
 from bursar.client import Client
 from bursar.client.errors import BursarError
-from bursar.core.money import nanocredits
+from bursar.core.values.money import nanocredits
 from bursar.ops.office import Office
 from faults import Fleet, Ledger, assert_nothing_left, kill, office_of, opened_fleet, opened_net, set_patience
 from offices import opened

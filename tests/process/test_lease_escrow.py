@@ -18,7 +18,7 @@ from bursar.agent.clock import boot_seconds
 from bursar.agent.escrow import Escrow
 from bursar.agent.journal import Journal
 from bursar.client import Client
-from bursar.core.money import nanocredits
+from bursar.core.values.money import nanocredits
 from faults import set_patience
 from server import Server, data_directory, started
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from bursar.cli.main import cli
 from bursar.client import AsyncClient
-from bursar.core.plan import Policy
+from bursar.core.scheduling.cycle.plan import Policy
 from bursar.loops import budget as budget_loop
 from bursar.loops.budget import review
 from bursar.loops.schedule import run_schedule

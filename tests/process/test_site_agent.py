@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 import pytest
 from waldur_api_client.models import OrderDetails, OrderState, RequestTypes, Resource, ResourceState
 
-from bursar.core.hours import Began, Ended
+from bursar.core.usage.usage_levels import Began, Ended
 from bursar.loops.upkeep import finish_namespaces
 from bursar.ops.hours import roll
 from bursar.ops.office import Office

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from bursar.core.money import nanocredits
+from bursar.core.values.money import nanocredits
 from bursar.ops.credit import top_up
 from bursar.ops.notice import add_webhook
 from bursar.ops.office import Office

@@ -16,7 +16,7 @@ import pytest_asyncio
 
 from bursar.api.serve import door_of
 from bursar.api.tls import ensure_server_certificate
-from bursar.core.refusal import Code
+from bursar.core.values.refusal import Code
 from bursar.rpc.admin import flat_of, message_of
 from bursar.rpc.problem import DETAILS, STATUS, details_of, refusal_of, sentence_of, status_of
 from bursar.rpc.serve import opened_admin

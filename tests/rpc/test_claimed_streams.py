@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bursar.core.money import nanocredits
+from bursar.core.values.money import nanocredits
 from bursar.loops.claims import keep_claims
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 from claims import claim_of, release

@@ -6,7 +6,7 @@ from typing import Any
 
 from bursar.agent.speech import read_answer
 from bursar.agent.token import Believed, Distrusted, Trust
-from bursar.core.refusal import Refusal
+from bursar.core.values.refusal import Refusal
 from bursar.ops.office import Office
 from bursar.ops.signing import Ring, rotate
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb

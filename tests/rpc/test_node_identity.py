@@ -10,8 +10,8 @@ import grpc
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
-from bursar.core.certificate import NodeIdentity, is_control_plane, server_name
-from bursar.core.refusal import Code, Refusal
+from bursar.core.values.certificate import NodeIdentity, is_control_plane, server_name
+from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.authority import enrol, ensure_authority
 from bursar.ops.certificate import Issued, Pair, new_authority, read_request, sign_client, sign_node
 from bursar.ops.office import Office

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bursar.core.liveness import LEASE_EXPIRED, NODE_RESTARTED, SHIM_LOST
+from bursar.core.nodes.liveness import LEASE_EXPIRED, NODE_RESTARTED, SHIM_LOST
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 from evictions import assert_books_balance
 from houses import eventually

@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 from cryptography import x509
 
-from bursar.core.refusal import Refusal
+from bursar.core.values.refusal import Refusal
 from bursar.ops.authority import enrol, ensure_authority
 from bursar.ops.certificate import OUR_LIFE, Issued, sign_client
 from bursar.ops.office import Office

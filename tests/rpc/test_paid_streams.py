@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from bursar.core.lapse import Watch
-from bursar.core.lease import FROZEN
-from bursar.core.money import MICROS, nanocredits
-from bursar.core.shortfall import OUT_OF_CREDIT
+from bursar.core.credit.lease import FROZEN
+from bursar.core.credit.lease_expiry import Watch
+from bursar.core.credit.shortfall import OUT_OF_CREDIT
+from bursar.core.values.money import MICROS, nanocredits
 from bursar.loops.leases import end_lapsed
 from bursar.ops import credit, lapse
 from bursar.ops.credit import PutAccount

@@ -6,10 +6,10 @@ from typing import Any
 import grpc
 import pytest
 
-from bursar.core.certificate import NodeIdentity
-from bursar.core.liveness import Standing
-from bursar.core.object import Key, Origin
-from bursar.core.refusal import Refusal
+from bursar.core.nodes.liveness import Standing
+from bursar.core.objects.object import Key, Origin
+from bursar.core.values.certificate import NodeIdentity
+from bursar.core.values.refusal import Refusal
 from bursar.ops.authority import enrol, ensure_authority
 from bursar.ops.certificate import Issued
 from bursar.ops.liveness import SetReadiness

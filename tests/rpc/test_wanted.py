@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 import pytest
 
-from bursar.core.object import Key
+from bursar.core.objects.object import Key
 from bursar.ops.office import Office
 from bursar.rpc import hub as hub_module
 from bursar.rpc.speech import order_of_place, run_directive

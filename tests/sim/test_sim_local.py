@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from bursar.core.allocation import ENDED
-from bursar.core.eviction import Notice
-from bursar.core.object import Key, Stored
+from bursar.core.nodes.eviction import Notice
+from bursar.core.objects.allocation import ENDED
+from bursar.core.objects.object import Key, Stored
 from bursar.ops import feed as feed_module
 from bursar.ops import object as object_ops
 from bursar.ops.evict import evict

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from bursar.core.allocation import Phase
-from bursar.core.node import SIMULATED
+from bursar.core.nodes.node import SIMULATED
+from bursar.core.objects.allocation import Phase
 from bursar.sim.drive import Answer, Drive, Pace
 from bursar.sim.node import EXPIRED, PAUSE_SECONDS_MAX, REFUSALS_MAX, NodeReport, Nodes
 from bursar.sim.shape import GPU, Shape, documents

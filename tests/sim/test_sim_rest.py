@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from bursar.client import AsyncClient, Client
-from bursar.core.eviction import Notice
-from bursar.core.node import SIMULATED
-from bursar.core.object import Key, Stored
+from bursar.core.nodes.eviction import Notice
+from bursar.core.nodes.node import SIMULATED
+from bursar.core.objects.object import Key, Stored
 from bursar.ops import object as object_ops
 from bursar.ops.evict import evict
 from bursar.sim.rest import RestNodes

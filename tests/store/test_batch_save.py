@@ -2,11 +2,11 @@
 
 import pytest
 
-from bursar.core.node import NodeRoom, Placement
-from bursar.core.object import Key, Origin, Stored, Write
-from bursar.core.quota import Counters
-from bursar.core.tree import Tree
-from bursar.core.value import replace
+from bursar.core.nodes.node import NodeRoom, Placement
+from bursar.core.objects.object import Key, Origin, Stored, Write
+from bursar.core.quota.quota import Counters
+from bursar.core.quota.tenant_tree import Tree
+from bursar.core.values.replace import replace
 from bursar.store import batch
 from bursar.store import node as nodes
 from bursar.store.change import ensure_partitions

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from bursar.core.allocation import Phase
+from bursar.core.objects.allocation import Phase
 from bursar.ops.command import Reply, Written
 from bursar.ops.office import Office
 from bursar.store import change as change_store

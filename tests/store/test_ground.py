@@ -7,7 +7,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from bursar.core.object import Key, Stored
+from bursar.core.objects.object import Key, Stored
 from bursar.store import batch, leader, tree
 from bursar.store import node as nodes
 from bursar.store import object as objects

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from bursar.core.hours import Began, Ended, Used
+from bursar.core.usage.usage_levels import Began, Ended, Used
 from bursar.ops.hours import roll
 from bursar.ops.office import Office
 from bursar.store import usage as store

@@ -13,9 +13,9 @@ from hypothesis import Phase as Step
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from bursar.core.hours import DAY, EVERYBODY, HOUR, Began, Ended, Tariff, Used, hours
-from bursar.core.price import Price
-from bursar.core.tree import Tenant, Tree, subtree
+from bursar.core.credit.price import Price
+from bursar.core.quota.tenant_tree import Tenant, Tree, subtree
+from bursar.core.usage.usage_levels import DAY, EVERYBODY, HOUR, Began, Ended, Tariff, Used, hours
 from bursar.ops.hours import STRIDE, BudgetUse, Past, load_budgets, roll
 from bursar.store import price as price_store
 from bursar.store import usage as store

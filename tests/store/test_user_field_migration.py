@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from bursar.core.queue import InQueue
-from bursar.core.selector import parse_fields
+from bursar.core.nodes.queue import InQueue
+from bursar.core.values.selector import parse_fields
 from bursar.store.change import load_position
 from bursar.store.database import Connection, connect
 from bursar.store.embedded import Embedded

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from bursar.core.allocation import Gang
-from bursar.core.ask import (
+from bursar.core.objects.allocation import Gang
+from bursar.core.objects.ask import (
     ANYWHERE,
     Ask,
     Company,
@@ -22,9 +22,9 @@ from bursar.core.ask import (
     Toleration,
     Where,
 )
-from bursar.core.charge import NOTHING, Charge
-from bursar.core.refusal import Cause
-from bursar.core.selector import EVERYTHING, Op, Selector, Term
+from bursar.core.objects.charge import NOTHING, Charge
+from bursar.core.values.refusal import Cause
+from bursar.core.values.selector import EVERYTHING, Op, Selector, Term
 from bursar.wire.affinity import selector_of
 from bursar.wire.allocation import ALLOCATION, Allocation, charge_of
 from bursar.wire.ask import (

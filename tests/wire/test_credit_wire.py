@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bursar.core.money import NANO, MoneyError, credits_of, nanocredits
-from bursar.core.statement import Forecast, Item, LeaseLine, Statement
+from bursar.core.credit.statement import Forecast, Item, LeaseLine, Statement
+from bursar.core.values.money import NANO, MoneyError, credits_of, nanocredits
 from bursar.wire.credit import credit_faults, zone_faults
 from bursar.wire.instant import InstantError, micros_of, time_text
 from bursar.wire.statement import forecast_view, lasting, statement_csv, statement_view

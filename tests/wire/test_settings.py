@@ -5,10 +5,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from bursar.core.billing import CreditPolicy
-from bursar.core.liveness import Patience
-from bursar.core.plan import Policy
-from bursar.core.refusal import field_fault
+from bursar.core.credit.billing_terms import CreditPolicy
+from bursar.core.nodes.liveness import Patience
+from bursar.core.scheduling.cycle.plan import Policy
+from bursar.core.values.refusal import field_fault
 from bursar.wire.settings import (
     SETTINGS,
     CreditSettings,

@@ -1,7 +1,7 @@
 """What is told of use, as it is answered."""
 
-from bursar.core.hours import HOUR, Used
-from bursar.core.money import NANO
+from bursar.core.usage.usage_levels import HOUR, Used
+from bursar.core.values.money import NANO
 from bursar.wire.tenant_usage import cost_of, days_of, resources_of, table_lines, users_of
 
 GPU = "nvidia.com/gpu"

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bursar.core.quantity import QuantityError, amount
+from bursar.core.values.quantity import QuantityError, amount
 
 PERIOD_MICROSECONDS = 100_000
 QUOTA_MICROSECONDS_MIN = 1_000

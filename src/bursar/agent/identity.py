@@ -26,7 +26,7 @@ from bursar.client import AsyncClient
 from bursar.client.calls import ROOT, segment
 from bursar.client.errors import ApiError
 from bursar.client.flow import ONCE
-from bursar.core.certificate import COMMON_NAME_CHARS_MAX, identity_in
+from bursar.core.values.certificate import COMMON_NAME_CHARS_MAX, identity_in
 
 KEY, CERTIFICATE, AUTHORITY, SERVER = "key.pem", "cert.pem", "ca.pem", "server.json"
 ENROL_SECONDS_MAX = 10.0

@@ -158,7 +158,7 @@ def agent(**options: Any) -> None:
 
 
 def _check(options: dict[str, Any]) -> None:
-    from bursar.core.address import is_address, is_loopback, is_loopback_host
+    from bursar.core.values.address import is_address, is_loopback, is_loopback_host
 
     for url in options["server"]:
         parts = urlsplit(url)
@@ -213,7 +213,7 @@ def _users(text: str) -> Users:
 
 
 def _bytes(option: str, text: str) -> int | None:
-    from bursar.core.quantity import QuantityError, amount
+    from bursar.core.values.quantity import QuantityError, amount
 
     try:
         return amount("ephemeral-storage", text) if text else None

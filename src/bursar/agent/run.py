@@ -28,7 +28,7 @@ from bursar.agent.stream import Stream, backoff_seconds
 from bursar.agent.trouble import Telling, join_trouble
 from bursar.agent.wipe import NO_WIPE, Wipe
 from bursar.client.errors import ApiError, BursarError, ConnectionFailed
-from bursar.core.address import is_loopback
+from bursar.core.values.address import is_loopback
 from bursar.logs import set_up_logs
 
 log = structlog.get_logger()

@@ -20,14 +20,14 @@ from bursar.api.credit import (
     words_faults,
 )
 from bursar.api.route import Answer, Call, Outcome
-from bursar.core.access import reach
-from bursar.core.account import Account, Owner, no_account
-from bursar.core.amendment import GPUS_MAX
-from bursar.core.drift import NO_DRIFT, first_hour
-from bursar.core.lease import lease_number
-from bursar.core.money import credits_of, nanocredits
-from bursar.core.quantity import amount
-from bursar.core.refusal import Cause, Code, Refusal, field_fault
+from bursar.core.credit.account import Account, Owner, no_account
+from bursar.core.credit.account_change import GPUS_MAX
+from bursar.core.credit.drift import NO_DRIFT, first_hour
+from bursar.core.credit.lease import lease_number
+from bursar.core.values.access import reach
+from bursar.core.values.money import credits_of, nanocredits
+from bursar.core.values.quantity import amount
+from bursar.core.values.refusal import Cause, Code, Refusal, field_fault
 from bursar.ops import credit as ops
 from bursar.ops.ledger import Receipt
 from bursar.store import ledger as store

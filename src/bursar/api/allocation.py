@@ -20,12 +20,12 @@ from bursar.api.object import (
 )
 from bursar.api.object import key_of as allocation_key
 from bursar.api.route import Answer, Call, Outcome
-from bursar.core.allocation import Phase
-from bursar.core.object import Key
-from bursar.core.patch import PatchError, json_patch, merge, strategic
-from bursar.core.quantity import format_granted
-from bursar.core.refusal import Cause, Code, Refusal, field_fault, invalid
-from bursar.core.selector import SelectorError, parse
+from bursar.core.objects.allocation import Phase
+from bursar.core.objects.object import Key
+from bursar.core.values.patch import PatchError, json_patch, merge, strategic
+from bursar.core.values.quantity import format_granted
+from bursar.core.values.refusal import Cause, Code, Refusal, field_fault, invalid
+from bursar.core.values.selector import SelectorError, parse
 from bursar.ops.allocation import request_in
 from bursar.ops.command import Written
 from bursar.ops.report import Report, report

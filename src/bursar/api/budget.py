@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bursar.api import metrics
-from bursar.core.budget import used_fraction
+from bursar.core.usage.budget import used_fraction
 from bursar.ops.hours import load_budgeted, load_budgets
 from bursar.ops.office import Office
 from bursar.store import budget as budget_store

@@ -18,8 +18,8 @@ from bursar.api.body import faulty_causes as faulty
 from bursar.api.node import others_node, use_up_token
 from bursar.api.object import key_of, kind_of, origin_of
 from bursar.api.route import Answer, Call, Outcome
-from bursar.core.access import Role
-from bursar.core.refusal import Code, Refusal, invalid
+from bursar.core.values.access import Role
+from bursar.core.values.refusal import Code, Refusal, invalid
 from bursar.ops import authority as ops
 from bursar.ops import object as object_ops
 from bursar.ops.certificate import Issued, fingerprint, read_request

@@ -8,11 +8,11 @@ from msgspec import UNSET, UnsetType
 from bursar.api.action import faulty, read_action, words_faults
 from bursar.api.object import find, key_of, kind_of, origin_of, written_answer
 from bursar.api.route import Answer, Call, Outcome
-from bursar.core.access import Role, reach
-from bursar.core.claim import Claim
-from bursar.core.object import Origin
-from bursar.core.refusal import Code, Refusal, field_fault
-from bursar.core.value import replace
+from bursar.core.nodes.node_claim import Claim
+from bursar.core.objects.object import Origin
+from bursar.core.values.access import Role, reach
+from bursar.core.values.refusal import Code, Refusal, field_fault
+from bursar.core.values.replace import replace
 from bursar.ops import claim as ops
 from bursar.ops.claim import NOBODYS, ReleaseNode
 from bursar.ops.object import submitter

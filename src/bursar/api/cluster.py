@@ -11,13 +11,13 @@ from bursar.api import metrics
 from bursar.api.explanation import time_of
 from bursar.api.house import House
 from bursar.api.route import Answer, Call, Outcome
-from bursar.core.access import Reach
-from bursar.core.answer import Figures, QueueFigures
-from bursar.core.claim import State
-from bursar.core.liveness import is_alarming
-from bursar.core.node import WHOLE
-from bursar.core.quantity import format_granted
-from bursar.core.refusal import Refusal
+from bursar.core.nodes.liveness import is_alarming
+from bursar.core.nodes.node import WHOLE
+from bursar.core.nodes.node_claim import State
+from bursar.core.scheduling.explain.explain_types import Figures, QueueFigures
+from bursar.core.values.access import Reach
+from bursar.core.values.quantity import format_granted
+from bursar.core.values.refusal import Refusal
 from bursar.ops.claim import load_pool
 from bursar.ops.cluster import Totals
 from bursar.ops.fence import load_patience

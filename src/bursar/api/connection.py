@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from bursar.api import metrics
 from bursar.api.problem import answer_of
-from bursar.core.refusal import Code, Refusal
+from bursar.core.values.refusal import Code, Refusal
 
 HEADER_BYTES_MAX = 65_536  # of the request line and all headers
 HEADERS_MAX = 100

@@ -14,11 +14,11 @@ import msgspec
 from bursar.api.action import faulty
 from bursar.api.body import REQUEST_ID_CHARS_MAX, dry_run, read_document
 from bursar.api.route import JSON, Call, Param
-from bursar.core.access import Role, reach
-from bursar.core.account import Account, Owner, account_name, no_account, spends_anothers
-from bursar.core.lease import Lease, lease_number
-from bursar.core.refusal import Cause, Code, Refusal, field_fault, invalid
-from bursar.core.tree import is_current, lineage
+from bursar.core.credit.account import Account, Owner, account_name, no_account, spends_anothers
+from bursar.core.credit.lease import Lease, lease_number
+from bursar.core.quota.tenant_tree import is_current, lineage
+from bursar.core.values.access import Role, reach
+from bursar.core.values.refusal import Cause, Code, Refusal, field_fault, invalid
 from bursar.ops.ledger import ledger_claim
 from bursar.store import ledger as store
 from bursar.store.request import Claim

@@ -11,8 +11,8 @@ from bursar.api.body import claim_of, dry_run, read_document
 from bursar.api.object import find, key_of, kind_of, origin_of, query_of, recalled, written_answer
 from bursar.api.route import Answer, Call, Outcome
 from bursar.api.show import shown
-from bursar.core.object import Key
-from bursar.core.refusal import Code, Refusal, invalid
+from bursar.core.objects.object import Key
+from bursar.core.values.refusal import Code, Refusal, invalid
 from bursar.ops import object as ops
 from bursar.ops.command import Reply, Written
 from bursar.ops.dispatch import delete_command

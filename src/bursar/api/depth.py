@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from contextlib import suppress
 
-from bursar.core.refusal import Refusal
+from bursar.core.values.refusal import Refusal
 from bursar.ops.inquiry import Inquiries
 from bursar.store import queue as store
 from bursar.store.database import AWAY, Database

@@ -23,8 +23,8 @@ from bursar.api.problem import answer_of
 from bursar.api.ratelimit import MemoryRateLimit, Verdict, message
 from bursar.api.route import Answer, BrokenOff, Call, Outcome, Route, Stream
 from bursar.api.seats import party
-from bursar.core.access import Identity, Role, allows
-from bursar.core.refusal import Code, Refusal, invalid
+from bursar.core.values.access import Identity, Role, allows
+from bursar.core.values.refusal import Code, Refusal, invalid
 from bursar.ops.lane import Closed, Overloaded
 from bursar.store.database import AWAY
 from bursar.wire.document import encode

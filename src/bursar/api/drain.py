@@ -7,7 +7,7 @@ import msgspec
 from bursar.api.action import faulty, grace_faults, read_action
 from bursar.api.object import find, key_of, origin_of
 from bursar.api.route import Answer, Call, Outcome
-from bursar.core.refusal import Code, Refusal
+from bursar.core.values.refusal import Code, Refusal
 from bursar.ops import drain as ops
 from bursar.ops.command import Written
 from bursar.ops.drain import GRACE_SECONDS, Drain, Standing

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bursar.api import metrics
-from bursar.core.drift import first_hour
-from bursar.core.money import MICROS, NANO
+from bursar.core.credit.drift import first_hour
+from bursar.core.values.money import MICROS, NANO
 from bursar.ops.billing import load_credit_policy
 from bursar.ops.notice import list_webhooks
 from bursar.ops.office import Office

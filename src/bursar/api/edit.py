@@ -30,12 +30,12 @@ from bursar.api.object import (
     written_answer,
 )
 from bursar.api.route import Call, Outcome
-from bursar.core.access import Role, allows, reach
-from bursar.core.names import quoted
-from bursar.core.object import Stored
-from bursar.core.patch import PatchError, TestFailed, json_patch, merge, strategic
-from bursar.core.refusal import Code, Refusal, invalid
-from bursar.core.tree import sees
+from bursar.core.objects.object import Stored
+from bursar.core.quota.tenant_tree import sees
+from bursar.core.values.access import Role, allows, reach
+from bursar.core.values.names import quoted
+from bursar.core.values.patch import PatchError, TestFailed, json_patch, merge, strategic
+from bursar.core.values.refusal import Code, Refusal, invalid
 from bursar.ops import object as ops
 from bursar.ops.command import Command, Written
 from bursar.ops.dispatch import change_command, owner_of

@@ -11,13 +11,13 @@ import msgspec
 
 from bursar.api.route import Answer, Call, Outcome
 from bursar.api.table import wants_table
-from bursar.core.access import Reach, allows, reach
-from bursar.core.duration import format_age
-from bursar.core.happening import Standing, tell
-from bursar.core.object import Key
-from bursar.core.refusal import invalid
-from bursar.core.selector import Op, Selector, SelectorError, matches_fields, parse_fields
-from bursar.core.tree import Tree, saw
+from bursar.core.objects.event_text import Standing, tell
+from bursar.core.objects.object import Key
+from bursar.core.quota.tenant_tree import Tree, saw
+from bursar.core.values.access import Reach, allows, reach
+from bursar.core.values.duration import format_age
+from bursar.core.values.refusal import invalid
+from bursar.core.values.selector import Op, Selector, SelectorError, matches_fields, parse_fields
 from bursar.ops.audit import RESOURCES
 from bursar.ops.office import now, timestamp
 from bursar.ops.warn import BUDGETS

@@ -22,10 +22,10 @@ from bursar.api.pod import find_pod, pod_not_found, pod_uid
 from bursar.api.problem import body_of
 from bursar.api.route import JSON, Answer, Call, Outcome, Stream
 from bursar.api.watch import KEEPALIVE_SECONDS, SSE, TIMEOUT_SECONDS, Events, Over, Watch, check_identity, no_seat
-from bursar.core.eviction import Notice, Reason, Rule
-from bursar.core.object import Key, Origin, Stored
-from bursar.core.refusal import Code, Refusal, field_fault, invalid
-from bursar.core.selector import parse_fields
+from bursar.core.nodes.eviction import Notice, Reason, Rule
+from bursar.core.objects.object import Key, Origin, Stored
+from bursar.core.values.refusal import Code, Refusal, field_fault, invalid
+from bursar.core.values.selector import parse_fields
 from bursar.ops import evict as ops
 from bursar.ops.allocation import status_of
 from bursar.ops.feed import FedChange, Lagging

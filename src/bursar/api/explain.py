@@ -27,18 +27,18 @@ from bursar.api.explanation import (
 )
 from bursar.api.object import find, is_admin, key_of, kind_of, namespace_tenant, never_runs, origin_of
 from bursar.api.route import JSON, UNREAD, Answer, Call, Outcome
-from bursar.core import answer as told
-from bursar.core.access import reach
-from bursar.core.job import all_turns, turn_name
-from bursar.core.lease import FROZEN
-from bursar.core.money import credits_of
-from bursar.core.object import Key, Stored
-from bursar.core.reason import Reason
-from bursar.core.redaction import redacted
-from bursar.core.refusal import Code, Refusal, invalid
-from bursar.core.sight import Sees, everything
-from bursar.core.telling import BEYOND_SHARE
-from bursar.core.tree import lineage
+from bursar.core.credit.lease import FROZEN
+from bursar.core.objects.job import all_turns, turn_name
+from bursar.core.objects.object import Key, Stored
+from bursar.core.objects.pending_reason import Reason
+from bursar.core.quota.tenant_tree import lineage
+from bursar.core.quota.visibility import Sees, everything
+from bursar.core.scheduling.explain import explain_types as told
+from bursar.core.scheduling.explain.reason_text import BEYOND_SHARE
+from bursar.core.values.access import reach
+from bursar.core.values.money import credits_of
+from bursar.core.values.redaction import redacted
+from bursar.core.values.refusal import Code, Refusal, invalid
 from bursar.ops import object as object_ops
 from bursar.ops.dispatch import create_command
 from bursar.ops.inquiry import Draft, Simulate

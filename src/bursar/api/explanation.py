@@ -7,12 +7,12 @@ from typing import Literal
 
 import msgspec
 
-from bursar.core import answer as told
-from bursar.core.quantity import format_amount
-from bursar.core.reason import MEMBERS, NODES, Reason
-from bursar.core.sight import ABOVE, Sees, reason_for
-from bursar.core.telling import constraint, help, sentence  # noqa: A004
-from bursar.core.wording import dimension_label
+from bursar.core.objects.pending_reason import MEMBERS, NODES, Reason
+from bursar.core.quota.quota_messages import dimension_label
+from bursar.core.quota.visibility import ABOVE, Sees, reason_for
+from bursar.core.scheduling.explain import explain_types as told
+from bursar.core.scheduling.explain.reason_text import constraint, help, sentence  # noqa: A004
+from bursar.core.values.quantity import format_amount
 from bursar.ops.office import timestamp
 
 # What is answered.

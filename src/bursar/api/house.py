@@ -11,8 +11,8 @@ from bursar.api.identity import Authenticator
 from bursar.api.ratelimit import LIMIT_PER_MINUTE_DEFAULT, RateLimit
 from bursar.api.seats import Seats
 from bursar.api.spool import Spools
-from bursar.core.access import Identity, Reach, reach
-from bursar.core.tree import Tree, is_current, sees, subtree
+from bursar.core.quota.tenant_tree import Tree, is_current, sees, subtree
+from bursar.core.values.access import Identity, Reach, reach
 from bursar.ops.cluster import ClusterCache
 from bursar.ops.feed import Feed
 from bursar.ops.inquiry import Inquiries

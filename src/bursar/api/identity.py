@@ -17,8 +17,8 @@ from datetime import UTC, datetime
 from typing import Generic, TypeAlias, TypeVar
 
 from bursar.api.oidc import Oidc, Verified
-from bursar.core.access import Identity, Role, unauthenticated
-from bursar.core.refusal import Refusal
+from bursar.core.values.access import Identity, Role, unauthenticated
+from bursar.core.values.refusal import Refusal
 from bursar.ops.office import timestamp
 from bursar.ops.token import TokenText, find_tokens, is_token_of, parse_token, token_death
 from bursar.ops.tree import TreeCache

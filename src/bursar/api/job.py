@@ -9,10 +9,10 @@ from bursar.api.action import faulty, grace_faults, read_action, words_faults
 from bursar.api.line import with_glimpse
 from bursar.api.object import find, key_of, origin_of, recall
 from bursar.api.route import Answer, Call, Outcome
-from bursar.core.duration import parse_seconds
-from bursar.core.job import all_turns, turn_name
-from bursar.core.object import Stored
-from bursar.core.refusal import Cause, Refusal, field_fault
+from bursar.core.objects.job import all_turns, turn_name
+from bursar.core.objects.object import Stored
+from bursar.core.values.duration import parse_seconds
+from bursar.core.values.refusal import Cause, Refusal, field_fault
 from bursar.ops import job as ops
 from bursar.ops.allocation import GRACE_SECONDS
 from bursar.ops.command import Reply, Written

@@ -8,7 +8,7 @@ import msgspec
 
 from bursar.api.action import faulty, read_action, words_faults
 from bursar.api.route import Answer, Call, Outcome
-from bursar.core.refusal import Refusal, field_fault, invalid
+from bursar.core.values.refusal import Refusal, field_fault, invalid
 from bursar.ops import signing as ops
 from bursar.wire.document import encode
 

@@ -17,17 +17,17 @@ from bursar.api.credit import (
     read_order,
 )
 from bursar.api.route import Answer, Call, Outcome
-from bursar.core.access import Role, reach
-from bursar.core.account import Account, Owner, spends_anothers
-from bursar.core.billing import CreditPolicy
-from bursar.core.lease import Lease
-from bursar.core.money import MICROS, credits_of
-from bursar.core.node import WHOLE
-from bursar.core.permit import Asking, too_small
-from bursar.core.price import is_device
-from bursar.core.quantity import amount
-from bursar.core.refusal import Cause, Refusal, field_fault, invalid
-from bursar.core.tree import billing_terms
+from bursar.core.credit.account import Account, Owner, spends_anothers
+from bursar.core.credit.billing_terms import CreditPolicy
+from bursar.core.credit.lease import Lease
+from bursar.core.credit.price import is_device
+from bursar.core.nodes.node import WHOLE
+from bursar.core.quota.permit import Asking, too_small
+from bursar.core.quota.tenant_tree import billing_terms
+from bursar.core.values.access import Role, reach
+from bursar.core.values.money import MICROS, credits_of
+from bursar.core.values.quantity import amount
+from bursar.core.values.refusal import Cause, Refusal, field_fault, invalid
 from bursar.ops import credit as ops
 from bursar.ops.ledger import Receipt
 from bursar.store import lease as lease_store

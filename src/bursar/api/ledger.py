@@ -9,9 +9,9 @@ from typing import Final
 from msgspec import Struct
 
 from bursar.api.route import Answer, Call, Outcome, Param
-from bursar.core.money import credits_of
-from bursar.core.refusal import Refusal, field_fault, invalid
-from bursar.core.seal import Anchor, Finding
+from bursar.core.credit.hash_chain import Anchor, Finding
+from bursar.core.values.money import credits_of
+from bursar.core.values.refusal import Refusal, field_fault, invalid
 from bursar.ops import proof, seal
 from bursar.ops.office import timestamp
 from bursar.ops.statement import system_balances

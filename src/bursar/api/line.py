@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from bursar.api.route import Call
-from bursar.core.answer import Glimpse
-from bursar.core.object import Stored
-from bursar.core.value import replace
+from bursar.core.objects.object import Stored
+from bursar.core.scheduling.explain.explain_types import Glimpse
+from bursar.core.values.replace import replace
 from bursar.ops.command import Written
 from bursar.ops.inquiry import Look
 from bursar.ops.office import timestamp

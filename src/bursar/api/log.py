@@ -19,10 +19,10 @@ from bursar.api.object import find, key_of
 from bursar.api.pod import find_pod
 from bursar.api.route import BrokenOff, Call, Outcome, Param, Stream
 from bursar.api.watch import KEEPALIVE_SECONDS, Events, Over, Watch, check_identity, no_seat
-from bursar.core.access import allows
-from bursar.core.allocation import ENDED, Phase
-from bursar.core.object import Stored
-from bursar.core.refusal import Cause, Code, Refusal, invalid
+from bursar.core.objects.allocation import ENDED, Phase
+from bursar.core.objects.object import Stored
+from bursar.core.values.access import allows
+from bursar.core.values.refusal import Cause, Code, Refusal, invalid
 from bursar.ops.output import Cut, Output, Piece, Reading
 from bursar.store import change as change_store
 from bursar.store.listing import Query

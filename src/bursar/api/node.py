@@ -11,8 +11,8 @@ from bursar.api.body import Body, dry_run, read_object
 from bursar.api.edit import patch_object, replace_object
 from bursar.api.object import create_object, get, kind_of
 from bursar.api.route import JSON, NO_STORE, Answer, Call, Outcome
-from bursar.core.access import Role
-from bursar.core.refusal import Code, Refusal
+from bursar.core.values.access import Role
+from bursar.core.values.refusal import Code, Refusal
 from bursar.ops import token as token_ops
 from bursar.ops.liveness import node_alive
 from bursar.ops.office import now

@@ -19,12 +19,12 @@ from bursar.api.show import rows, show, show_written
 from bursar.api.spool import Spool, SpooledPieces, SpoolFull
 from bursar.api.table import table, wants_table
 from bursar.api.watch import watch
-from bursar.core.access import Identity, Role, reach
-from bursar.core.finalizer import added, reserved
-from bursar.core.object import Key, Origin, Stored
-from bursar.core.refusal import Code, Refusal, field_fault, invalid
-from bursar.core.selector import SelectorError, parse, parse_fields
-from bursar.core.value import replace
+from bursar.core.objects.finalizer import added, reserved
+from bursar.core.objects.object import Key, Origin, Stored
+from bursar.core.values.access import Identity, Role, reach
+from bursar.core.values.refusal import Code, Refusal, field_fault, invalid
+from bursar.core.values.replace import replace
+from bursar.core.values.selector import SelectorError, parse, parse_fields
 from bursar.ops import object as ops
 from bursar.ops.ceiling import unsatisfiable
 from bursar.ops.command import Reply, Written

@@ -26,8 +26,8 @@ from joserfc import jws, jwt
 from joserfc.errors import ExpiredTokenError, InvalidClaimError, JoseError, MissingClaimError, SecurityWarning
 from joserfc.jwk import ECKey, JWKRegistry, OKPKey, RSAKey
 
-from bursar.core.access import Identity, Role, identity_fault, unauthenticated
-from bursar.core.refusal import Code, Refusal
+from bursar.core.values.access import Identity, Role, identity_fault, unauthenticated
+from bursar.core.values.refusal import Code, Refusal
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "Ed25519", "EdDSA")
 LEEWAY_SECONDS = 30

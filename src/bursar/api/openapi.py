@@ -19,7 +19,7 @@ from bursar.api import openapi_v2
 from bursar.api.discovery import Noun, nouns
 from bursar.api.openapi_words import EXAMPLES, FIELD_WORDS, REFUSAL_HEADERS, REFUSAL_WORDS
 from bursar.api.route import JSON, Route
-from bursar.core.access import MONEY, OURS
+from bursar.core.values.access import MONEY, OURS
 from bursar.wire.faults import schema_components
 from bursar.wire.kind import Kind
 from bursar.wire.kinds import KINDS

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bursar.api.credit import named_owner, read_order, words_faults
 from bursar.api.route import Answer, Call, Outcome
-from bursar.core.account import Owner
-from bursar.core.money import credits_of, nanocredits
-from bursar.core.refusal import Cause, Refusal, field_fault
+from bursar.core.credit.account import Owner
+from bursar.core.values.money import credits_of, nanocredits
+from bursar.core.values.refusal import Cause, Refusal, field_fault
 from bursar.ops import payment as ops
 from bursar.wire.credit import Credits, Moved, Order, credit_faults
 from bursar.wire.document import encode

@@ -16,12 +16,12 @@ import msgspec
 from bursar.api.object import find, item
 from bursar.api.route import Answer, Call, Outcome
 from bursar.api.table import table, wants_table
-from bursar.core.allocation import Phase
-from bursar.core.eviction import DO_NOT_EVICT, STOPPABLE
-from bursar.core.object import Key, Stored
-from bursar.core.redaction import redacted
-from bursar.core.refusal import Code, Refusal, invalid
-from bursar.core.selector import Op, Selector, SelectorError, matches_fields, parse, parse_fields
+from bursar.core.nodes.eviction import DO_NOT_EVICT, STOPPABLE
+from bursar.core.objects.allocation import Phase
+from bursar.core.objects.object import Key, Stored
+from bursar.core.values.redaction import redacted
+from bursar.core.values.refusal import Code, Refusal, invalid
+from bursar.core.values.selector import Op, Selector, SelectorError, matches_fields, parse, parse_fields
 from bursar.store import listing
 from bursar.store.listing import Item, Query
 from bursar.wire.document import encode, render

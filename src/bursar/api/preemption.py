@@ -7,11 +7,11 @@ import msgspec
 from bursar.api.action import faulty, grace_faults, read_action, words_faults
 from bursar.api.object import find, origin_of, recall
 from bursar.api.route import Answer, Call, Outcome
-from bursar.core.claim import SENSITIVE
-from bursar.core.eviction import Notice, Reason, Rule, admin_message
-from bursar.core.object import Key, Stored
-from bursar.core.quantity import format_granted
-from bursar.core.refusal import Cause, Code, Refusal, field_fault
+from bursar.core.nodes.eviction import Notice, Reason, Rule, admin_message
+from bursar.core.nodes.node_claim import SENSITIVE
+from bursar.core.objects.object import Key, Stored
+from bursar.core.values.quantity import format_granted
+from bursar.core.values.refusal import Cause, Code, Refusal, field_fault
 from bursar.ops import evict as ops
 from bursar.ops.allocation import request_in
 from bursar.ops.command import Reply, Written

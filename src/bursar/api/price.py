@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from bursar.api.credit import bare_order, claim_for, instant_of, read_order
 from bursar.api.route import Answer, Call, Outcome
-from bursar.core.money import nanocredits
-from bursar.core.names import qualified_name
-from bursar.core.price import Price, is_device
-from bursar.core.refusal import Cause, Refusal, field_fault, invalid
+from bursar.core.credit.price import Price, is_device
+from bursar.core.values.money import nanocredits
+from bursar.core.values.names import qualified_name
+from bursar.core.values.refusal import Cause, Refusal, field_fault, invalid
 from bursar.ops import credit as ops
 from bursar.store import ledger as ledger_store
 from bursar.store import price as store

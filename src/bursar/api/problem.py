@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from bursar.api.route import Answer
-from bursar.core.refusal import Cause, Code, Refusal
+from bursar.core.values.refusal import Cause, Code, Refusal
 
 _encode = msgspec.json.Encoder().encode
 

@@ -8,8 +8,8 @@ import msgspec
 
 from bursar.api.body import read_document
 from bursar.api.route import Answer, Call, Outcome
-from bursar.core.access import allows, rules
-from bursar.core.refusal import Refusal, invalid
+from bursar.core.values.access import allows, rules
+from bursar.core.values.refusal import Refusal, invalid
 from bursar.wire.document import encode
 
 

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from bursar.core.access import Identity
-from bursar.core.refusal import Refusal
+from bursar.core.values.access import Identity
+from bursar.core.values.refusal import Refusal
 from bursar.wire.kind import Kind
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from bursar.api import metrics
-from bursar.core.seal import Check
+from bursar.core.credit.hash_chain import Check
 from bursar.ops.office import Office, now
 from bursar.ops.seal import load_standing
 from bursar.store.database import AWAY

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from bursar.core.access import Identity
+from bursar.core.values.access import Identity
 
 
 def party(identity: Identity) -> str:

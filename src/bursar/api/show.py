@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from bursar.api.house import House
-from bursar.core.node import EXCLUSIVE
-from bursar.core.quantity import UNLIMITED, format_amount, percent
-from bursar.core.quota import Counter
-from bursar.core.tree import quota_scope
+from bursar.core.nodes.node import EXCLUSIVE
+from bursar.core.quota.quota import Counter
+from bursar.core.quota.tenant_tree import quota_scope
+from bursar.core.values.quantity import UNLIMITED, format_amount, percent
 from bursar.ops.command import Written
 from bursar.ops.office import now, timestamp
 from bursar.store import beat as beat_store

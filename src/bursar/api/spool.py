@@ -15,7 +15,7 @@ from contextlib import aclosing
 from typing import IO
 
 from bursar.api import metrics
-from bursar.core.refusal import Code, Refusal
+from bursar.core.values.refusal import Code, Refusal
 
 MEMORY_BYTES_EACH = 4 << 20
 MEMORY_BYTES_ALL = 64 << 20

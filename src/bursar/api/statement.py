@@ -16,10 +16,10 @@ from bursar.api.credit import (
     not_ours,
 )
 from bursar.api.route import Answer, Call, Outcome, Param
-from bursar.core.access import reach
-from bursar.core.account import Owner, no_account
-from bursar.core.refusal import Code, Refusal, field_fault, invalid
-from bursar.core.statement import Item, LeaseLine, PageEnd, Statement
+from bursar.core.credit.account import Owner, no_account
+from bursar.core.credit.statement import Item, LeaseLine, PageEnd, Statement
+from bursar.core.values.access import reach
+from bursar.core.values.refusal import Code, Refusal, field_fault, invalid
 from bursar.ops import statement as ops
 from bursar.store import ledger as store
 from bursar.wire.credit import balance_of

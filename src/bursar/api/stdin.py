@@ -8,9 +8,9 @@ from msgspec import Struct
 from bursar.api.body import dry_run
 from bursar.api.object import find, key_of, origin_of
 from bursar.api.route import Answer, Call, Outcome
-from bursar.core.access import Role
-from bursar.core.allocation import ENDED
-from bursar.core.refusal import Code, Refusal
+from bursar.core.objects.allocation import ENDED
+from bursar.core.values.access import Role
+from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.allocation import phase_of, status_of
 from bursar.ops.object import not_found, submitter
 from bursar.store import stdin as store

@@ -13,10 +13,10 @@ from bursar.api.cluster import show_nodes, show_scheduling
 from bursar.api.drift import show_drift
 from bursar.api.route import JSON, Answer, Call, Handler, Outcome
 from bursar.api.sealing import show_sealing
-from bursar.core.access import reach
-from bursar.core.quantity import UNLIMITED, is_bytes
-from bursar.core.quota import Counter
-from bursar.core.refusal import Code, Refusal
+from bursar.core.quota.quota import Counter
+from bursar.core.values.access import reach
+from bursar.core.values.quantity import UNLIMITED, is_bytes
+from bursar.core.values.refusal import Code, Refusal
 from bursar.store import change as change_store
 from bursar.store import quota as quota_store
 from bursar.store.database import AWAY

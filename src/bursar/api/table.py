@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Literal
 
-from bursar.core.duration import format_age
+from bursar.core.values.duration import format_age
 from bursar.wire.kind import Column, Kind
 
 META_VERSION: Final = "meta.k8s.io/v1"

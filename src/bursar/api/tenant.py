@@ -10,11 +10,11 @@ from bursar.api.body import CAUSES_IN_MESSAGE_MAX, CAUSES_MAX, read_document
 from bursar.api.edit import edit_object, replace_object
 from bursar.api.object import find, key_of
 from bursar.api.route import Answer, Call, Outcome
-from bursar.core.patch import merge
-from bursar.core.quantity import UNLIMITED, format_amount
-from bursar.core.quota import Counter
-from bursar.core.refusal import Refusal, invalid
-from bursar.core.tree import effective_limits, lineage, tenant_scope
+from bursar.core.quota.quota import Counter
+from bursar.core.quota.tenant_tree import effective_limits, lineage, tenant_scope
+from bursar.core.values.patch import merge
+from bursar.core.values.quantity import UNLIMITED, format_amount
+from bursar.core.values.refusal import Refusal, invalid
 from bursar.ops.object import not_found
 from bursar.store import quota as quota_store
 from bursar.wire.document import encode

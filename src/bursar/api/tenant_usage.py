@@ -12,17 +12,26 @@ from msgspec import UNSET, Struct
 from bursar.api.object import find, key_of, origin_of
 from bursar.api.route import Answer, Call, Outcome, Param, Route
 from bursar.api.usage_export import export_routes
-from bursar.core.access import reach
-from bursar.core.budget import BudgetHours
-from bursar.core.duration import DurationError, parse_seconds
-from bursar.core.hours import EVERYBODY, Used
-from bursar.core.object import Key, Stored
-from bursar.core.quantity import format_amount
-from bursar.core.quota import Counter
-from bursar.core.refusal import Code, Refusal, field_fault, invalid
-from bursar.core.remaining import Remaining
-from bursar.core.report import Uses, add_up, average, bound_below, is_metered, peaks_together, quotas_below, together
-from bursar.core.tree import Row, Tree, subtree, tenant_scope
+from bursar.core.objects.object import Key, Stored
+from bursar.core.quota.quota import Counter
+from bursar.core.quota.tenant_tree import Row, Tree, subtree, tenant_scope
+from bursar.core.usage.budget import BudgetHours
+from bursar.core.usage.external_budget import Remaining
+from bursar.core.usage.report import (
+    Uses,
+    add_up,
+    average,
+    bound_below,
+    is_metered,
+    peaks_together,
+    quotas_below,
+    together,
+)
+from bursar.core.usage.usage_levels import EVERYBODY, Used
+from bursar.core.values.access import reach
+from bursar.core.values.duration import DurationError, parse_seconds
+from bursar.core.values.quantity import format_amount
+from bursar.core.values.refusal import Code, Refusal, field_fault, invalid
 from bursar.ops.hours import BudgetUse, believed, load_budget_days
 from bursar.ops.object import submitter
 from bursar.ops.office import now, timestamp

@@ -8,10 +8,10 @@ import msgspec
 
 from bursar.api.body import claim_of, dry_run, read_document
 from bursar.api.route import NO_STORE, Answer, Call, Outcome
-from bursar.core.access import Role, grantable, reach
-from bursar.core.duration import DurationError, parse_seconds
-from bursar.core.refusal import Cause, Code, Refusal, invalid
-from bursar.core.tree import sees
+from bursar.core.quota.tenant_tree import sees
+from bursar.core.values.access import Role, grantable, reach
+from bursar.core.values.duration import DurationError, parse_seconds
+from bursar.core.values.refusal import Cause, Code, Refusal, invalid
 from bursar.ops import token as ops
 from bursar.ops.office import now, timestamp
 from bursar.store import request as request_store

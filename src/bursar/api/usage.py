@@ -10,8 +10,8 @@ from bursar.api.action import faulty
 from bursar.api.body import read_document
 from bursar.api.credit import sees
 from bursar.api.route import Answer, Call, Outcome
-from bursar.core.lease import lease_number
-from bursar.core.refusal import Cause, Refusal, field_fault, invalid
+from bursar.core.credit.lease import lease_number
+from bursar.core.values.refusal import Cause, Refusal, field_fault, invalid
 from bursar.ops.usage import Measure, Noted, note_usage
 from bursar.store import ledger as store
 from bursar.wire.document import encode

@@ -10,14 +10,14 @@ from msgspec import Struct
 
 from bursar.api.credit import instant_of
 from bursar.api.route import BrokenOff, Call, Outcome, Param, Route, Stream
-from bursar.core.access import reach
-from bursar.core.cost import bill, fraction, nano_of
-from bursar.core.hours import DAY, NOBODY
-from bursar.core.money import MICROS, credits_of
-from bursar.core.object import Key
-from bursar.core.refusal import Refusal, field_fault, invalid
-from bursar.core.report import plain_units, unit_hours, unit_of
-from bursar.core.tree import subtree
+from bursar.core.credit.cost import bill, fraction, nano_of
+from bursar.core.objects.object import Key
+from bursar.core.quota.tenant_tree import subtree
+from bursar.core.usage.report import plain_units, unit_hours, unit_of
+from bursar.core.usage.usage_levels import DAY, NOBODY
+from bursar.core.values.access import reach
+from bursar.core.values.money import MICROS, credits_of
+from bursar.core.values.refusal import Refusal, field_fault, invalid
 from bursar.ops.object import not_found
 from bursar.ops.office import now
 from bursar.store import usage_report

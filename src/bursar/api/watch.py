@@ -22,10 +22,10 @@ from bursar.api.seats import party
 from bursar.api.show import JOINED, rows, show
 from bursar.api.spool import SpoolFull
 from bursar.api.table import table, wants_table
-from bursar.core.access import Reach, reach
-from bursar.core.refusal import Code, Refusal, invalid
-from bursar.core.selector import matches, matches_fields
-from bursar.core.tree import is_current, saw
+from bursar.core.quota.tenant_tree import is_current, saw
+from bursar.core.values.access import Reach, reach
+from bursar.core.values.refusal import Code, Refusal, invalid
+from bursar.core.values.selector import matches, matches_fields
 from bursar.ops.feed import READ_START, FedChange, Follower, Lagging, next_limit
 from bursar.store import change as change_store
 from bursar.store import listing

@@ -10,7 +10,7 @@ from bursar.api import payment
 from bursar.api.action import read_action
 from bursar.api.credit import continue_place, continue_token, limit_of
 from bursar.api.route import NO_STORE, Answer, Call, Outcome, Param, Route
-from bursar.core.refusal import Refusal, invalid
+from bursar.core.values.refusal import Refusal, invalid
 from bursar.ops import notice as ops
 from bursar.ops.office import timestamp
 from bursar.store.notice import Pending, Webhook

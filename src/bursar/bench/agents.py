@@ -21,9 +21,9 @@ import psutil
 
 from bursar.bench.crowd import Joined, Order, Ready, Taken, percentile_ms
 from bursar.bench.server import Server, running_office, running_server
-from bursar.core.object import Key, Origin
-from bursar.core.placing import Target
-from bursar.core.refusal import Refusal
+from bursar.core.nodes.bind_check import Target
+from bursar.core.objects.object import Key, Origin
+from bursar.core.values.refusal import Refusal
 from bursar.ops import bind as bind_ops
 from bursar.ops import object as object_ops
 from bursar.ops.allocation import request_in

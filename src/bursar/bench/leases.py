@@ -23,11 +23,11 @@ import msgspec
 
 from bursar.bench.crowd import percentile_ms
 from bursar.bench.server import running_office
-from bursar.core.account import Owner
-from bursar.core.lease import Grant
-from bursar.core.money import MICROS, NANO
-from bursar.core.object import Origin
-from bursar.core.refusal import Refusal
+from bursar.core.credit.account import Owner
+from bursar.core.credit.lease import Grant
+from bursar.core.objects.object import Origin
+from bursar.core.values.money import MICROS, NANO
+from bursar.core.values.refusal import Refusal
 from bursar.ops import object as object_ops
 from bursar.ops.collector import calm_collector
 from bursar.ops.credit import OpenLease, PutPrice, TopUp

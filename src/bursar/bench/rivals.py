@@ -13,14 +13,14 @@ from typing import Protocol
 
 import numpy as np
 
-from bursar.core.ask import Shape
-from bursar.core.fleet import Columns, Fleet, Need, Rows
-from bursar.core.habits import History, Typical, devices_asked
-from bursar.core.node import WHOLE
-from bursar.core.node import choose_devices as choose
-from bursar.core.packing import Outlook, Taken
-from bursar.core.terrain import Floats, Terrains
-from bursar.core.view import NO
+from bursar.core.nodes.node import WHOLE
+from bursar.core.nodes.node import choose_devices as choose
+from bursar.core.objects.ask import Shape
+from bursar.core.scheduling.state.arrival_history import History, Typical, devices_asked
+from bursar.core.scheduling.state.fleet import Columns, Fleet, Need, Rows
+from bursar.core.scheduling.state.node_filter import Floats, Terrains
+from bursar.core.scheduling.state.node_scores import NO
+from bursar.core.scheduling.state.packing import Outlook, Taken
 
 CPU_MAX, GPUS_MAX = 128_000, 8  # of the largest node: the scale of scores
 POPULAR = 0.95  # the part of what arrives that the typical pods stand for

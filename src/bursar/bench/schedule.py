@@ -22,16 +22,16 @@ import msgspec
 
 from bursar.bench.crowd import percentile_ms
 from bursar.bench.server import Server, running_office, running_server
-from bursar.core.allocation import Gang
-from bursar.core.ask import Ask, Company, Operator, Requirement, Shape, Spread, Where
-from bursar.core.charge import Charge
-from bursar.core.cycle import decide
-from bursar.core.node import NodeRoom, Shortage, device_list, fit
-from bursar.core.object import Origin
-from bursar.core.plan import Policy
-from bursar.core.refusal import Refusal
-from bursar.core.selector import Op, Selector, Term
-from bursar.core.world import World
+from bursar.core.nodes.node import NodeRoom, Shortage, device_list, fit
+from bursar.core.objects.allocation import Gang
+from bursar.core.objects.ask import Ask, Company, Operator, Requirement, Shape, Spread, Where
+from bursar.core.objects.charge import Charge
+from bursar.core.objects.object import Origin
+from bursar.core.scheduling.cycle.cycle import decide
+from bursar.core.scheduling.cycle.plan import Policy
+from bursar.core.scheduling.state.cluster_state import World
+from bursar.core.values.refusal import Refusal
+from bursar.core.values.selector import Op, Selector, Term
 from bursar.loops.schedule import Scheduler
 from bursar.ops import object as object_ops
 from bursar.ops.collector import calm_collector

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from bursar.bench.rivals import RIVALS, Rival
-from bursar.core.ask import ANYWHERE, Operator, Requirement, Shape, Where
-from bursar.core.fleet import Fleet
-from bursar.core.node import WHOLE
-from bursar.core.packing import Habits, Taken, choose_devices
-from bursar.core.terrain import Floats, Terrains
-from bursar.core.view import NO, Views
+from bursar.core.nodes.node import WHOLE
+from bursar.core.objects.ask import ANYWHERE, Operator, Requirement, Shape, Where
+from bursar.core.scheduling.state.fleet import Fleet
+from bursar.core.scheduling.state.node_filter import Floats, Terrains
+from bursar.core.scheduling.state.node_scores import NO, Views
+from bursar.core.scheduling.state.packing import Habits, Taken, choose_devices
 
 GPU = "nvidia.com/gpu"
 MODEL = "gpu-model"

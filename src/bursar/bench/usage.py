@@ -1,7 +1,7 @@
 """`bursar bench usage`: how long a year's report takes over ten million records of what ran.
 
 A PostgreSQL of its own. The records and their buckets are made by the server in sets, and are compared with the rules
-in `core/hours.py` for a sample. What is measured only reads: so filling is not logged, and tables get their indexes
+in `core/usage/usage_levels.py` for a sample. What is measured only reads: so filling is not logged, and tables get their indexes
 when they are full. What a report is compared with adds up the same tenant's records, without buckets.
 """
 
@@ -19,9 +19,9 @@ from msgspec import Struct
 
 from bursar.bench.crowd import percentile_ms
 from bursar.bench.server import running_database
-from bursar.core.hours import DAY, HOUR, Level, Meter, Step, Used, fold
-from bursar.core.money import NANO
-from bursar.core.price import Price
+from bursar.core.credit.price import Price
+from bursar.core.usage.usage_levels import DAY, HOUR, Level, Meter, Step, Used, fold
+from bursar.core.values.money import NANO
 from bursar.store import price as price_store
 from bursar.store import usage as store
 from bursar.store.database import PATIENT_SECONDS, PATIENT_SETTINGS, Connection, connect

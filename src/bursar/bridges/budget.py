@@ -13,7 +13,7 @@ from typing import Protocol
 
 import structlog
 
-from bursar.core.remaining import Remaining
+from bursar.core.usage.external_budget import Remaining
 from bursar.store import budget as store
 from bursar.store.database import AWAY, Database
 

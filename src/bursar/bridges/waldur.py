@@ -27,8 +27,8 @@ from waldur_api_client.models.resource_field_enum import ResourceFieldEnum
 from waldur_api_client.models.resource_state import ResourceState
 
 from bursar.bridges.budget import SourceAway
-from bursar.core.names import dns_subdomain
-from bursar.core.remaining import Remaining
+from bursar.core.usage.external_budget import Remaining
+from bursar.core.values.names import dns_subdomain
 
 REQUEST_SECONDS_MAX = 10.0
 READING_BYTES_MAX = 32 << 20  # of all pages together; a resource takes some hundred bytes

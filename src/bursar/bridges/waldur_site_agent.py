@@ -31,7 +31,7 @@ from waldur_site_agent.backend.utils import get_current_time_in_timezone
 
 from bursar.bridges.waldur_tenant import ALL, BUDGETS, Hours, NotTheirs, NotYet, State, Tenants, state_of, whole
 from bursar.client import ApiError, BursarError, Client, ConnectionFailed, NotFound
-from bursar.core.wording import dimension_of
+from bursar.core.quota.quota_messages import dimension_of
 
 TOTAL = "TOTAL_ACCOUNT_USAGE"  # the agent's word for what all users used together
 USED = "usage"  # of a component that is billed by use

@@ -20,7 +20,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from bursar.client import Client, Conflict, NotFound
-from bursar.core.cost import is_gpu
+from bursar.core.credit.cost import is_gpu
 
 OWNER: Final = "bursar.io/waldur-resource"
 STATE: Final = "bursar.io/waldur-state"

@@ -21,7 +21,7 @@ import httpx2
 import structlog
 
 from bursar.apart import apart
-from bursar.core.webhook import (
+from bursar.core.objects.webhook import (
     BACKOFF_SECONDS_MAX,
     GIVE_UP_SECONDS,
     backoff_seconds,

@@ -10,8 +10,8 @@ import click
 from bursar.cli import complete
 from bursar.cli.connection import Connection, connected, dry_run_option
 from bursar.cli.resource import check_limited, force_option
-from bursar.core.quantity import amount
-from bursar.core.wording import dimension_label, dimension_of
+from bursar.core.quota.quota_messages import dimension_label, dimension_of
+from bursar.core.values.quantity import amount
 
 NO_LIMIT = "none"
 

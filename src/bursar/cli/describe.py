@@ -105,7 +105,7 @@ def _pairs(values: Mapping[str, Any] | None) -> list[str]:
 
 def _without_last_applied(annotations: Mapping[str, Any] | None) -> dict[str, Any]:
     """Without the description that apply keeps for itself, which repeats the object."""
-    from bursar.core.redaction import LAST_APPLIED
+    from bursar.core.values.redaction import LAST_APPLIED
 
     return {name: value for name, value in (annotations or {}).items() if name != LAST_APPLIED}
 

@@ -10,7 +10,7 @@ import click
 
 from bursar.cli import complete
 from bursar.cli.connection import Connection, connected, dry_run_option
-from bursar.core.duration import DurationError, parse_seconds
+from bursar.core.values.duration import DurationError, parse_seconds
 
 PAUSE_SECONDS = 0.5
 

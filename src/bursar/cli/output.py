@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bursar.core.duration import format_age
+from bursar.core.values.duration import format_age
 
 if TYPE_CHECKING:
     from bursar.cli.noun import Noun

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from bursar.client import BursarError
-    from bursar.core.refusal import Cause
+    from bursar.core.values.refusal import Cause
 
 FAILED = 1
 USAGE = 2

@@ -55,7 +55,7 @@ def _variable(_: click.Context, __: click.Parameter, given: Sequence[str]) -> di
 
 def _memory(_: click.Context, __: click.Parameter, given: str) -> str:
     """A size that somebody means: `--mem 20` would be 20 bytes."""
-    from bursar.core.quantity import QuantityError, amount
+    from bursar.core.values.quantity import QuantityError, amount
 
     if not given:
         return given

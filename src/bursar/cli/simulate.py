@@ -12,7 +12,7 @@ from bursar.cli.connection import Connection, connected, namespace_option
 from bursar.cli.noun import find
 from bursar.cli.output import to_json
 from bursar.cli.problem import Problem
-from bursar.core.duration import format_age
+from bursar.core.values.duration import format_age
 
 Document = Mapping[str, Any]
 

@@ -14,8 +14,8 @@ from bursar.cli.noun import find
 from bursar.cli.output import NONE, age, print_rows, to_json
 from bursar.cli.problem import NOT_FOUND, Problem
 from bursar.cli.telling import ENDED, standing
-from bursar.core.duration import format_age
-from bursar.core.shortfall import OUT_OF_CREDIT
+from bursar.core.credit.shortfall import OUT_OF_CREDIT
+from bursar.core.values.duration import format_age
 
 if TYPE_CHECKING:
     from bursar.client import Resource
@@ -123,7 +123,7 @@ def _named(connection: Connection, name: str) -> tuple[Sequence[str], str]:
 
 def _spaces_with(connection: Connection, kind: str, name: str) -> Iterator[str]:
     """The namespaces in which there is one of this name."""
-    from bursar.core.selector import Op, Selector, Term, to_text
+    from bursar.core.values.selector import Op, Selector, Term, to_text
 
     selector = to_text(Selector((Term("metadata.name", Op.IN, (name,)),)))
     for one in _all(connection, kind).list(field_selector=selector):
@@ -159,7 +159,7 @@ def _all(connection: Connection, kind: str) -> Resource:
 
 def _selector(whose: str, *, ended: bool) -> str:
     """The server chooses: there may be very many that are others', or long over."""
-    from bursar.core.selector import Op, Selector, Term, to_text
+    from bursar.core.values.selector import Op, Selector, Term, to_text
 
     terms = [Term("status.user", Op.IN, (whose,))] if whose else []
     if not ended:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import click
 
 from bursar.cli.following import Lines, Sink
-from bursar.core.shortfall import end_words, recorded_shortfall, time_left
+from bursar.core.credit.shortfall import end_words, recorded_shortfall, time_left
 
 Document = Mapping[str, Any]
 

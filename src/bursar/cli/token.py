@@ -14,7 +14,7 @@ from bursar.cli import complete
 from bursar.cli.connection import Connection, connected
 from bursar.cli.output import NONE, print_documents, print_rows, to_json
 from bursar.cli.problem import Outcomes, Problem
-from bursar.core.access import Role
+from bursar.core.values.access import Role
 
 if TYPE_CHECKING:
     from bursar.client import Client, Document, Resource

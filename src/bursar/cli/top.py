@@ -9,9 +9,9 @@ import click
 
 from bursar.cli.connection import Connection, connected
 from bursar.cli.output import NONE, age, print_rows, to_json
-from bursar.core.duration import format_age
-from bursar.core.quantity import amount, percent, readable
-from bursar.core.wording import counted
+from bursar.core.quota.quota_messages import counted
+from bursar.core.values.duration import format_age
+from bursar.core.values.quantity import amount, percent, readable
 
 Document = Mapping[str, Any]
 

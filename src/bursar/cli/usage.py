@@ -118,7 +118,7 @@ def number(hours: float) -> str:
 
 def _lines(found: Document, by: str) -> tuple[Sequence[str], list[list[str]]]:
     if by == "resource":
-        from bursar.core.report import unit_of
+        from bursar.core.usage.report import unit_of
 
         rows = [
             [one["resource"], one["class"], f"{unit_of(one['resource'])}-hours", number(one["hours"]), one["credits"]]

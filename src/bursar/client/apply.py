@@ -14,8 +14,8 @@ import msgspec
 from bursar.client.calls import Given, Place, as_document, create, get, name_of, patch
 from bursar.client.errors import Conflict, NotFound
 from bursar.client.flow import Document, Flow
-from bursar.core.redaction import LAST_APPLIED
-from bursar.core.refusal import Code
+from bursar.core.values.redaction import LAST_APPLIED
+from bursar.core.values.refusal import Code
 
 # Somebody may create or delete the object between our question and our write; more often than this is not chance.
 _ATTEMPTS_MAX = 3

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from bursar.client.errors import ConfigError
-from bursar.core.address import is_loopback_host
+from bursar.core.values.address import is_loopback_host
 
 URL = "BURSAR_URL"
 TOKEN = "BURSAR_TOKEN"  # noqa: S105 - the variable's name

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from bursar.core.refusal import Cause, Code
+from bursar.core.values.refusal import Cause, Code
 
 
 class BursarError(Exception):

@@ -16,15 +16,15 @@ from time import perf_counter, time
 import msgspec
 import structlog
 
-from bursar.core.answer import Glimpse
-from bursar.core.ask import Ask
-from bursar.core.explain import explain, figures, glimpse, holding, simulate
-from bursar.core.group import GroupKey
-from bursar.core.lineup import Lineups, line_up_boosted
-from bursar.core.plan import Policy
-from bursar.core.tree import lineage
-from bursar.core.waits import Waits
-from bursar.core.world import World
+from bursar.core.objects.ask import Ask
+from bursar.core.quota.tenant_tree import lineage
+from bursar.core.scheduling.cycle.plan import Policy
+from bursar.core.scheduling.explain.explain import explain, figures, glimpse, holding, simulate
+from bursar.core.scheduling.explain.explain_types import Glimpse
+from bursar.core.scheduling.explain.queue_position import Lineups, line_up_boosted
+from bursar.core.scheduling.explain.wait_stats import Waits
+from bursar.core.scheduling.state.cluster_state import World
+from bursar.core.scheduling.state.equivalence import GroupKey
 from bursar.ops.inquiry import (
     ANSWER_SECONDS_MAX,
     Answer,

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import structlog
 
-from bursar.core.budget import BudgetState, next_state
-from bursar.core.object import Origin, Stored
-from bursar.core.refusal import Refusal
-from bursar.core.selector import Op, Selector, Term
+from bursar.core.objects.object import Origin, Stored
+from bursar.core.usage.budget import BudgetState, next_state
+from bursar.core.values.refusal import Refusal
+from bursar.core.values.selector import Op, Selector, Term
 from bursar.ops.command import DEPOSED
 from bursar.ops.hours import BudgetUse, load_budget_days, load_budgets
 from bursar.ops.office import Office

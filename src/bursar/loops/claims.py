@@ -10,8 +10,8 @@ import asyncio
 
 import structlog
 
-from bursar.core.money import MICROS
-from bursar.core.refusal import Code, Refusal
+from bursar.core.values.money import MICROS
+from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.billing import load_credit_policy
 from bursar.ops.claim_lease import give_back, load_paid_claims, renew, see_to
 from bursar.ops.lane import Overloaded

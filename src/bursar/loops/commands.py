@@ -9,19 +9,19 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
 
-from bursar.core.allocation import Phase, Request
-from bursar.core.ask import Ask, Shape
-from bursar.core.eviction import Notice, Rule
-from bursar.core.eviction import Reason as Stopped
-from bursar.core.object import Key, Origin
-from bursar.core.placing import Target
-from bursar.core.plan import Binding, Policy, Preempting
-from bursar.core.reason import Reason
-from bursar.core.running import Spot
-from bursar.core.sight import reason_for, sight
-from bursar.core.telling import sentence
-from bursar.core.tree import Tree
-from bursar.core.world import World
+from bursar.core.nodes.bind_check import Target
+from bursar.core.nodes.eviction import Notice, Rule
+from bursar.core.nodes.eviction import Reason as Stopped
+from bursar.core.objects.allocation import Phase, Request
+from bursar.core.objects.ask import Ask, Shape
+from bursar.core.objects.object import Key, Origin
+from bursar.core.objects.pending_reason import Reason
+from bursar.core.quota.tenant_tree import Tree
+from bursar.core.quota.visibility import reason_for, sight
+from bursar.core.scheduling.cycle.plan import Binding, Policy, Preempting
+from bursar.core.scheduling.explain.reason_text import sentence
+from bursar.core.scheduling.state.cluster_state import World
+from bursar.core.scheduling.state.placed_columns import Spot
 from bursar.loops.world import BINDER
 from bursar.ops.bind import Bind, Member, Note
 from bursar.ops.evict import Nominee, Preempt, Victim

@@ -11,7 +11,7 @@ import asyncio
 import msgspec
 import structlog
 
-from bursar.core.selector import parse_fields
+from bursar.core.values.selector import parse_fields
 from bursar.ops.drain import DRAINING, continue_drain
 from bursar.ops.office import Office
 from bursar.store import listing

@@ -17,9 +17,9 @@ from itertools import islice
 
 import structlog
 
-from bursar.core.allocation import ENDED
-from bursar.core.object import Key
-from bursar.core.selector import Op, Selector, Term
+from bursar.core.objects.allocation import ENDED
+from bursar.core.objects.object import Key
+from bursar.core.values.selector import Op, Selector, Term
 from bursar.ops.feed import FedChange, Feed, Follower, Lagging
 from bursar.ops.jobstep import TROUBLE_SECONDS, Stepped, step
 from bursar.ops.lane import Overloaded

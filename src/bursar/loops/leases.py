@@ -11,8 +11,8 @@ import asyncio
 
 import structlog
 
-from bursar.core.lapse import Watch
-from bursar.core.money import MICROS
+from bursar.core.credit.lease_expiry import Watch
+from bursar.core.values.money import MICROS
 from bursar.ops.billing import load_credit_policy
 from bursar.ops.fence import load_patience
 from bursar.ops.lane import Overloaded

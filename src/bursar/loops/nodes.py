@@ -13,8 +13,8 @@ from datetime import datetime
 
 import structlog
 
-from bursar.core.liveness import Patience, Sighting, Standing, Verdict, judge
-from bursar.core.refusal import Refusal
+from bursar.core.nodes.liveness import Patience, Sighting, Standing, Verdict, judge
+from bursar.core.values.refusal import Refusal
 from bursar.ops.liveness import node_alive, set_readiness, settle
 from bursar.ops.office import Office
 from bursar.store import liveness as store

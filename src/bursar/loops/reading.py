@@ -7,10 +7,10 @@ from functools import lru_cache
 
 import msgspec
 
-from bursar.core.claim import State
-from bursar.core.fleet import NOBODY, UNCLAIMED
-from bursar.core.node import NodeRoom
-from bursar.core.world import Nomination
+from bursar.core.nodes.node import NodeRoom
+from bursar.core.nodes.node_claim import State
+from bursar.core.scheduling.state.cluster_state import Nomination
+from bursar.core.scheduling.state.fleet import NOBODY, UNCLAIMED
 
 decode_map = msgspec.json.Decoder(dict[str, str]).decode
 

@@ -7,7 +7,7 @@ import asyncio
 
 import structlog
 
-from bursar.core.money import MICROS
+from bursar.core.values.money import MICROS
 from bursar.ops.billing import load_credit_policy
 from bursar.ops.office import Office
 from bursar.ops.reconcile import GAP_MICROS, Reconcile, Reconciled, forget_drift, reconcile, tell

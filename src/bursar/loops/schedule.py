@@ -1,6 +1,6 @@
 """The scheduler's loop: catch up with what changed, decide, commit; and again as soon as anything changes.
 
-It is thin: what to do is decided in `bursar.core.cycle`, and whether it may stand is decided again, under locks, by the
+It is thin: what to do is decided in `bursar.core.scheduling.cycle.cycle`, and whether it may stand is decided again, under locks, by the
 commands in `bursar.ops`. While a plan is being committed the next one is made; what comes back refused is taken out of
 the world and decided anew.
 """
@@ -16,13 +16,13 @@ from time import time
 
 import structlog
 
-from bursar.core.ask import Ask
-from bursar.core.cycle import decide
-from bursar.core.plan import Binding, Plan, Policy, Preempting
-from bursar.core.reason import UNPAID, Reason, Why
-from bursar.core.refusal import Code, Refusal
-from bursar.core.waits import Waits
-from bursar.core.world import Blocked, World
+from bursar.core.objects.ask import Ask
+from bursar.core.objects.pending_reason import UNPAID, Reason, Why
+from bursar.core.scheduling.cycle.cycle import decide
+from bursar.core.scheduling.cycle.plan import Binding, Plan, Policy, Preempting
+from bursar.core.scheduling.explain.wait_stats import Waits
+from bursar.core.scheduling.state.cluster_state import Blocked, World
+from bursar.core.values.refusal import Code, Refusal
 from bursar.loops.answers import run_answers
 from bursar.loops.budget import run_budgets
 from bursar.loops.commands import bind_commands, fail_command, note_command, preempt_command

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from bursar.core.ask import Ask
-from bursar.core.plan import UnitKey
-from bursar.core.reason import UNPAID, Reason
-from bursar.core.world import Blocked, World
+from bursar.core.objects.ask import Ask
+from bursar.core.objects.pending_reason import UNPAID, Reason
+from bursar.core.scheduling.cycle.plan import UnitKey
+from bursar.core.scheduling.state.cluster_state import Blocked, World
 from bursar.store import ledger as store
 from bursar.store.database import Connection
 

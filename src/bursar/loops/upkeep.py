@@ -13,9 +13,9 @@ from datetime import datetime, timedelta
 
 import structlog
 
-from bursar.core.object import Key, Origin
-from bursar.core.refusal import Code, Refusal
-from bursar.core.selector import parse_fields
+from bursar.core.objects.object import Key, Origin
+from bursar.core.values.refusal import Code, Refusal
+from bursar.core.values.selector import parse_fields
 from bursar.ops import object as object_ops
 from bursar.ops.billing import load_credit_policy
 from bursar.ops.command import Written

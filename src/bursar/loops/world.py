@@ -13,21 +13,21 @@ from typing import Any
 
 import structlog
 
-from bursar.core.allocation import ENDED, Phase
-from bursar.core.ask import Ask
-from bursar.core.budget import penalty, used_fraction
-from bursar.core.claim import SENSITIVE
-from bursar.core.fleet import UNCLAIMED
-from bursar.core.node import NodeRoom
-from bursar.core.object import Key
-from bursar.core.permit import permit_of
-from bursar.core.quota import Counter
-from bursar.core.running import NEVER, Spot
-from bursar.core.selector import parse_fields
-from bursar.core.share import ShareOf
-from bursar.core.tree import Row, Tree
-from bursar.core.value import replace
-from bursar.core.world import Boost, World
+from bursar.core.nodes.node import NodeRoom
+from bursar.core.nodes.node_claim import SENSITIVE
+from bursar.core.objects.allocation import ENDED, Phase
+from bursar.core.objects.ask import Ask
+from bursar.core.objects.object import Key
+from bursar.core.quota.permit import permit_of
+from bursar.core.quota.quota import Counter
+from bursar.core.quota.tenant_tree import Row, Tree
+from bursar.core.scheduling.state.cluster_state import Boost, World
+from bursar.core.scheduling.state.fair_share import ShareOf
+from bursar.core.scheduling.state.fleet import UNCLAIMED
+from bursar.core.scheduling.state.placed_columns import NEVER, Spot
+from bursar.core.usage.budget import penalty, used_fraction
+from bursar.core.values.replace import replace
+from bursar.core.values.selector import parse_fields
 from bursar.loops.reading import (
     Status,
     decode_job,

@@ -12,16 +12,16 @@ from typing import Any
 
 import msgspec
 
-from bursar.core.allocation import ENDED, GangKey, Phase, Request
-from bursar.core.charge import NOTHING, Charge
-from bursar.core.eviction import Reason as Stopped
-from bursar.core.lease import FROZEN
-from bursar.core.object import Stored
-from bursar.core.quota import Move
-from bursar.core.refusal import Code, Refusal
-from bursar.core.sheet import Sheet
-from bursar.core.shortfall import OUT_OF_CREDIT, Shortfall, end_words
-from bursar.core.value import replace
+from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.credit.lease import FROZEN
+from bursar.core.credit.shortfall import OUT_OF_CREDIT, Shortfall, end_words
+from bursar.core.nodes.eviction import Reason as Stopped
+from bursar.core.objects.allocation import ENDED, GangKey, Phase, Request
+from bursar.core.objects.charge import NOTHING, Charge
+from bursar.core.objects.object import Stored
+from bursar.core.quota.quota import Move
+from bursar.core.values.refusal import Code, Refusal
+from bursar.core.values.replace import replace
 from bursar.ops.command import Command, Result, Written
 from bursar.ops.object import NO_PRECONDITIONS, Preconditions, conflict, not_found
 from bursar.ops.office import timestamp

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from bursar.core.access import unauthenticated
-from bursar.core.certificate import NodeIdentity
-from bursar.core.object import Key
-from bursar.core.refusal import Code, Refusal
+from bursar.core.objects.object import Key
+from bursar.core.values.access import unauthenticated
+from bursar.core.values.certificate import NodeIdentity
+from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.certificate import (
     Authority,
     Issued,

@@ -14,13 +14,13 @@ from datetime import UTC, datetime
 from itertools import compress
 from time import monotonic as now
 
-from bursar.core.allocation import GangKey
-from bursar.core.object import Key, Write
-from bursar.core.paying import payer
-from bursar.core.price import class_of
-from bursar.core.quota import Counter, Counters
-from bursar.core.sheet import Sheet
-from bursar.core.tree import Row, Tree, rows_of
+from bursar.core.batch.placement_billing import payer
+from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.credit.price import class_of
+from bursar.core.objects.allocation import GangKey
+from bursar.core.objects.object import Key, Write
+from bursar.core.quota.quota import Counter, Counters
+from bursar.core.quota.tenant_tree import Row, Tree, rows_of
 from bursar.ops.audit import token_note
 from bursar.ops.command import DEPOSED, Command, Reply, Result, decode_reply, encode_reply, written
 from bursar.ops.ledger import book_for

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bursar.core.billing import CreditPolicy
-from bursar.core.object import Key
-from bursar.core.refusal import Refusal
+from bursar.core.credit.billing_terms import CreditPolicy
+from bursar.core.objects.object import Key
+from bursar.core.values.refusal import Refusal
 from bursar.ops.object import get
 from bursar.ops.office import Office
 from bursar.wire.settings import SYSTEM, credit_policy_of

@@ -16,22 +16,22 @@ from typing import Any, TypeAlias
 
 from msgspec import Struct
 
-from bursar.core.allocation import GangKey, Peer, Phase, Request
-from bursar.core.charge import Charge
-from bursar.core.claim import kept_off
-from bursar.core.eviction import Reason as Stopped
-from bursar.core.lease import Lease, lease_name
-from bursar.core.node import NodeRoom, Placement, keeps_off
-from bursar.core.object import Key, Origin, Write
-from bursar.core.paying import Payment, leases_of, paid_by, payment_of
-from bursar.core.permit import Permit, kept_out, permit_of
-from bursar.core.placing import Placing, Target, bound_charge, place
-from bursar.core.quantity import format_granted
-from bursar.core.quota import Move
-from bursar.core.rank import joined, rank_of, ranked, size_of
-from bursar.core.refusal import Cause, Code, Refusal
-from bursar.core.sheet import Sheet
-from bursar.core.wording import quota_refusal
+from bursar.core.batch.placement_billing import Payment, leases_of, paid_by, payment_of
+from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.credit.lease import Lease, lease_name
+from bursar.core.nodes.bind_check import Placing, Target, bound_charge, place
+from bursar.core.nodes.eviction import Reason as Stopped
+from bursar.core.nodes.node import NodeRoom, Placement, keeps_off
+from bursar.core.nodes.node_claim import kept_off
+from bursar.core.objects.allocation import GangKey, Peer, Phase, Request
+from bursar.core.objects.charge import Charge
+from bursar.core.objects.object import Key, Origin, Write
+from bursar.core.objects.rank import joined, rank_of, ranked, size_of
+from bursar.core.quota.permit import Permit, kept_out, permit_of
+from bursar.core.quota.quota import Move
+from bursar.core.quota.quota_messages import quota_refusal
+from bursar.core.values.quantity import format_granted
+from bursar.core.values.refusal import Cause, Code, Refusal
 from bursar.ops.allocation import PLACED, phase_of, set_condition, status_of, unchanged, waits_no_more, with_status
 from bursar.ops.command import Command, Reply, Result
 from bursar.ops.feeding import feed

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import structlog
 
-from bursar.core.object import Key, Origin
-from bursar.core.refusal import Code, Refusal
+from bursar.core.objects.object import Key, Origin
+from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.dispatch import create_command
 from bursar.ops.object import get, submit
 from bursar.ops.office import Office

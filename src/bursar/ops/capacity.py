@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from bursar.core.object import Key, Origin, Stored
-from bursar.core.refusal import Refusal
+from bursar.core.objects.object import Key, Origin, Stored
+from bursar.core.values.refusal import Refusal
 from bursar.ops import object as object_ops
 from bursar.ops.allocation import set_condition
 from bursar.ops.command import Command, Reply

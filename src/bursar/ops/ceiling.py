@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from bursar.core.charge import Amounts
-from bursar.core.refusal import Refusal
-from bursar.core.satisfiable import Ceiling, Demand, ceiling_of, refusal
+from bursar.core.objects.charge import Amounts
+from bursar.core.quota.satisfiable import Ceiling, Demand, ceiling_of, refusal
+from bursar.core.values.refusal import Refusal
 from bursar.store import ceiling as store
 from bursar.store.ceiling import Edition
 from bursar.store.database import Connection, Database

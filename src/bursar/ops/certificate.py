@@ -20,8 +20,14 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from bursar.core.certificate import COMMON_NAME_CHARS_MAX, CONTROL_PLANE_URI, NodeIdentity, node_uris, server_name
-from bursar.core.refusal import Refusal, field_fault, invalid
+from bursar.core.values.certificate import (
+    COMMON_NAME_CHARS_MAX,
+    CONTROL_PLANE_URI,
+    NodeIdentity,
+    node_uris,
+    server_name,
+)
+from bursar.core.values.refusal import Refusal, field_fault, invalid
 
 AUTHORITY_DAYS = 3650
 # Of those that a process of the control plane makes for itself, and renews by itself.

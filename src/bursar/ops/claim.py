@@ -13,8 +13,12 @@ from typing import Any
 
 from msgspec import Struct
 
-from bursar.core.access import Reach
-from bursar.core.claim import (
+from bursar.core.batch.claim_billing import close_now, lacking_after, lease_of_claim
+from bursar.core.batch.placement_billing import Payment, owners_of
+from bursar.core.batch.unit_of_work import Sheet, begin_usage, end_usage
+from bursar.core.credit.lease import Lease
+from bursar.core.nodes.node import WHOLE, NodeRoom, Placement
+from bursar.core.nodes.node_claim import (
     POOL,
     UID_PREFIX,
     Claim,
@@ -27,16 +31,12 @@ from bursar.core.claim import (
     open_to,
     pool_exhausted,
 )
-from bursar.core.claim_lease import close_now, lacking_after, lease_of_claim
-from bursar.core.lease import Lease
-from bursar.core.node import WHOLE, NodeRoom, Placement
-from bursar.core.object import Key, Origin, Stored
-from bursar.core.paying import Payment, owners_of
-from bursar.core.refusal import Code, Refusal
-from bursar.core.sheet import Sheet, begin_usage, end_usage
-from bursar.core.tree import Tree, lineage
-from bursar.core.tree import sees as sees_tenant
-from bursar.core.value import replace
+from bursar.core.objects.object import Key, Origin, Stored
+from bursar.core.quota.tenant_tree import Tree, lineage
+from bursar.core.quota.tenant_tree import sees as sees_tenant
+from bursar.core.values.access import Reach
+from bursar.core.values.refusal import Code, Refusal
+from bursar.core.values.replace import replace
 from bursar.ops.allocation import drop_conditions, set_condition, status_of, unchanged, with_status
 from bursar.ops.bind import show_leases
 from bursar.ops.command import Command, Reply, Result

@@ -12,18 +12,18 @@ from dataclasses import dataclass
 
 from msgspec import Struct
 
-from bursar.core.access import Reach
-from bursar.core.book import Event, News
-from bursar.core.claim import Claim, State
-from bursar.core.claim_lease import is_due, is_over, lease_of_claim
-from bursar.core.eviction import Notice
-from bursar.core.lease import Lease, LeaseState
-from bursar.core.node import NodeRoom
-from bursar.core.object import Origin, Stored
-from bursar.core.paying import Payment
-from bursar.core.refusal import Code, Refusal
-from bursar.core.sheet import Sheet
-from bursar.core.value import replace
+from bursar.core.batch.claim_billing import is_due, is_over, lease_of_claim
+from bursar.core.batch.placement_billing import Payment
+from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.credit.lease import Lease, LeaseState
+from bursar.core.credit.ledger import Event, News
+from bursar.core.nodes.eviction import Notice
+from bursar.core.nodes.node import NodeRoom
+from bursar.core.nodes.node_claim import Claim, State
+from bursar.core.objects.object import Origin, Stored
+from bursar.core.values.access import Reach
+from bursar.core.values.refusal import Code, Refusal
+from bursar.core.values.replace import replace
 from bursar.ops.allocation import unchanged
 from bursar.ops.claim import OnNode, ReleaseNode, node_key, payments, put_claim, release_node
 from bursar.ops.command import Reply, Result

@@ -22,7 +22,7 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from bursar.core.object import Origin
+from bursar.core.objects.object import Origin
 from bursar.ops.bind import Bind, Bound, Member, bind
 from bursar.ops.office import Office
 from bursar.ops.transaction import tell_of_commit

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from bursar.core.charge import Amounts
-from bursar.core.node import EXCLUSIVE, NodeRoom
+from bursar.core.nodes.node import EXCLUSIVE, NodeRoom
+from bursar.core.objects.charge import Amounts
 from bursar.store import beat as beat_store
 from bursar.store import ceiling as store
 from bursar.store import node as node_store

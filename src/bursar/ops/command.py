@@ -9,12 +9,12 @@ from typing import Any, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from bursar.core.allocation import GangKey
-from bursar.core.charge import Charge
-from bursar.core.object import Key, Origin, Stored, Write
-from bursar.core.paying import Payment
-from bursar.core.refusal import Cause, Code, Refusal
-from bursar.core.sheet import Sheet
+from bursar.core.batch.placement_billing import Payment
+from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.objects.allocation import GangKey
+from bursar.core.objects.charge import Charge
+from bursar.core.objects.object import Key, Origin, Stored, Write
+from bursar.core.values.refusal import Cause, Code, Refusal
 from bursar.store.request import Claim
 
 

@@ -13,13 +13,13 @@ from typing import Any
 import structlog
 from msgspec.structs import replace
 
-from bursar.core.account import Account, Owner, books_closed, is_filed, no_account
-from bursar.core.claim import is_claim
-from bursar.core.lease import Lease, Mode, fenced, lease_name
-from bursar.core.money import AMOUNT_MAX, MICROS, credits_of
-from bursar.core.paying import gpus_in
-from bursar.core.price import Price
-from bursar.core.refusal import Code, Refusal, field_fault, invalid
+from bursar.core.batch.placement_billing import gpus_in
+from bursar.core.credit.account import Account, Owner, books_closed, is_filed, no_account
+from bursar.core.credit.lease import Lease, Mode, fenced, lease_name
+from bursar.core.credit.price import Price
+from bursar.core.nodes.node_claim import is_claim
+from bursar.core.values.money import AMOUNT_MAX, MICROS, credits_of
+from bursar.core.values.refusal import Code, Refusal, field_fault, invalid
 from bursar.ops.ledger import Credit, Desk, Receipt, no_lease
 from bursar.ops.office import Office
 from bursar.store import ledger as store
@@ -178,7 +178,7 @@ def _in_use(lease: Lease, of_placement: str, of_claim: str) -> Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutAccount(Credit):
-    """Open an account, and set its standing and limits (core/amendment.py names them). `only_new`: it must not exist;
+    """Open an account, and set its standing and limits (core/credit/account_change.py names them). `only_new`: it must not exist;
     `only_old`: it must."""
 
     whose: Owner

@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from bursar.core.charge import NOTHING
-from bursar.core.object import Key, Origin, Stored
-from bursar.core.refusal import Code, Refusal
-from bursar.core.value import replace
+from bursar.core.objects.charge import NOTHING
+from bursar.core.objects.object import Key, Origin, Stored
+from bursar.core.values.refusal import Code, Refusal
+from bursar.core.values.replace import replace
 from bursar.ops.allocation import GRACE_SECONDS, Release
 from bursar.ops.command import Command
 from bursar.ops.job import create_job, delete_job

@@ -14,12 +14,12 @@ from typing import Any
 
 import msgspec
 
-from bursar.core.eviction import DO_NOT_EVICT, Notice, Reason, Rule, drain_message
-from bursar.core.node import EXCLUSIVE, WHOLE, NodeRoom
-from bursar.core.object import Key, Origin, Stored
-from bursar.core.refusal import Refusal
-from bursar.core.sheet import Sheet
-from bursar.core.value import replace
+from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.nodes.eviction import DO_NOT_EVICT, Notice, Reason, Rule, drain_message
+from bursar.core.nodes.node import EXCLUSIVE, WHOLE, NodeRoom
+from bursar.core.objects.object import Key, Origin, Stored
+from bursar.core.values.refusal import Refusal
+from bursar.core.values.replace import replace
 from bursar.ops.allocation import status_of, unchanged
 from bursar.ops.command import Command, Reply, Result
 from bursar.ops.evict import evict, standing_deadline

@@ -13,15 +13,15 @@ from typing import Any
 
 import msgspec
 
-from bursar.core.allocation import GangKey, Phase, Request
-from bursar.core.charge import Amounts, Charge
-from bursar.core.eviction import STOPPABLE, Notice, Rule
-from bursar.core.lease import Lease
-from bursar.core.object import Key, Origin, Stored
-from bursar.core.paying import Payment, leases_of, payment_of
-from bursar.core.refusal import Code, Refusal
-from bursar.core.sheet import Sheet
-from bursar.core.value import replace
+from bursar.core.batch.placement_billing import Payment, leases_of, payment_of
+from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.credit.lease import Lease
+from bursar.core.nodes.eviction import STOPPABLE, Notice, Rule
+from bursar.core.objects.allocation import GangKey, Phase, Request
+from bursar.core.objects.charge import Amounts, Charge
+from bursar.core.objects.object import Key, Origin, Stored
+from bursar.core.values.refusal import Code, Refusal
+from bursar.core.values.replace import replace
 from bursar.ops.allocation import (
     PLACED,
     phase_of,

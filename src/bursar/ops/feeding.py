@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bursar.core.refusal import Code, Refusal
+from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.command import Command, Reply
 from bursar.ops.lane import Lane, Overloaded
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from bursar.core.allocation import Phase
-from bursar.core.charge import Charge
-from bursar.core.liveness import Patience, Standing, requeues
-from bursar.core.object import Key, Origin, Stored
-from bursar.core.refusal import Code, Refusal
-from bursar.core.sheet import Sheet
+from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.nodes.liveness import Patience, Standing, requeues
+from bursar.core.objects.allocation import Phase
+from bursar.core.objects.charge import Charge
+from bursar.core.objects.object import Key, Origin, Stored
+from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.allocation import unchanged
 from bursar.ops.command import Command, Reply, Result
 from bursar.ops.drain import placed_there

@@ -12,11 +12,23 @@ from datetime import UTC, datetime, timedelta
 
 from msgspec import Struct
 
-from bursar.core.hours import DAY, EVERYBODY, HOUR, NODES, Bucket, Level, Meter, Step, fold, hours, used_by_steps
-from bursar.core.object import Key
-from bursar.core.paying import gpus_in
-from bursar.core.remaining import Remaining, hours_used, source_of
-from bursar.core.tree import Tree, subtree
+from bursar.core.batch.placement_billing import gpus_in
+from bursar.core.objects.object import Key
+from bursar.core.quota.tenant_tree import Tree, subtree
+from bursar.core.usage.external_budget import Remaining, hours_used, source_of
+from bursar.core.usage.usage_levels import (
+    DAY,
+    EVERYBODY,
+    HOUR,
+    NODES,
+    Bucket,
+    Level,
+    Meter,
+    Step,
+    fold,
+    hours,
+    used_by_steps,
+)
 from bursar.store import budget as budget_store
 from bursar.store import object as object_store
 from bursar.store import usage as store

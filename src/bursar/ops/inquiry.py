@@ -14,8 +14,8 @@ from typing import TypeVar
 import msgspec
 import structlog
 
-from bursar.core.answer import Explanation, Figures, Glimpse, Holding, Outlook
-from bursar.core.refusal import Code, Refusal
+from bursar.core.scheduling.explain.explain_types import Explanation, Figures, Glimpse, Holding, Outlook
+from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.lane import Lane, Overloaded
 from bursar.store import inquiry as store
 from bursar.store.database import AWAY, Connection, Database

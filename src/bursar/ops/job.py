@@ -14,18 +14,28 @@ from typing import Any
 
 import msgspec
 
-from bursar.core.allocation import ENDED, Gang, GangKey, GangRow
-from bursar.core.charge import Charge, deferred, fallen_due
-from bursar.core.finalizer import ORPHAN
-from bursar.core.job import JOB_ENDED, JobPhase, Progress, Turn, all_turns, observed, open_turns, times, turn_name
-from bursar.core.object import Key, Origin, Stored
-from bursar.core.permit import beyond
-from bursar.core.quota import Move
-from bursar.core.refusal import Code, Refusal
-from bursar.core.sheet import Sheet
-from bursar.core.sight import Sees
-from bursar.core.value import replace
-from bursar.core.wording import quota_refusal
+from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.objects.allocation import ENDED, Gang, GangKey, GangRow
+from bursar.core.objects.charge import Charge, deferred, fallen_due
+from bursar.core.objects.finalizer import ORPHAN
+from bursar.core.objects.job import (
+    JOB_ENDED,
+    JobPhase,
+    Progress,
+    Turn,
+    all_turns,
+    observed,
+    open_turns,
+    times,
+    turn_name,
+)
+from bursar.core.objects.object import Key, Origin, Stored
+from bursar.core.quota.permit import beyond
+from bursar.core.quota.quota import Move
+from bursar.core.quota.quota_messages import quota_refusal
+from bursar.core.quota.visibility import Sees
+from bursar.core.values.refusal import Code, Refusal
+from bursar.core.values.replace import replace
 from bursar.ops import object as object_ops
 from bursar.ops.allocation import GRACE_SECONDS, Release, phase_of, status_of, unchanged
 from bursar.ops.command import Command, Reply, Result, weight_of_drafts

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from bursar.core.allocation import Gang, GangKey, GangRow
-from bursar.core.charge import Charge
-from bursar.core.job import Member, Progress, Step, all_turns, next_look, next_step, open_turns, turn_name
-from bursar.core.object import Key, Origin, Stored
-from bursar.core.refusal import Refusal
-from bursar.core.sheet import Sheet
-from bursar.core.value import replace
+from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.objects.allocation import Gang, GangKey, GangRow
+from bursar.core.objects.charge import Charge
+from bursar.core.objects.job import Member, Progress, Step, all_turns, next_look, next_step, open_turns, turn_name
+from bursar.core.objects.object import Key, Origin, Stored
+from bursar.core.values.refusal import Refusal
+from bursar.core.values.replace import replace
 from bursar.ops import object as object_ops
 from bursar.ops.allocation import GRACE_SECONDS, status_of, unchanged
 from bursar.ops.command import Result, Written, weight_of_drafts

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bursar.core.lease import lease_name
-from bursar.core.refusal import Code, Refusal
+from bursar.core.credit.lease import lease_name
+from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.lane import Overloaded, put_all, raise_first
 from bursar.ops.ledger import Credit, Desk, Receipt, no_lease
 from bursar.ops.office import Office

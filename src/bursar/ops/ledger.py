@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
-from bursar.core.account import Account, Owner, books_closed, is_filed, no_account
-from bursar.core.book import Book
-from bursar.core.lease import Grant, Lease, LeaseState, fenced, lease_name
-from bursar.core.price import Price
-from bursar.core.refusal import Code, Refusal
-from bursar.core.tree import Tree
+from bursar.core.credit.account import Account, Owner, books_closed, is_filed, no_account
+from bursar.core.credit.lease import Grant, Lease, LeaseState, fenced, lease_name
+from bursar.core.credit.ledger import Book
+from bursar.core.credit.price import Price
+from bursar.core.quota.tenant_tree import Tree
+from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.lane import Lane, Overloaded, put_all, raise_first
 from bursar.ops.once import claim, decide_once, remember
 from bursar.ops.price import Prices

@@ -15,10 +15,9 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from bursar.core.allocation import Phase
-from bursar.core.charge import Charge
-from bursar.core.eviction import Notice, Reason, Rule
-from bursar.core.liveness import (
+from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.nodes.eviction import Notice, Reason, Rule
+from bursar.core.nodes.liveness import (
     Beat,
     OnLost,
     Patience,
@@ -28,11 +27,12 @@ from bursar.core.liveness import (
     requeues,
     seconds_to_wait,
 )
-from bursar.core.node import Placement
-from bursar.core.object import Key, Origin, Stored
-from bursar.core.refusal import Code, Refusal
-from bursar.core.sheet import Sheet
-from bursar.core.value import replace
+from bursar.core.nodes.node import Placement
+from bursar.core.objects.allocation import Phase
+from bursar.core.objects.charge import Charge
+from bursar.core.objects.object import Key, Origin, Stored
+from bursar.core.values.refusal import Code, Refusal
+from bursar.core.values.replace import replace
 from bursar.ops.allocation import PLACED, phase_of, set_condition, status_of, take_lost, unchanged, with_status
 from bursar.ops.command import Command, Reply, Result, Written
 from bursar.ops.evict import members_of, stop_members, told_to_stop

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from bursar.core.allocation import Gang, GangRow, Phase
-from bursar.core.eviction import Reason as Stopped
-from bursar.core.finalizer import ORPHAN
-from bursar.core.job import (
+from bursar.core.nodes.eviction import Reason as Stopped
+from bursar.core.objects.allocation import Gang, GangRow, Phase
+from bursar.core.objects.finalizer import ORPHAN
+from bursar.core.objects.job import (
     Boost,
     JobPhase,
     Member,
@@ -21,9 +21,9 @@ from bursar.core.job import (
     parse_indexes,
     turn_name,
 )
-from bursar.core.object import Key, Stored
-from bursar.core.refusal import Code, Refusal
-from bursar.core.value import replace
+from bursar.core.objects.object import Key, Stored
+from bursar.core.values.refusal import Code, Refusal
+from bursar.core.values.replace import replace
 from bursar.ops.allocation import set_condition, status_of
 from bursar.ops.object import new_draft
 from bursar.ops.office import new_uid, timestamp

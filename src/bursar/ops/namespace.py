@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from bursar.core.sheet import Sheet
-from bursar.core.value import replace
+from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.values.replace import replace
 from bursar.ops.allocation import set_condition, status_of, unchanged
 from bursar.ops.command import Command, Result
 from bursar.ops.object import Delete, not_found

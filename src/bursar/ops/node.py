@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import structlog
 
-from bursar.core.charge import Amounts
-from bursar.core.node import Gate, NodeRoom, device_list, is_traceless
-from bursar.core.object import Stored
-from bursar.core.quantity import format_amount
-from bursar.core.refusal import Code, Refusal
-from bursar.core.sheet import Sheet
-from bursar.core.value import replace
+from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.nodes.node import Gate, NodeRoom, device_list, is_traceless
+from bursar.core.objects.charge import Amounts
+from bursar.core.objects.object import Stored
+from bursar.core.values.quantity import format_amount
+from bursar.core.values.refusal import Code, Refusal
+from bursar.core.values.replace import replace
 from bursar.ops import metrics
 from bursar.ops.claim import keep_claim
 from bursar.ops.command import Result

@@ -14,11 +14,11 @@ import msgspec
 import structlog
 from msgspec.structs import replace
 
-from bursar.core.book import News
-from bursar.core.budget import BudgetNews
-from bursar.core.names import dns_subdomain
-from bursar.core.refusal import Cause, Code, Refusal, field_fault, invalid
-from bursar.core.webhook import SECRET_BYTES, secret_fault, secret_of, url_fault
+from bursar.core.credit.ledger import News
+from bursar.core.objects.webhook import SECRET_BYTES, secret_fault, secret_of, url_fault
+from bursar.core.usage.budget import BudgetNews
+from bursar.core.values.names import dns_subdomain
+from bursar.core.values.refusal import Cause, Code, Refusal, field_fault, invalid
 from bursar.ops.audit import webhook_note
 from bursar.ops.office import Office, now
 from bursar.store import notice as store

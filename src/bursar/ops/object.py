@@ -15,16 +15,16 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from bursar.core.allocation import Gang, GangKey, GangRow
-from bursar.core.charge import NOTHING, Charge, deferred, fallen_due
-from bursar.core.object import Key, Origin, Stored
-from bursar.core.permit import NOTHING_ASKED, Asking, beyond, missing_classes, too_small
-from bursar.core.quota import Move
-from bursar.core.refusal import Cause, Code, Refusal
-from bursar.core.sheet import Sheet
-from bursar.core.sight import Sees, reader_of, sight
-from bursar.core.value import replace
-from bursar.core.wording import quota_refusal
+from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.objects.allocation import Gang, GangKey, GangRow
+from bursar.core.objects.charge import NOTHING, Charge, deferred, fallen_due
+from bursar.core.objects.object import Key, Origin, Stored
+from bursar.core.quota.permit import NOTHING_ASKED, Asking, beyond, missing_classes, too_small
+from bursar.core.quota.quota import Move
+from bursar.core.quota.quota_messages import quota_refusal
+from bursar.core.quota.visibility import Sees, reader_of, sight
+from bursar.core.values.refusal import Cause, Code, Refusal
+from bursar.core.values.replace import replace
 from bursar.ops import removal
 from bursar.ops.command import Command, Reply, Result, weight_of_drafts
 from bursar.ops.office import Office, new_uid, now, timestamp

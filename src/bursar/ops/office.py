@@ -12,9 +12,9 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
-from bursar.core.lease import Grant
-from bursar.core.object import Key, Stored
-from bursar.core.refusal import Refusal
+from bursar.core.credit.lease import Grant
+from bursar.core.objects.object import Key, Stored
+from bursar.core.values.refusal import Refusal
 from bursar.ops.batch import Walk
 from bursar.ops.beat import BEATS_MAX, RECALLS_MAX, Beat, Heard, Kept, hear, recall
 from bursar.ops.ceiling import CeilingCache

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from bursar.core.refusal import Refusal
+from bursar.core.values.refusal import Refusal
 from bursar.ops.command import REUSED
 from bursar.store import request as store
 from bursar.store.database import Connection, Stale

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from bursar.core.refusal import Refusal
+from bursar.core.values.refusal import Refusal
 
 
 @dataclass(frozen=True, slots=True)

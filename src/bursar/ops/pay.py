@@ -12,12 +12,12 @@ from typing import TypeGuard
 
 import structlog
 
-from bursar.core.allocation import Phase
-from bursar.core.eviction import Notice
-from bursar.core.lease import Grant
-from bursar.core.object import Origin
-from bursar.core.refusal import Refusal
-from bursar.core.sheet import Sheet
+from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.credit.lease import Grant
+from bursar.core.nodes.eviction import Notice
+from bursar.core.objects.allocation import Phase
+from bursar.core.objects.object import Origin
+from bursar.core.values.refusal import Refusal
 from bursar.ops.allocation import PLACED, phase_of
 from bursar.ops.command import Result
 from bursar.ops.evict import Evict, not_placed, stop, stop_members

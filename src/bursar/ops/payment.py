@@ -7,10 +7,10 @@ import time
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
-from bursar.core.access import unauthenticated
-from bursar.core.account import Owner, no_account
-from bursar.core.refusal import Refusal
-from bursar.core.webhook import signature_fault, verify
+from bursar.core.credit.account import Owner, no_account
+from bursar.core.objects.webhook import signature_fault, verify
+from bursar.core.values.access import unauthenticated
+from bursar.core.values.refusal import Refusal
 from bursar.ops import credit
 from bursar.ops.ledger import Receipt, ledger_claim
 from bursar.ops.office import Office

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bursar.core.price import PriceList
+from bursar.core.credit.price import PriceList
 from bursar.store import price as store
 from bursar.store.database import Connection
 

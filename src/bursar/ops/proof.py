@@ -12,8 +12,8 @@ from time import monotonic
 
 import structlog
 
-from bursar.core.money import MICROS
-from bursar.core.seal import Anchor, Block, Check, Finding, Page, chain_fault, changed_line, page_fault
+from bursar.core.credit.hash_chain import Anchor, Block, Check, Finding, Page, chain_fault, changed_line, page_fault
+from bursar.core.values.money import MICROS
 from bursar.ops.office import Office
 from bursar.store import proof as store
 from bursar.store import seal as seal_store

@@ -6,17 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from bursar.core.book import Book
-from bursar.core.lease import lease_number
-from bursar.core.money import MICROS, cost
-from bursar.core.node import NodeRoom
-from bursar.core.object import Key, Stored
-from bursar.core.paying import leases_of, payment_of
-from bursar.core.price import class_of
-from bursar.core.quota import Counters
-from bursar.core.refusal import Code, Refusal
-from bursar.core.sheet import Sheet
-from bursar.core.shortfall import end_words, time_left
+from bursar.core.batch.placement_billing import leases_of, payment_of
+from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.credit.lease import lease_number
+from bursar.core.credit.ledger import Book
+from bursar.core.credit.price import class_of
+from bursar.core.credit.shortfall import end_words, time_left
+from bursar.core.nodes.node import NodeRoom
+from bursar.core.objects.object import Key, Stored
+from bursar.core.quota.quota import Counters
+from bursar.core.values.money import MICROS, cost
+from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.allocation import request_in
 from bursar.ops.office import Office, now
 from bursar.store import ledger as ledger_store

@@ -12,13 +12,13 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bursar.core.account import WRITE_OFF
-from bursar.core.billing import CreditPolicy
-from bursar.core.book import Book
-from bursar.core.drift import NO_DRIFT, first_hour, hour_of
-from bursar.core.money import MICROS, credits_of
-from bursar.core.price import PriceList
-from bursar.core.usage_event import measured, micros_of
+from bursar.core.credit.account import WRITE_OFF
+from bursar.core.credit.billing_terms import CreditPolicy
+from bursar.core.credit.drift import NO_DRIFT, first_hour, hour_of
+from bursar.core.credit.ledger import Book
+from bursar.core.credit.price import PriceList
+from bursar.core.credit.usage_events import measured, micros_of
+from bursar.core.values.money import MICROS, credits_of
 from bursar.ops.billing import load_credit_policy
 from bursar.ops.office import Office
 from bursar.store import ledger as ledger_store

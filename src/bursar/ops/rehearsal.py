@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from bursar.core.charge import Charge
-from bursar.core.object import Key, Stored
-from bursar.core.permit import beyond, together
-from bursar.core.quota import Move
-from bursar.core.refusal import Refusal
-from bursar.core.sheet import Sheet
-from bursar.core.value import replace
-from bursar.core.wording import quota_refusal
+from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.objects.charge import Charge
+from bursar.core.objects.object import Key, Stored
+from bursar.core.quota.permit import beyond, together
+from bursar.core.quota.quota import Move
+from bursar.core.quota.quota_messages import quota_refusal
+from bursar.core.values.refusal import Refusal
+from bursar.core.values.replace import replace
 from bursar.ops.command import Reply, Result
 from bursar.ops.object import Create, sight_of, tenant_of
 from bursar.ops.office import Office

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import msgspec
 
-from bursar.core.allocation import ENDED
-from bursar.core.finalizer import ORPHAN
-from bursar.core.object import Origin, Stored
-from bursar.core.sheet import Sheet
-from bursar.core.value import replace
+from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.objects.allocation import ENDED
+from bursar.core.objects.finalizer import ORPHAN
+from bursar.core.objects.object import Origin, Stored
+from bursar.core.values.replace import replace
 from bursar.ops.command import Result, Written
 from bursar.ops.office import timestamp
 from bursar.wire.document import encode, finalizers_of, is_ending

@@ -13,17 +13,17 @@ from typing import Any
 
 import msgspec
 
-from bursar.core.allocation import ENDED, NEXT, GangKey, Phase
-from bursar.core.charge import NOTHING, unbound
-from bursar.core.eviction import Failure, Notice, ended_as, member_notice
-from bursar.core.node import Placement
-from bursar.core.object import Key, Stored
-from bursar.core.paying import settle
-from bursar.core.placing import unplace
-from bursar.core.quota import Move
-from bursar.core.refusal import Code, Refusal
-from bursar.core.sheet import Sheet, begin_usage, end_usage
-from bursar.core.value import replace
+from bursar.core.batch.placement_billing import settle
+from bursar.core.batch.unit_of_work import Sheet, begin_usage, end_usage
+from bursar.core.nodes.bind_check import unplace
+from bursar.core.nodes.eviction import Failure, Notice, ended_as, member_notice
+from bursar.core.nodes.node import Placement
+from bursar.core.objects.allocation import ENDED, NEXT, GangKey, Phase
+from bursar.core.objects.charge import NOTHING, unbound
+from bursar.core.objects.object import Key, Stored
+from bursar.core.quota.quota import Move
+from bursar.core.values.refusal import Code, Refusal
+from bursar.core.values.replace import replace
 from bursar.ops.allocation import (
     PLACED,
     leave_gang,

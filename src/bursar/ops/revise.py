@@ -13,15 +13,15 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from bursar.core.allocation import Phase
-from bursar.core.charge import Charge, Facts
-from bursar.core.object import Key, Stored
-from bursar.core.permit import NOTHING_ASKED, Asking, beyond, too_small
-from bursar.core.quota import Move
-from bursar.core.refusal import Code, Refusal
-from bursar.core.sheet import Sheet
-from bursar.core.value import replace
-from bursar.core.wording import quota_refusal
+from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.objects.allocation import Phase
+from bursar.core.objects.charge import Charge, Facts
+from bursar.core.objects.object import Key, Stored
+from bursar.core.quota.permit import NOTHING_ASKED, Asking, beyond, too_small
+from bursar.core.quota.quota import Move
+from bursar.core.quota.quota_messages import quota_refusal
+from bursar.core.values.refusal import Code, Refusal
+from bursar.core.values.replace import replace
 from bursar.ops.allocation import phase_of, status_of
 from bursar.ops.command import Result
 from bursar.ops.object import Change, absent_refusal, conflict, not_found, sight_of, submitter

@@ -11,9 +11,9 @@ from itertools import takewhile
 
 import structlog
 
-from bursar.core.account import QUARTER
-from bursar.core.seal import GENESIS, Block, Page, block_hash, page_hash, quarter_end
-from bursar.core.value import replace
+from bursar.core.credit.account import QUARTER
+from bursar.core.credit.hash_chain import GENESIS, Block, Page, block_hash, page_hash, quarter_end
+from bursar.core.values.replace import replace
 from bursar.ops import metrics
 from bursar.ops.office import Office
 from bursar.ops.proof import prove

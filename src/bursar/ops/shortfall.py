@@ -8,13 +8,13 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from bursar.core.charge import Charge
-from bursar.core.lease import Grant
-from bursar.core.money import MICROS
-from bursar.core.object import Key, Origin
-from bursar.core.refusal import Code, Refusal
-from bursar.core.sheet import Sheet
-from bursar.core.shortfall import Shortfall, shortfall_of
+from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.credit.lease import Grant
+from bursar.core.credit.shortfall import Shortfall, shortfall_of
+from bursar.core.objects.charge import Charge
+from bursar.core.objects.object import Key, Origin
+from bursar.core.values.money import MICROS
+from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.allocation import PLACED, phase_of, set_shortfall, status_of, unchanged, with_status
 from bursar.ops.command import Command, Reply, Result
 from bursar.ops.office import Office, timestamp

@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from joserfc.jwk import OKPKey
 from msgspec import Struct
 
-from bursar.core.refusal import Refusal
+from bursar.core.values.refusal import Refusal
 from bursar.ops.command import REUSED
 from bursar.store import request as request_store
 from bursar.store import signing as store

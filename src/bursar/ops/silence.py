@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
-from bursar.core.liveness import Beat, Sighting, Standing
-from bursar.core.node import NodeRoom
-from bursar.core.object import Stored
-from bursar.core.sheet import Sheet
-from bursar.core.value import replace
+from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.nodes.liveness import Beat, Sighting, Standing
+from bursar.core.nodes.node import NodeRoom
+from bursar.core.objects.object import Stored
+from bursar.core.values.replace import replace
 from bursar.ops.allocation import set_condition
 from bursar.ops.office import timestamp
 from bursar.wire.document import encode, is_ending

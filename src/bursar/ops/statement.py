@@ -9,11 +9,20 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from bursar.core.account import QUARTER, SYSTEM_ACCOUNTS, account_name
-from bursar.core.refusal import Code, Refusal
-from bursar.core.seal import time_of
-from bursar.core.statement import BalanceAt, Forecast, Item, LeaseLine, PageEnd, Statement, TenantStatement, total
-from bursar.core.statement import forecast as forecast_of
+from bursar.core.credit.account import QUARTER, SYSTEM_ACCOUNTS, account_name
+from bursar.core.credit.hash_chain import time_of
+from bursar.core.credit.statement import (
+    BalanceAt,
+    Forecast,
+    Item,
+    LeaseLine,
+    PageEnd,
+    Statement,
+    TenantStatement,
+    total,
+)
+from bursar.core.credit.statement import forecast as forecast_of
+from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.office import Office
 from bursar.store import ledger as ledger_store
 from bursar.store import statement as store

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from bursar.core.account import left_behind
-from bursar.core.claim import holds, still_claimed
-from bursar.core.object import Key, Stored, Write
-from bursar.core.queue import bares_its_work, still_sensitive
-from bursar.core.quota import (
+from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.credit.account import left_behind
+from bursar.core.nodes.node_claim import holds, still_claimed
+from bursar.core.nodes.queue import bares_its_work, still_sensitive
+from bursar.core.objects.object import Key, Stored, Write
+from bursar.core.quota.quota import (
     Counter,
     Counters,
     Exceeded,
@@ -25,9 +26,8 @@ from bursar.core.quota import (
     recount,
     recounted_dimensions,
 )
-from bursar.core.refusal import Cause, Code, Refusal
-from bursar.core.sheet import Sheet
-from bursar.core.tree import (
+from bursar.core.quota.quota_messages import quota_refusal
+from bursar.core.quota.tenant_tree import (
     SYSTEM_SCOPE,
     ResourceQuota,
     Row,
@@ -38,7 +38,7 @@ from bursar.core.tree import (
     soft_of,
     tenant_scope,
 )
-from bursar.core.wording import quota_refusal
+from bursar.core.values.refusal import Cause, Code, Refusal
 from bursar.ops.audit import token_note
 from bursar.ops.batch import decide, finished, save
 from bursar.ops.command import Command, Reply, Result, encode_reply

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from bursar.core.access import Role, identity_fault
-from bursar.core.refusal import Refusal, invalid
+from bursar.core.values.access import Role, identity_fault
+from bursar.core.values.refusal import Refusal, invalid
 from bursar.ops.audit import token_note
 from bursar.store import token as store
 from bursar.store.change import save_notes

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from bursar.core import tree as rules
-from bursar.core.billing import CreditPolicy
-from bursar.core.tree import Tree
+from bursar.core.credit.billing_terms import CreditPolicy
+from bursar.core.quota import tenant_tree as rules
+from bursar.core.quota.tenant_tree import Tree
 from bursar.store import tree as store
 from bursar.store.database import Connection
 from bursar.store.tree import TreeChange

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct
 
-from bursar.core.refusal import Refusal
-from bursar.core.usage_event import UsageEvent, amount, check, payer_of, reused
+from bursar.core.credit.usage_events import UsageEvent, amount, check, payer_of, reused
+from bursar.core.values.refusal import Refusal
 from bursar.ops import metrics
 from bursar.ops.lane import put_all, raise_first
 from bursar.store import usage_event as store

@@ -11,7 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from bursar.core.budget import (
+from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.objects.charge import Charge
+from bursar.core.objects.notification import Tiding
+from bursar.core.objects.object import Key, Origin, Stored
+from bursar.core.usage.budget import (
     EXHAUSTED_FROM,
     PENALTY_FROM,
     BudgetHours,
@@ -21,12 +25,8 @@ from bursar.core.budget import (
     next_state,
     told,
 )
-from bursar.core.charge import Charge
-from bursar.core.object import Key, Origin, Stored
-from bursar.core.refusal import Code, Refusal
-from bursar.core.sheet import Sheet
-from bursar.core.tiding import Tiding
-from bursar.core.value import replace
+from bursar.core.values.refusal import Code, Refusal
+from bursar.core.values.replace import replace
 from bursar.ops.allocation import set_condition, status_of, unchanged
 from bursar.ops.command import Command, Reply, Result
 from bursar.ops.object import not_found

@@ -19,14 +19,14 @@ import grpc
 import structlog
 from msgspec import Struct
 
-from bursar.core.allocation import Phase
-from bursar.core.certificate import NodeIdentity
-from bursar.core.lease import Grant
-from bursar.core.liveness import LEASE_EXPIRED, WENT_WITH_ITS_NODE, Standing
-from bursar.core.names import dns_subdomain
-from bursar.core.object import Key, Origin
-from bursar.core.refusal import Code, Refusal, invalid
-from bursar.core.value import replace
+from bursar.core.credit.lease import Grant
+from bursar.core.nodes.liveness import LEASE_EXPIRED, WENT_WITH_ITS_NODE, Standing
+from bursar.core.objects.allocation import Phase
+from bursar.core.objects.object import Key, Origin
+from bursar.core.values.certificate import NodeIdentity
+from bursar.core.values.names import dns_subdomain
+from bursar.core.values.refusal import Code, Refusal, invalid
+from bursar.core.values.replace import replace
 from bursar.ops import object as object_ops
 from bursar.ops.authority import renew
 from bursar.ops.beat import Beat, Heard

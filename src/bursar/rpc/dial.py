@@ -14,8 +14,8 @@ from typing import Any
 import grpc
 import structlog
 
-from bursar.core.address import is_callable, is_loopback
-from bursar.core.refusal import Code, Refusal
+from bursar.core.values.address import is_callable, is_loopback
+from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.output import Cut, Output, Piece, Reading
 from bursar.rpc.tls import Calling, calling, channel_options
 from bursar.store import beat as store

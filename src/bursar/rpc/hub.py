@@ -19,12 +19,12 @@ from typing import Any, TypeAlias
 import grpc
 import structlog
 
-from bursar.core.allocation import Phase
-from bursar.core.billing import CreditPolicy
-from bursar.core.liveness import Patience, Standing
-from bursar.core.object import Key
-from bursar.core.refusal import Code, Refusal
-from bursar.core.shortfall import Shortfall
+from bursar.core.credit.billing_terms import CreditPolicy
+from bursar.core.credit.shortfall import Shortfall
+from bursar.core.nodes.liveness import Patience, Standing
+from bursar.core.objects.allocation import Phase
+from bursar.core.objects.object import Key
+from bursar.core.values.refusal import Code, Refusal
 from bursar.ops import metrics
 from bursar.ops import object as object_ops
 from bursar.ops.feed import FedChange, Feed, Lagging

@@ -11,9 +11,9 @@ from typing import Any
 
 import grpc
 
-from bursar.core.access import unauthenticated
-from bursar.core.certificate import NodeIdentity, identity_in
-from bursar.core.refusal import Code, Refusal
+from bursar.core.values.access import unauthenticated
+from bursar.core.values.certificate import NodeIdentity, identity_in
+from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.authority import refused_identities
 from bursar.store.database import Database
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bursar.core.liveness import WENT_WITH_ITS_NODE
-from bursar.core.money import MICROS
+from bursar.core.nodes.liveness import WENT_WITH_ITS_NODE
+from bursar.core.values.money import MICROS
 from bursar.ops.office import Office
 from bursar.ops.reconcile import settle_late
 from bursar.rpc.hub import Stream

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from bursar.core.refusal import Code, Refusal
+from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.office import Office
 from bursar.rpc.hub import Stream
 from bursar.store import beat as store

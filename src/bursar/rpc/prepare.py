@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from bursar.core.address import host_of, is_address
-from bursar.core.allocation import Peer
-from bursar.core.names import dns_subdomain
-from bursar.core.rank import meeting_port, rank_of
-from bursar.core.refusal import Code, Refusal, invalid
+from bursar.core.objects.allocation import Peer
+from bursar.core.objects.rank import meeting_port, rank_of
+from bursar.core.values.address import host_of, is_address
+from bursar.core.values.names import dns_subdomain
+from bursar.core.values.refusal import Code, Refusal, invalid
 from bursar.ops.office import Office
 from bursar.rpc.identity import identity_of, other_node, revoked
 from bursar.rpc.problem import STATUS

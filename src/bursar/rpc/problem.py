@@ -8,7 +8,7 @@ from typing import Any, Final
 import grpc
 from google.protobuf.any_pb2 import Any as Packed
 
-from bursar.core.refusal import Code
+from bursar.core.values.refusal import Code
 from bursar.wire.scheduler.v1 import admin_pb2 as pb
 
 STATUS: dict[Code, grpc.StatusCode] = {

@@ -17,17 +17,17 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from bursar.core.address import is_address
-from bursar.core.allocation import Phase
-from bursar.core.duration import DurationError, parse_seconds
-from bursar.core.lease import FROZEN, Grant, lease_name, lease_number
-from bursar.core.liveness import OnLost
-from bursar.core.money import MICROS, credits_of
-from bursar.core.names import quoted
-from bursar.core.object import Key
-from bursar.core.quantity import format_amount, is_bytes
-from bursar.core.refusal import Code, Refusal, invalid
-from bursar.core.shortfall import Shortfall, recorded_shortfall
+from bursar.core.credit.lease import FROZEN, Grant, lease_name, lease_number
+from bursar.core.credit.shortfall import Shortfall, recorded_shortfall
+from bursar.core.nodes.liveness import OnLost
+from bursar.core.objects.allocation import Phase
+from bursar.core.objects.object import Key
+from bursar.core.values.address import is_address
+from bursar.core.values.duration import DurationError, parse_seconds
+from bursar.core.values.money import MICROS, credits_of
+from bursar.core.values.names import quoted
+from bursar.core.values.quantity import format_amount, is_bytes
+from bursar.core.values.refusal import Code, Refusal, invalid
 from bursar.store.beat import UsageRow, WantedPlace
 from bursar.store.change import Change
 from bursar.wire.allocation import JOB_INDEX

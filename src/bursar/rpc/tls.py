@@ -17,7 +17,7 @@ import grpc
 import psutil
 import structlog
 
-from bursar.core.certificate import server_name
+from bursar.core.values.certificate import server_name
 from bursar.ops.authority import ensure_authority
 from bursar.ops.certificate import OUR_LIFE, Pair, sign_client, sign_server
 from bursar.ops.office import now

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from bursar.core.claim import UID_PREFIX, Claim, State
-from bursar.core.object import Origin
+from bursar.core.nodes.node_claim import UID_PREFIX, Claim, State
+from bursar.core.objects.object import Origin
 from bursar.ops.claim import end_wipe
 from bursar.ops.lane import Overloaded
 from bursar.ops.office import Office

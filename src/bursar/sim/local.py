@@ -13,10 +13,10 @@ from contextlib import aclosing
 
 import msgspec
 
-from bursar.core.allocation import Phase
-from bursar.core.object import Key, Origin
-from bursar.core.refusal import Code, Refusal
-from bursar.core.selector import Op, Selector, Term
+from bursar.core.objects.allocation import Phase
+from bursar.core.objects.object import Key, Origin
+from bursar.core.values.refusal import Code, Refusal
+from bursar.core.values.selector import Op, Selector, Term
 from bursar.ops import object as object_ops
 from bursar.ops.command import Written
 from bursar.ops.dispatch import create_command

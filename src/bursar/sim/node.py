@@ -12,7 +12,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from bursar.core.allocation import Phase
+from bursar.core.objects.allocation import Phase
 from bursar.sim.work import Work
 
 EXPIRED = "Expired"

@@ -18,7 +18,7 @@ import msgspec
 
 from bursar.client.calls import ROOT, segment
 from bursar.client.errors import ApiError, BursarError, Conflict, ConnectionFailed, NotFound, Unauthorized
-from bursar.core.allocation import Phase
+from bursar.core.objects.allocation import Phase
 from bursar.sim.drive import Answer, Drive, Pace, Trouble
 from bursar.sim.node import NodeReport, Nodes
 from bursar.sim.roll import NotSimulated, Roll, several

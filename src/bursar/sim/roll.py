@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, TypeVar
 
 from bursar.client.errors import BursarError, Conflict, NotFound
-from bursar.core.node import SIMULATED
+from bursar.core.nodes.node import SIMULATED
 from bursar.sim.shape import Shape
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 
 # As a label it says that nobody is behind a node but us: what lacks it is somebody's machine, and is neither spoken for
 # nor removed.
-from bursar.core.node import SIMULATED
+from bursar.core.nodes.node import SIMULATED
 from bursar.sim.pretend import FEATURES
 
 GPU = "nvidia.com/gpu"

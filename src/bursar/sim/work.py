@@ -11,8 +11,8 @@ from functools import lru_cache
 
 import msgspec
 
-from bursar.core.allocation import ENDED, Phase
-from bursar.core.duration import DurationError, parse_seconds
+from bursar.core.objects.allocation import ENDED, Phase
+from bursar.core.values.duration import DurationError, parse_seconds
 
 SECONDS = "bursar.io/sim-seconds"  # how long it runs
 EXIT = "bursar.io/sim-exit"  # the exit code with which it ends

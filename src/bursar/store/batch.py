@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from bursar.core.node import NodeRoom, Placement
-from bursar.core.object import Key, Stored, Write
-from bursar.core.quota import Pair
-from bursar.core.tree import Row, Tree
+from bursar.core.nodes.node import NodeRoom, Placement
+from bursar.core.objects.object import Key, Stored, Write
+from bursar.core.quota.quota import Pair
+from bursar.core.quota.tenant_tree import Row, Tree
 from bursar.store import node, quota
 from bursar.store.columns import documents, numbers, texts
 from bursar.store.database import Connection, Stale

@@ -12,11 +12,11 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Struct
 
-from bursar.core.allocation import Peer
-from bursar.core.claim import Claim as NodeClaim
-from bursar.core.liveness import Standing
-from bursar.core.object import Key
-from bursar.core.shortfall import Shortfall
+from bursar.core.credit.shortfall import Shortfall
+from bursar.core.nodes.liveness import Standing
+from bursar.core.nodes.node_claim import Claim as NodeClaim
+from bursar.core.objects.allocation import Peer
+from bursar.core.objects.object import Key
 from bursar.store.columns import documents, numbers, texts
 from bursar.store.database import Connection
 from bursar.store.statements import statements

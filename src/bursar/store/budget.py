@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import NamedTuple
 
-from bursar.core.remaining import Remaining
+from bursar.core.usage.external_budget import Remaining
 from bursar.store.database import Connection
 from bursar.store.statements import statements
 

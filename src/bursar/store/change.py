@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import asyncpg
 
-from bursar.core.object import Key
+from bursar.core.objects.object import Key
 from bursar.store.database import Connection
 from bursar.store.statements import statements
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bursar.core.account import filed_name
+from bursar.core.credit.account import filed_name
 from bursar.store.database import Connection
 from bursar.store.statements import statements
 from bursar.store.token import TokenRecord, token_record

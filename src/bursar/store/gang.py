@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from bursar.core.allocation import GangKey, GangRow, Peer
+from bursar.core.objects.allocation import GangKey, GangRow, Peer
 from bursar.store.columns import documents
 from bursar.store.database import Connection
 from bursar.store.statements import statements

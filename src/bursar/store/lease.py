@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bursar.core.lease import Lease
+from bursar.core.credit.lease import Lease
 from bursar.store.database import Connection
 from bursar.store.ledger import load_ended, load_leases
 from bursar.store.statements import statements

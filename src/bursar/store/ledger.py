@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import asyncpg
 import msgspec
 
-from bursar.core.account import FIRST_ACCOUNT, Account, Status
-from bursar.core.book import Book, Entry, Event
-from bursar.core.lease import Lease, LeaseState, Mode, Segment, lease_name
-from bursar.core.money import credits_of
+from bursar.core.credit.account import FIRST_ACCOUNT, Account, Status
+from bursar.core.credit.lease import Lease, LeaseState, Mode, Segment, lease_name
+from bursar.core.credit.ledger import Book, Entry, Event
+from bursar.core.values.money import credits_of
 from bursar.store.columns import documents, numbers, texts
 from bursar.store.database import Connection, Stale
 from bursar.store.statements import statements

@@ -10,8 +10,8 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bursar.core.object import Key
-from bursar.core.selector import EVERYTHING, Op, Selector
+from bursar.core.objects.object import Key
+from bursar.core.values.selector import EVERYTHING, Op, Selector
 from bursar.store.change import Seen
 from bursar.store.database import Connection
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from bursar.core.liveness import Beat, Sighting, Standing
+from bursar.core.nodes.liveness import Beat, Sighting, Standing
 from bursar.store.database import Connection
 from bursar.store.statements import statements
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from bursar.core.claim import Claim
-from bursar.core.node import Gate, NodeRoom, Placement
-from bursar.core.quota import Counter
-from bursar.core.tree import Row
+from bursar.core.nodes.node import Gate, NodeRoom, Placement
+from bursar.core.nodes.node_claim import Claim
+from bursar.core.quota.quota import Counter
+from bursar.core.quota.tenant_tree import Row
 from bursar.store import quota
 from bursar.store.columns import documents, numbers, texts
 from bursar.store.database import Connection, Stale

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from bursar.core.tiding import Tiding
+from bursar.core.objects.notification import Tiding
 from bursar.store.database import Connection
 from bursar.store.statements import statements
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from bursar.core.charge import NOTHING, Charge, Facts
-from bursar.core.object import Key, Stored
+from bursar.core.objects.charge import NOTHING, Charge, Facts
+from bursar.core.objects.object import Key, Stored
 from bursar.store.columns import texts
 from bursar.store.database import Connection, Stale
 from bursar.store.statements import statements

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Struct
 
-from bursar.core.object import Key
-from bursar.core.shortfall import Shortfall, recorded_shortfall
+from bursar.core.credit.shortfall import Shortfall, recorded_shortfall
+from bursar.core.objects.object import Key
 from bursar.store.database import Connection
 from bursar.store.statements import statements
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from bursar.core.price import Price, PriceList
+from bursar.core.credit.price import Price, PriceList
 from bursar.store.database import Connection
 from bursar.store.statements import statements
 

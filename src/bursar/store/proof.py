@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
-from bursar.core.account import SYSTEM_ACCOUNTS
-from bursar.core.lease import lease_name
-from bursar.core.money import credits_of
-from bursar.core.seal import Check, Finding
-from bursar.core.value import replace
+from bursar.core.credit.account import SYSTEM_ACCOUNTS
+from bursar.core.credit.hash_chain import Check, Finding
+from bursar.core.credit.lease import lease_name
+from bursar.core.values.money import credits_of
+from bursar.core.values.replace import replace
 from bursar.store.database import Connection
 from bursar.store.statements import statements
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bursar.core.allocation import ENDED
-from bursar.core.queue import InQueue
+from bursar.core.nodes.queue import InQueue
+from bursar.core.objects.allocation import ENDED
 from bursar.store.database import Connection
 from bursar.store.statements import statements
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from bursar.core.quantity import UNLIMITED
-from bursar.core.quota import Counter, Pair
-from bursar.core.tree import Enforcement, Row, Tree, enforcement_of, hard_of
+from bursar.core.quota.quota import Counter, Pair
+from bursar.core.quota.tenant_tree import Enforcement, Row, Tree, enforcement_of, hard_of
+from bursar.core.values.quantity import UNLIMITED
 from bursar.store.columns import texts
 from bursar.store.database import Connection
 from bursar.store.statements import statements

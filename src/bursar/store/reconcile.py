@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from bursar.core.drift import Drift
-from bursar.core.money import MICROS
+from bursar.core.credit.drift import Drift
+from bursar.core.values.money import MICROS
 from bursar.store.database import Connection
 from bursar.store.statements import statements
 

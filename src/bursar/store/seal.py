@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from bursar.core.seal import Block, Finding, Page, micros_of, time_of
+from bursar.core.credit.hash_chain import Block, Finding, Page, micros_of, time_of
 from bursar.store.database import Connection
 from bursar.store.statements import statements
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from bursar.core.seal import micros_of, time_of
-from bursar.core.statement import Item, LeaseLine
+from bursar.core.credit.hash_chain import micros_of, time_of
+from bursar.core.credit.statement import Item, LeaseLine
 from bursar.store.database import Connection
 from bursar.store.statements import statements
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bursar.core.object import Key
+from bursar.core.objects.object import Key
 from bursar.store.database import Connection
 from bursar.store.statements import statements
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from bursar.core.access import Role
+from bursar.core.values.access import Role
 from bursar.store.database import Connection
 from bursar.store.statements import statements
 

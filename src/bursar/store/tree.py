@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from bursar.core.object import Key
+from bursar.core.objects.object import Key
 from bursar.store.database import Connection
 from bursar.store.statements import statements
 

@@ -11,9 +11,22 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from bursar.core.hours import DAY, EVERYBODY, HOUR, Began, Bucket, Ended, Level, Meter, Step, Tariff, Used, fold
-from bursar.core.hours import tariff_of as _tariff_of
-from bursar.core.price import PriceList
+from bursar.core.credit.price import PriceList
+from bursar.core.usage.usage_levels import (
+    DAY,
+    EVERYBODY,
+    HOUR,
+    Began,
+    Bucket,
+    Ended,
+    Level,
+    Meter,
+    Step,
+    Tariff,
+    Used,
+    fold,
+)
+from bursar.core.usage.usage_levels import tariff_of as _tariff_of
 from bursar.store import price as price_store
 from bursar.store.columns import documents, numbers, texts
 from bursar.store.database import Connection

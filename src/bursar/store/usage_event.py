@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
-from bursar.core.money import MICROS
-from bursar.core.usage_event import PayingLease, UsageEvent
+from bursar.core.credit.usage_events import PayingLease, UsageEvent
+from bursar.core.values.money import MICROS
 from bursar.store.database import Connection
 from bursar.store.statements import statements
 

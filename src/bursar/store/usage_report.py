@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
-from bursar.core.hours import DAY, EVERYBODY, HOUR
+from bursar.core.usage.usage_levels import DAY, EVERYBODY, HOUR
 from bursar.store.database import Connection
 from bursar.store.statements import statements
 from bursar.store.usage import (

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import UnsetType
 
-from bursar.core import ask
-from bursar.core.affinity import contradiction
-from bursar.core.ask import ANYWHERE, Company, Operator, Requirement, Requirements, Spread, Where
-from bursar.core.refusal import Cause, field_fault
-from bursar.core.selector import EVERYTHING, Op, Selector, Term
+from bursar.core.nodes.node_affinity import contradiction
+from bursar.core.objects import ask
+from bursar.core.objects.ask import ANYWHERE, Company, Operator, Requirement, Requirements, Spread, Where
+from bursar.core.values.refusal import Cause, field_fault
+from bursar.core.values.selector import EVERYTHING, Op, Selector, Term
 from bursar.wire.meta import LabelSelector
 from bursar.wire.scheduling import (
     Affinity,

@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from bursar.core.allocation import Gang, Phase, Request
-from bursar.core.charge import NOTHING, Charge, Facts
-from bursar.core.duration import parse_seconds
-from bursar.core.node import WHOLE, is_device
-from bursar.core.permit import NOTHING_ASKED, Asking
-from bursar.core.refusal import Cause, field_fault
+from bursar.core.nodes.node import WHOLE, is_device
+from bursar.core.objects.allocation import Gang, Phase, Request
+from bursar.core.objects.charge import NOTHING, Charge, Facts
+from bursar.core.quota.permit import NOTHING_ASKED, Asking
+from bursar.core.values.duration import parse_seconds
+from bursar.core.values.refusal import Cause, field_fault
 from bursar.wire.affinity import contradiction_faults, toleration_of
 from bursar.wire.command import EnvVar, command_faults
 from bursar.wire.kind import USER_FIELD, Column, Fields, Kind, column, read, user_field

@@ -14,14 +14,14 @@ from functools import lru_cache
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from bursar.core import ask
-from bursar.core.allocation import Gang
-from bursar.core.ask import Ask, Effect, Shape, Toleration, Where
-from bursar.core.charge import Charge
-from bursar.core.duration import DurationError, parse_seconds
-from bursar.core.node import SIMULATED, is_device
-from bursar.core.permit import has_fractions, may_name, permit_of, permitted, priority_in_force
-from bursar.core.tree import Tree
+from bursar.core.nodes.node import SIMULATED, is_device
+from bursar.core.objects import ask
+from bursar.core.objects.allocation import Gang
+from bursar.core.objects.ask import Ask, Effect, Shape, Toleration, Where
+from bursar.core.objects.charge import Charge
+from bursar.core.quota.permit import has_fractions, may_name, permit_of, permitted, priority_in_force
+from bursar.core.quota.tenant_tree import Tree
+from bursar.core.values.duration import DurationError, parse_seconds
 from bursar.wire.affinity import where_of
 from bursar.wire.allocation import (
     CHECKPOINT_INTERVAL,

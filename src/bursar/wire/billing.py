@@ -8,10 +8,10 @@ from typing import Final
 
 from msgspec import UNSET, UnsetType
 
-from bursar.core.billing import NOTHING_SAID, SaidTerms
-from bursar.core.billing import Billing as Pays
-from bursar.core.lease import Mode
-from bursar.core.refusal import Cause, field_fault
+from bursar.core.credit.billing_terms import NOTHING_SAID, SaidTerms
+from bursar.core.credit.billing_terms import Billing as Pays
+from bursar.core.credit.lease import Mode
+from bursar.core.values.refusal import Cause, field_fault
 from bursar.wire.meta import Text, Wire
 
 MODES: Final = tuple(Pays)

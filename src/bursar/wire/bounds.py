@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from bursar.core.redaction import variable_name
+from bursar.core.values.redaction import variable_name
 
 VALUES_MAX = 25_000
 

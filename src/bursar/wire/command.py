@@ -12,8 +12,8 @@ from itertools import islice
 
 from msgspec import UNSET, UnsetType
 
-from bursar.core.redaction import variable_name
-from bursar.core.refusal import Cause, field_fault
+from bursar.core.values.redaction import variable_name
+from bursar.core.values.refusal import Cause, field_fault
 from bursar.wire.meta import Text, Wire
 from bursar.wire.scheduling import count_faults
 

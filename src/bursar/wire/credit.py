@@ -13,14 +13,14 @@ from zoneinfo import ZoneInfo
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from bursar.core.account import Account, Status, day_of, posted_on
-from bursar.core.billing import CreditPolicy
-from bursar.core.drift import Drift
-from bursar.core.lease import Lease, LeaseState
-from bursar.core.money import MICROS, MoneyError, credits_of, nanocredits
-from bursar.core.price import Price
-from bursar.core.quantity import QuantityError, amount, format_amount
-from bursar.core.refusal import Cause, field_fault
+from bursar.core.credit.account import Account, Status, day_of, posted_on
+from bursar.core.credit.billing_terms import CreditPolicy
+from bursar.core.credit.drift import Drift
+from bursar.core.credit.lease import Lease, LeaseState
+from bursar.core.credit.price import Price
+from bursar.core.values.money import MICROS, MoneyError, credits_of, nanocredits
+from bursar.core.values.quantity import QuantityError, amount, format_amount
+from bursar.core.values.refusal import Cause, field_fault
 from bursar.wire.instant import time_text
 from bursar.wire.limits import quantity_text
 

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 from jsonschema_rs import Draft202012Validator, ValidationError, ValidationErrorKind
 
-from bursar.core.redaction import in_environment, variable_name
+from bursar.core.values.redaction import in_environment, variable_name
 from bursar.wire.bounds import has_more_values
 
 FAULTS_MAX = 50

@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from bursar.core.allocation import Gang
-from bursar.core.duration import SECONDS_MAX
-from bursar.core.job import BACKOFF_SECONDS_MAX, JobPhase, Plan
-from bursar.core.names import annotations as annotation_faults
-from bursar.core.names import labels as label_faults
-from bursar.core.permit import Asking
-from bursar.core.refusal import Cause, field_fault
+from bursar.core.objects.allocation import Gang
+from bursar.core.objects.job import BACKOFF_SECONDS_MAX, JobPhase, Plan
+from bursar.core.quota.permit import Asking
+from bursar.core.values.duration import SECONDS_MAX
+from bursar.core.values.names import annotations as annotation_faults
+from bursar.core.values.names import labels as label_faults
+from bursar.core.values.refusal import Cause, field_fault
 from bursar.wire.allocation import (
     ALLOCATION,
     GANG_SIZE,

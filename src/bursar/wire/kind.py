@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bursar.core.charge import NOTHING, Charge
-from bursar.core.refusal import Cause
+from bursar.core.objects.charge import NOTHING, Charge
+from bursar.core.values.refusal import Cause
 from bursar.wire.meta import Wire
 
 Object = Any  # a Struct with api_version, kind, metadata, spec and status

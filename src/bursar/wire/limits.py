@@ -7,9 +7,9 @@ from functools import lru_cache
 
 from msgspec import UnsetType
 
-from bursar.core.names import qualified_name
-from bursar.core.quantity import QuantityError, amount, format_amount
-from bursar.core.refusal import Cause, field_fault
+from bursar.core.values.names import qualified_name
+from bursar.core.values.quantity import QuantityError, amount, format_amount
+from bursar.core.values.refusal import Cause, field_fault
 from bursar.wire.meta import Quantity
 
 DIMENSIONS_MAX = 64

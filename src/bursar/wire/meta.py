@@ -6,10 +6,10 @@ from typing import TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType
 
-from bursar.core.finalizer import faults as finalizer_faults
-from bursar.core.names import annotations as annotation_faults
-from bursar.core.names import labels as label_faults
-from bursar.core.refusal import Cause, field_fault
+from bursar.core.objects.finalizer import faults as finalizer_faults
+from bursar.core.values.names import annotations as annotation_faults
+from bursar.core.values.names import labels as label_faults
+from bursar.core.values.refusal import Cause, field_fault
 
 API_VERSION = "v1"
 

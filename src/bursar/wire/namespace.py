@@ -6,9 +6,9 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
-from bursar.core import tree
-from bursar.core.names import dns_label
-from bursar.core.refusal import Cause, field_fault
+from bursar.core.quota import tenant_tree
+from bursar.core.values.names import dns_label
+from bursar.core.values.refusal import Cause, field_fault
 from bursar.wire.kind import Column, Kind, column
 from bursar.wire.meta import Condition, ObjectMeta, Text, Wire, given
 
@@ -38,8 +38,8 @@ def tenant_of(namespace: Namespace) -> str:
     return (labels.get(TENANT_LABEL) if isinstance(labels, dict) else None) or DEFAULT_TENANT
 
 
-def to_tree(namespace: Namespace) -> tree.Namespace:
-    return tree.Namespace(
+def to_tree(namespace: Namespace) -> tenant_tree.Namespace:
+    return tenant_tree.Namespace(
         str(namespace.metadata.name), tenant_of(namespace), terminating=given(namespace.metadata.deletion_timestamp)
     )
 

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from bursar.core.ask import Effect
-from bursar.core.liveness import Standing
-from bursar.core.names import label_key, label_value
-from bursar.core.node import Gate
-from bursar.core.quantity import amount, is_bytes
-from bursar.core.refusal import Cause, field_fault
+from bursar.core.nodes.liveness import Standing
+from bursar.core.nodes.node import Gate
+from bursar.core.objects.ask import Effect
+from bursar.core.values.names import label_key, label_value
+from bursar.core.values.quantity import amount, is_bytes
+from bursar.core.values.refusal import Cause, field_fault
 from bursar.wire.kind import Column, Kind, column, read
 from bursar.wire.limits import amounts, amounts_faults, dimension_name
 from bursar.wire.meta import Condition, ObjectMeta, Quantity, Text, Wire

@@ -6,8 +6,8 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
-from bursar.core import tree
-from bursar.core.refusal import Cause, field_fault
+from bursar.core.quota import tenant_tree
+from bursar.core.values.refusal import Cause, field_fault
 from bursar.wire.kind import Column, Kind, column
 from bursar.wire.meta import ObjectMeta, Text, Wire
 
@@ -28,8 +28,8 @@ class PriorityClass(Wire, kw_only=True):
     cross_tenant: bool | UnsetType = UNSET  # its work may evict other tenants' by its priority alone
 
 
-def to_tree(one: PriorityClass) -> tree.PriorityClass:
-    return tree.PriorityClass(
+def to_tree(one: PriorityClass) -> tenant_tree.PriorityClass:
+    return tenant_tree.PriorityClass(
         str(one.metadata.name),
         one.value,
         one.admin_only is True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import UNSET, UnsetType
 
-from bursar.core.refusal import Cause, field_fault
+from bursar.core.values.refusal import Cause, field_fault
 from bursar.wire.kind import Kind, column
 from bursar.wire.meta import ObjectMeta, Text, Wire
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
-from bursar.core import tree
-from bursar.core.refusal import Cause, field_fault
+from bursar.core.quota import tenant_tree
+from bursar.core.values.refusal import Cause, field_fault
 from bursar.wire.kind import Column, Kind
 from bursar.wire.limits import amounts, amounts_faults, canonical
 from bursar.wire.meta import ObjectMeta, Quantity, Text, Wire, given
@@ -52,23 +52,23 @@ class ResourceQuota(Wire, kw_only=True):
     status: ResourceQuotaStatus | UnsetType = UNSET
 
 
-def to_tree(quota: ResourceQuota) -> tree.ResourceQuota:
+def to_tree(quota: ResourceQuota) -> tenant_tree.ResourceQuota:
     spec = quota.spec if isinstance(quota.spec, ResourceQuotaSpec) else ResourceQuotaSpec()
-    return tree.ResourceQuota(
+    return tenant_tree.ResourceQuota(
         namespace=str(quota.metadata.namespace),
         name=str(quota.metadata.name),
         hard=amounts(spec.hard),
         soft=amounts(spec.soft),
         terms=_terms(spec),
-        enforcement=tree.Enforcement(spec.enforcement or tree.Enforcement.REJECT),
+        enforcement=tenant_tree.Enforcement(spec.enforcement or tenant_tree.Enforcement.REJECT),
     )
 
 
-def _terms(spec: ResourceQuotaSpec) -> tuple[tree.ScopeTerm, ...]:
-    terms = [tree.ScopeTerm(scope, "Exists") for scope in spec.scopes or ()]
+def _terms(spec: ResourceQuotaSpec) -> tuple[tenant_tree.ScopeTerm, ...]:
+    terms = [tenant_tree.ScopeTerm(scope, "Exists") for scope in spec.scopes or ()]
     selector = spec.scope_selector
     expressions = (selector.match_expressions if isinstance(selector, ScopeSelector) else UNSET) or ()
-    terms += [tree.ScopeTerm(one.scope_name, one.operator, frozenset(one.values or ())) for one in expressions]
+    terms += [tenant_tree.ScopeTerm(one.scope_name, one.operator, frozenset(one.values or ())) for one in expressions]
     return tuple(terms)
 
 
@@ -79,8 +79,8 @@ def _check(quota: ResourceQuota) -> list[Cause]:
     faults = amounts_faults("spec.hard", spec.hard) + amounts_faults("spec.soft", spec.soft)
     if not given(spec.hard) and not given(spec.soft):
         faults.append(field_fault("spec.hard", "name at least one limit in hard or soft"))
-    if spec.enforcement is not UNSET and spec.enforcement not in tuple(tree.Enforcement):
-        faults.append(field_fault("spec.enforcement", f"must be one of {', '.join(tree.Enforcement)}"))
+    if spec.enforcement is not UNSET and spec.enforcement not in tuple(tenant_tree.Enforcement):
+        faults.append(field_fault("spec.enforcement", f"must be one of {', '.join(tenant_tree.Enforcement)}"))
     for index, scope in enumerate(spec.scopes or ()):
         if scope not in SCOPES:
             faults.append(

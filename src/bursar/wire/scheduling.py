@@ -7,9 +7,9 @@ from itertools import islice
 
 from msgspec import UNSET, UnsetType
 
-from bursar.core.duration import SECONDS_MAX, DurationError, parse_seconds
-from bursar.core.names import dns_subdomain, label_key, label_value
-from bursar.core.refusal import Cause, field_fault
+from bursar.core.values.duration import SECONDS_MAX, DurationError, parse_seconds
+from bursar.core.values.names import dns_subdomain, label_key, label_value
+from bursar.core.values.refusal import Cause, field_fault
 from bursar.wire.meta import LabelSelector, Text, Wire, given
 
 NODE_OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt", "Gte", "Lte")

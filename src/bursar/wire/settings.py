@@ -14,13 +14,13 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from bursar.core.billing import CreditPolicy
-from bursar.core.duration import SECONDS_MAX
-from bursar.core.liveness import Patience
-from bursar.core.money import MoneyError, nanocredits
-from bursar.core.node import WHOLE
-from bursar.core.refusal import Cause, field_fault
-from bursar.core.tree import PermitPolicy
+from bursar.core.credit.billing_terms import CreditPolicy
+from bursar.core.nodes.liveness import Patience
+from bursar.core.nodes.node import WHOLE
+from bursar.core.quota.tenant_tree import PermitPolicy
+from bursar.core.values.duration import SECONDS_MAX
+from bursar.core.values.money import MoneyError, nanocredits
+from bursar.core.values.refusal import Cause, field_fault
 from bursar.wire.kind import Column, Kind
 from bursar.wire.limits import amounts, amounts_faults, show_amounts
 from bursar.wire.meta import ObjectMeta, Quantity, Text, Wire

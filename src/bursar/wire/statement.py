@@ -10,10 +10,10 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from bursar.core.lease import lease_name
-from bursar.core.money import MICROS, credits_of
-from bursar.core.quantity import format_amount
-from bursar.core.statement import BalanceAt, Forecast, Item, LeaseLine, Statement, TenantStatement
+from bursar.core.credit.lease import lease_name
+from bursar.core.credit.statement import BalanceAt, Forecast, Item, LeaseLine, Statement, TenantStatement
+from bursar.core.values.money import MICROS, credits_of
+from bursar.core.values.quantity import format_amount
 from bursar.wire.credit import GPU
 from bursar.wire.instant import time_text
 

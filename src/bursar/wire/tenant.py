@@ -7,10 +7,10 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
-from bursar.core import tree
-from bursar.core.budget import BudgetState
-from bursar.core.refusal import Cause, field_fault
-from bursar.core.wording import dimension_of
+from bursar.core.quota import tenant_tree
+from bursar.core.quota.quota_messages import dimension_of
+from bursar.core.usage.budget import BudgetState
+from bursar.core.values.refusal import Cause, field_fault
 from bursar.wire.affinity import toleration_of
 from bursar.wire.billing import Billing, billing_faults, said_in
 from bursar.wire.kind import Column, Fields, Kind, column
@@ -19,7 +19,7 @@ from bursar.wire.meta import Condition, ObjectMeta, Quantity, Text, Wire
 from bursar.wire.priorityclass import priority_faults
 from bursar.wire.scheduling import Toleration, toleration_list_faults
 
-ENFORCEMENTS = tuple(tree.Enforcement)
+ENFORCEMENTS = tuple(tenant_tree.Enforcement)
 
 # What a request of the tenant's has to pass before anything is done about it.
 ISOLATION_REQUIRED = "required"
@@ -78,14 +78,14 @@ class Tenant(Wire, kw_only=True):
     status: TenantStatus | UnsetType = UNSET
 
 
-def to_tree(tenant: Tenant) -> tree.Tenant:
+def to_tree(tenant: Tenant) -> tenant_tree.Tenant:
     spec = tenant.spec if isinstance(tenant.spec, TenantSpec) else TenantSpec()
-    return tree.Tenant(
+    return tenant_tree.Tenant(
         name=str(tenant.metadata.name),
         parent=spec.parent or "",
         tier=spec.tier or "",
         limits=amounts(spec.limits),
-        enforcement=tree.Enforcement(spec.enforcement or tree.Enforcement.REJECT),
+        enforcement=tenant_tree.Enforcement(spec.enforcement or tenant_tree.Enforcement.REJECT),
         billing=said_in(spec.billing),
         may_claim=spec.sensitive is not False,
         uid=tenant.metadata.uid or "",

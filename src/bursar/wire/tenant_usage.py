@@ -10,9 +10,9 @@ from typing import Final
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from bursar.core.cost import OTHER, bill, breakdown, fraction, money, nano_of
-from bursar.core.money import credits_of
-from bursar.core.report import Sum, Uses, add_up, unit_hours
+from bursar.core.credit.cost import OTHER, bill, breakdown, fraction, money, nano_of
+from bursar.core.usage.report import Sum, Uses, add_up, unit_hours
+from bursar.core.values.money import credits_of
 
 
 class Cost(Struct):

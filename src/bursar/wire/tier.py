@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec import UNSET, UnsetType
 
-from bursar.core import tree
-from bursar.core.refusal import Cause, field_fault
+from bursar.core.quota import tenant_tree
+from bursar.core.values.refusal import Cause, field_fault
 from bursar.wire.billing import Billing, billing_faults, said_in
 from bursar.wire.kind import Column, Kind
 from bursar.wire.limits import amounts, amounts_faults, show_amounts
@@ -28,10 +28,10 @@ class Tier(Wire, kw_only=True):
     spec: TierSpec | UnsetType = UNSET
 
 
-def to_tree(tier: Tier) -> tree.Tier:
+def to_tree(tier: Tier) -> tenant_tree.Tier:
     spec = tier.spec if isinstance(tier.spec, TierSpec) else TierSpec()
     most = spec.user_priority_max
-    return tree.Tier(
+    return tenant_tree.Tier(
         str(tier.metadata.name), amounts(spec.limits), said_in(spec.billing), most if isinstance(most, int) else None
     )
 

@@ -6,10 +6,10 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta, Struct
 
-from bursar.core.money import MICROS, NANO, MoneyError, nanocredits
-from bursar.core.quantity import amount
-from bursar.core.refusal import Cause, field_fault
-from bursar.core.usage_event import UsageEvent
+from bursar.core.credit.usage_events import UsageEvent
+from bursar.core.values.money import MICROS, NANO, MoneyError, nanocredits
+from bursar.core.values.quantity import amount
+from bursar.core.values.refusal import Cause, field_fault
 from bursar.wire.credit import GPU, Devices, device_faults
 from bursar.wire.instant import instant_faults, moment_of
 from bursar.wire.limits import quantity_text

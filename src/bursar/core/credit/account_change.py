@@ -1,0 +1,153 @@
+"""What a billing admin may change of an account: its standing and its limits, never its money.
+
+Everything is checked before anything is changed. Limits may be set below what is in use: they refuse what comes next.
+Only the credit limit may not, for then more would be owed than is allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+from zoneinfo import ZoneInfo
+
+from bursar.core.credit.account import Account, Status, tokens_at
+from bursar.core.values.money import AMOUNT_MAX, credits_of
+from bursar.core.values.refusal import Cause, Code, Refusal, field_fault, invalid
+
+GPUS_MAX: Final = 10**12  # thousandths
+
+
+def _amount(value: Any) -> str:
+    return (
+        "" if _is_number(value) and 0 <= value <= AMOUNT_MAX else f"must be from 0 to {credits_of(AMOUNT_MAX)} credits"
+    )
+
+
+def _gpus(value: Any) -> str:
+    return "" if _is_number(value) and 0 <= value <= GPUS_MAX else f"must be from 0 to {GPUS_MAX // 1000} GPUs"
+
+
+def _truth(value: Any) -> str:
+    return "" if isinstance(value, bool) else "must be true or false"
+
+
+def _zone(value: Any) -> str:
+    try:
+        ZoneInfo(value)
+    except (KeyError, ValueError, TypeError, OSError):
+        return "must be the name of a time zone, such as Europe/Vienna"
+    return ""
+
+
+def _status(value: Any) -> str:
+    known = ", ".join(Status)
+    return "" if value in {str(one) for one in Status} else f"must be one of {known}"
+
+
+def _or_none(check: Callable[[Any], str]) -> Callable[[Any], str]:
+    return lambda value: "" if value is None else check(value)
+
+
+# What may be changed, and what is wrong with a value; None takes a limit away.
+_CHECKS: Final[Mapping[str, Callable[[Any], str]]] = {
+    "status": _status,
+    "credit_limit": _amount,
+    "gpus_max": _or_none(_gpus),
+    "spend_rate_max": _or_none(_amount),
+    "spend_burst": _amount,
+    "daily_cap": _or_none(_amount),
+    "stop_at_cap": _truth,
+    "time_zone": _zone,
+    "low_balance": _or_none(_amount),
+}
+
+
+def amend(account: Account, changes: Mapping[str, Any], now: int) -> Refusal | None:
+    """Change fields of an account by name. A spend rate that is new begins with a full bucket."""
+    if refusal := _wrong(changes) or _closing(account, changes) or _owing(account, changes):
+        return refusal
+    limited = account.spend_rate_max is not None
+    tokens = tokens_at(account, now)
+    for name, value in changes.items():
+        setattr(account, name, Status(value) if name == "status" else value)
+    if account.spend_rate_max is not None:
+        account.tokens = min(tokens, account.spend_burst) if limited else account.spend_burst
+        account.tokens_at = now
+    return None
+
+
+def _wrong(changes: Mapping[str, Any]) -> Refusal | None:
+    faults = [
+        field_fault(name, _CHECKS[name](value) if name in _CHECKS else "cannot be set")
+        for name, value in sorted(changes.items())
+        if name not in _CHECKS or _CHECKS[name](value)
+    ]
+    return invalid(f"{faults[0].field} {faults[0].message}", *faults) if faults else None
+
+
+def _closing(account: Account, changes: Mapping[str, Any]) -> Refusal | None:
+    wanted = changes.get("status", account.status)
+    if account.status is Status.CLOSED and wanted != Status.CLOSED:
+        return Refusal(Code.ENDED, f"account {account.name} is closed", "It stays closed.")
+    if wanted != Status.CLOSED or account.status is Status.CLOSED:
+        return None
+    return _paying(account) or _not_empty(account)
+
+
+def _paying(account: Account) -> Refusal | None:
+    if not (account.held or account.gpus):
+        return None
+    return Refusal(
+        Code.IN_USE,
+        f"account {account.name} pays for leases that are open: {credits_of(account.held)} credits are held",
+        "Suspend it, wait until its leases have ended, and close it then.",
+        (_left("holds", account, account.held),),
+    )
+
+
+def _not_empty(account: Account) -> Refusal | None:
+    """What is closed stays closed: nobody could get at what is left in it, or would pay what it owes."""
+    if not account.posted:
+        return None
+    what = (
+        f"has {credits_of(account.posted)} credits left"
+        if account.posted > 0
+        else (f"owes {credits_of(-account.posted)} credits")
+    )
+    return Refusal(
+        Code.IN_USE,
+        f"account {account.name} {what}: only an empty account is closed",
+        f"First refund or adjust: bursar credit adjust {credits_of(-account.posted)} --account {account.name}"
+        " --reason WHY",
+        (_left("posted", account, account.posted),),
+    )
+
+
+def _left(what: str, account: Account, amount: int) -> Cause:
+    return Cause(
+        "AccountInUse", f"{what} of account {account.name}", "status", what, f"account:{account.name}", "0",
+        credits_of(amount),
+    )  # fmt: skip
+
+
+def _owing(account: Account, changes: Mapping[str, Any]) -> Refusal | None:
+    limit = changes.get("credit_limit", account.credit_limit)
+    owed = account.held - account.posted
+    if limit >= owed:
+        return None
+    return Refusal(
+        Code.INSUFFICIENT_CREDIT,
+        f"account {account.name} owes or holds {credits_of(owed)} credits beyond its balance:"
+        f" its credit limit cannot be {credits_of(limit)}",
+        f"Top up {credits_of(owed - limit)} credits, or set a limit of {credits_of(owed)} or more.",
+        (
+            Cause(
+                "LimitExceeded", f"credit_limit of account {account.name}", "credit_limit", "credit_limit",
+                f"account:{account.name}", credits_of(limit), credits_of(owed),
+            ),
+        ),
+    )  # fmt: skip
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,98 @@
+"""Placing an allocation on nodes, and taking it off again: room and quota decided together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from msgspec import Struct
+
+from bursar.core.nodes.node import (
+    EXCLUSIVE,
+    WHOLE,
+    Devices,
+    Fit,
+    NodeRoom,
+    Placement,
+    Shortage,
+    dominant_fraction,
+    fit,
+    give,
+    take_back,
+)
+from bursar.core.objects.allocation import Request
+from bursar.core.objects.charge import Charge
+from bursar.core.values.quantity import format_amount
+from bursar.core.values.refusal import Cause, Code, Refusal
+
+
+class Target(Struct, frozen=True):
+    """A node chosen for an allocation. The generation is that of the node the choice was made for."""
+
+    node: str
+    generation: int | None = None
+    devices: Devices | None = None
+
+
+class Placing(Struct, frozen=True):
+    """What placing takes: from each node, and from the quotas."""
+
+    rooms: tuple[NodeRoom, ...]
+    fits: tuple[Fit, ...]
+    charge: Charge
+
+
+def place(
+    rooms: Mapping[str, NodeRoom], request: Request, targets: Sequence[Target], charge: Charge
+) -> Placing | Refusal:
+    """Whether all targets have the room, and what is taken from each; nothing is changed."""
+    if len(targets) != request.nodes or (len(targets) > 1 and len({one.node for one in targets}) != len(targets)):
+        return Refusal(Code.STALE, f"the plan names {len(targets)} nodes, the allocation asks for {request.nodes}")
+    after: list[NodeRoom] = []
+    fits: list[Fit] = []
+    nodes = 0
+    for target in targets:
+        room = rooms.get(target.node)
+        if room is None:
+            return Refusal(Code.STALE, f"node {target.node} is gone")
+        if target.generation is not None and target.generation != room.generation:
+            return Refusal(Code.STALE, f"node {target.node} has changed since the plan was made")
+        if not room.schedulable:
+            return Refusal(Code.STALE, f"node {target.node} takes no new work")
+        taken = fit(room, request.requests, exclusive=request.exclusive, wanted=target.devices)
+        if isinstance(taken, Shortage):
+            return no_capacity(target.node, taken)
+        nodes += WHOLE if request.exclusive else dominant_fraction(room, request.requests)
+        after.append(give(room, taken, request.requests))
+        fits.append(taken)
+    return Placing(tuple(after), tuple(fits), bound_charge(charge, nodes))
+
+
+def bound_charge(charge: Charge, nodes: int) -> Charge:
+    """Placed work is bound for all it was accepted for; shared work learns only now what part of nodes it takes."""
+    known: Charge | None = charge.known.get(nodes)
+    if known is None:
+        accepted = {**charge.accepted, "nodes": max(nodes, charge.accepted.get("nodes", 0))}
+        known = replace(charge, accepted=accepted, bound={**charge.accepted, "nodes": nodes})
+        charge.known[nodes] = known
+    return known
+
+
+def unplace(rooms: Mapping[str, NodeRoom], request: Request, placements: Sequence[Placement]) -> list[NodeRoom]:
+    """The nodes after what ran there is confirmed gone."""
+    return [
+        take_back(rooms[one.node], one.resources, one.devices, request.requests)
+        for one in placements
+        if one.node in rooms
+    ]
+
+
+def no_capacity(node: str, short: Shortage) -> Refusal:
+    if short.resource == EXCLUSIVE:
+        return Refusal(Code.NO_CAPACITY, f"node {node} is not empty, or is held as a whole")
+    needs, has = (format_amount(short.resource, value) for value in (short.needs, short.has))
+    message = f"node {node} has {has} {short.resource} free, {needs} needed"
+    cause = Cause(
+        f"no_capacity_{short.resource}", message, dimension=short.resource, limit=has, requested_delta=needs, scope=node
+    )
+    return Refusal(Code.NO_CAPACITY, message, causes=(cause,))

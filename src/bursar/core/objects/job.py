@@ -1,0 +1,356 @@
+"""A job as the rules see it: how far it is, and what its next step is.
+
+A job is a number of completions, each with an index. One allocation works on an index at a time; one that fails is
+followed by another try, under a name of its own. So an end is counted once, by its index and try, whoever looks at it
+and however often, and what is counted stays counted when the allocation itself is long gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+from itertools import islice
+
+from bursar.core.objects.allocation import ENDED, Phase
+from bursar.core.objects.charge import Charge
+
+
+class JobPhase(StrEnum):
+    QUEUED = "Queued"
+    RUNNING = "Running"
+    CANCELLING = "Cancelling"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    CANCELLED = "Cancelled"
+
+
+BACKOFF_SECONDS_MAX = 360
+
+JOB_ENDED = frozenset({JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.CANCELLED})
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a job asks for; `deadline_seconds` 0 is no deadline, `backoff_seconds` 0 no pause between tries.
+
+    `as_set` says that its allocations are one gang that lives and dies as one: when one fails all are tried again.
+    """
+
+    parallelism: int
+    completions: int
+    backoff_limit: int
+    deadline_seconds: int = 0
+    backoff_seconds: int = 0
+    as_set: bool = False
+
+    @property
+    def width(self) -> int:
+        """How many allocations a job begins with."""
+        return min(self.parallelism, self.completions)
+
+
+@dataclass(frozen=True, slots=True)
+class Boost:
+    """A priority that replaces the job's own until it expires."""
+
+    priority: int
+    expires: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a job is. Indexes below `started` were worked on; `failures` counts the tries of each that failed.
+
+    Of these tries, `spared` were stopped because another failed: the job is not judged by them.
+    """
+
+    phase: JobPhase = JobPhase.QUEUED
+    reason: str = ""
+    message: str = ""
+    started: int = 0
+    completed: frozenset[int] = frozenset()
+    failures: Mapping[int, int] = field(default_factory=dict)
+    spared: int = 0
+    retry_at: datetime | None = None  # nothing is tried again before
+    active: int = 0
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    boost: Boost | None = None
+    deleting: bool = False
+    held: bool = False  # while it is being deleted: somebody has to clean up before it may go
+    orphaning: bool = False  # what it made stays when it goes
+
+    @property
+    def succeeded(self) -> int:
+        return len(self.completed)
+
+    @property
+    def failed(self) -> int:
+        return sum(self.failures.values()) - self.spared
+
+    @property
+    def attempt(self) -> int:
+        """Of a job that is tried as a set: which try this is, from 0."""
+        return max(self.failures.values(), default=0)
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing will happen to the job any more."""
+        return self.phase in JOB_ENDED and not self.active and self.boost is None and not self.deleting
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Turn:
+    """One try at one index: what an allocation of a job is."""
+
+    index: int
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """An allocation of the job as it was seen."""
+
+    turn: Turn
+    phase: Phase
+    started_at: datetime | None = None
+    why: str = ""  # how it ended, in words
+    spared: bool = False  # it was stopped because another member failed
+    deleting: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What to do next: allocations to make and to release, and how far the job then is.
+
+    `progress.active` leaves out what is released or made: who does that knows what became of it. `remove` says that a
+    deleted job has nothing left to wait for.
+    """
+
+    progress: Progress
+    create: tuple[Turn, ...] = ()
+    release: tuple[Turn, ...] = ()
+    remove: bool = False
+
+
+# Names.
+
+
+def turn_name(job: str, turn: Turn) -> str:
+    """`train-3`, and `train-3-1` for the first try after it failed."""
+    return f"{job}-{turn.index}" + (f"-{turn.attempt}" if turn.attempt else "")
+
+
+def open_turns(progress: Progress) -> Iterator[Turn]:
+    """The turns whose outcome is not counted yet: at most one allocation each exists."""
+    for index in range(progress.started):
+        if index not in progress.completed:
+            yield Turn(index, progress.failures.get(index, 0))
+
+
+def all_turns(progress: Progress) -> Iterator[Turn]:
+    """Every turn there ever was, and so every name that an allocation of the job may have."""
+    for index in range(progress.started):
+        for attempt in range(progress.failures.get(index, 0) + 1):
+            yield Turn(index, attempt)
+
+
+# What comes next.
+
+
+def next_step(plan: Plan, progress: Progress, members: Sequence[Member], now: datetime) -> Step:
+    """Count what ended, judge the job by it, and say what is to be made and released.
+
+    `members` are the allocations that exist of the turns that are open, or, of a job that is being deleted, of all its
+    turns. That one of them has moved on since does no harm: nothing comes back from an end, and the rest is seen next
+    time.
+    """
+    live = [one for one in members if one.phase not in ENDED]
+    progress = observed(plan, progress, members, now)
+    if progress.boost is not None and (progress.phase in JOB_ENDED or progress.boost.expires <= now):
+        progress = replace(progress, boost=None)
+    if progress.orphaning:
+        return Step(progress)
+    if progress.deleting:
+        release = _releasable(members)
+    elif progress.phase in JOB_ENDED or progress.phase is JobPhase.CANCELLING:
+        release = _releasable(live)
+    else:
+        progress = replace(progress, active=len(live), retry_at=_pending_retry(progress, now))
+        return Step(progress, create=tuple(_wanted(plan, progress, live)))
+    stopping = sum(one.phase is Phase.TERMINATING for one in live)
+    gone = progress.deleting and not progress.held and not members
+    return Step(replace(progress, active=stopping), release=release, remove=gone)
+
+
+def observed(plan: Plan, progress: Progress, members: Sequence[Member], now: datetime) -> Progress:
+    """How far a job is by what was seen of its members."""
+    counted = _counted_as_set(progress, members) if plan.as_set else _counted(progress, members)
+    if counted.failed > progress.failed:
+        counted = replace(counted, retry_at=_next_try(plan, progress, counted, now))
+    progress = _started(counted, members, now)
+    return _judged(plan, progress, any(one.phase not in ENDED for one in members), now)
+
+
+def _counted(progress: Progress, members: Iterable[Member]) -> Progress:
+    completed, failures, spared = set(progress.completed), dict(progress.failures), progress.spared
+    message = progress.message
+    for one in members:
+        index, attempt = one.turn.index, one.turn.attempt
+        if one.phase not in ENDED or index in completed or attempt != failures.get(index, 0):
+            continue
+        if one.phase is Phase.SUCCEEDED:
+            completed.add(index)
+        else:
+            failures[index] = attempt + 1
+            spared += one.spared
+            message = message if one.spared else one.why or message
+    if len(completed) == progress.succeeded and failures == progress.failures:
+        return progress
+    return replace(progress, completed=frozenset(completed), failures=failures, spared=spared, message=message)
+
+
+def _counted_as_set(progress: Progress, members: Sequence[Member]) -> Progress:
+    """One failure is the failure of all: what has come to an end in the same try, be it a good one, counts no more,
+    and all have the same number of tries once the last of them has ended."""
+    attempt, completed, failures = progress.attempt, set(progress.completed), dict(progress.failures)
+    ended = [one for one in members if one.phase in ENDED and one.turn.attempt == attempt]
+    completed |= {one.turn.index for one in ended if one.phase is Phase.SUCCEEDED}
+    failed = [one for one in ended if one.turn.index not in completed]
+    if failed:
+        attempt += 1
+    if attempt:
+        live = {one.turn.index for one in members if one.phase not in ENDED}
+        again = [index for index in range(progress.started) if failures.get(index, 0) < attempt and index not in live]
+        failures |= dict.fromkeys(again, attempt)
+        completed -= set(again)
+    why = next((one.why for one in failed if one.why and not one.spared), progress.message)
+    if len(completed) == progress.succeeded and failures == progress.failures:
+        return progress
+    spared = sum(failures.values()) - attempt
+    return replace(progress, completed=frozenset(completed), failures=failures, spared=spared, message=why)
+
+
+def _started(progress: Progress, members: Iterable[Member], now: datetime) -> Progress:
+    """A job runs from when the first of its allocations does, also if that one ended before anybody looked."""
+    if progress.phase is not JobPhase.QUEUED:
+        return progress
+    ran = [one.started_at or now for one in members if one.phase is Phase.RUNNING or one.started_at is not None]
+    if not ran and not progress.completed:
+        return progress
+    return replace(progress, phase=JobPhase.RUNNING, started_at=min(ran, default=now))
+
+
+def _judged(plan: Plan, progress: Progress, live: bool, now: datetime) -> Progress:
+    """Whether the job has come to an end, and to which."""
+    if progress.phase in JOB_ENDED:
+        return progress
+    if progress.phase is JobPhase.CANCELLING:
+        return progress if live else _ended(progress, JobPhase.CANCELLED, now, progress.reason, progress.message)
+    if progress.succeeded >= plan.completions:
+        return _ended(progress, JobPhase.SUCCEEDED, now)
+    if progress.failed > plan.backoff_limit:
+        last = f"; the last one: {progress.message}" if progress.message else ""
+        words = f"{progress.failed} allocations failed, backoffLimit is {plan.backoff_limit}{last}"
+        return _ended(progress, JobPhase.FAILED, now, "BackoffLimitExceeded", words)
+    if (end := deadline(plan, progress)) is not None and end <= now:
+        words = f"ran longer than activeDeadlineSeconds, {plan.deadline_seconds} s"
+        return _ended(progress, JobPhase.FAILED, now, "DeadlineExceeded", words)
+    return progress
+
+
+def _ended(progress: Progress, phase: JobPhase, now: datetime, reason: str = "", message: str = "") -> Progress:
+    return replace(progress, phase=phase, reason=reason, message=message, ended_at=now, retry_at=None)
+
+
+def _releasable(members: Iterable[Member]) -> tuple[Turn, ...]:
+    """What is being stopped already is waited for, and so is what was deleted and has finalizers."""
+    return tuple(
+        one.turn for one in members if one.phase is not Phase.TERMINATING and not (one.deleting and one.phase in ENDED)
+    )
+
+
+def _wanted(plan: Plan, progress: Progress, live: Sequence[Member]) -> Iterator[Turn]:
+    """Turns to make allocations for: first what must be done again, then what was never begun. A set is begun again
+    when the last of it has ended."""
+    if plan.as_set and any(one.turn.attempt < progress.attempt for one in live):
+        return
+    room = min(plan.parallelism, plan.completions - progress.succeeded) - len(live)
+    working = {one.turn.index for one in live}
+    again = (
+        turn
+        for turn in open_turns(progress)
+        if turn.index not in working and not (turn.attempt and progress.retry_at is not None)
+    )
+    new = (Turn(index) for index in range(progress.started, plan.completions))
+    yield from islice((turn for turns in (again, new) for turn in turns), max(0, room))
+
+
+# Trying again.
+
+
+def backoff(base_seconds: int, failures: int) -> int:
+    """How long to wait after so many failures: twice as long each time, up to a bound."""
+    return min(base_seconds << min(failures - 1, 16), BACKOFF_SECONDS_MAX) if failures > 0 else 0
+
+
+def _next_try(plan: Plan, before: Progress, counted: Progress, now: datetime) -> datetime | None:
+    """After the longest pause of those that have just failed; who waits already waits at least as long."""
+    tries = max(
+        (count for index, count in counted.failures.items() if count > before.failures.get(index, 0)), default=0
+    )
+    pause = backoff(plan.backoff_seconds, tries)
+    later = now + timedelta(seconds=pause) if pause else None
+    return max((at for at in (before.retry_at, later) if at is not None), default=None)
+
+
+def _pending_retry(progress: Progress, now: datetime) -> datetime | None:
+    return progress.retry_at if progress.retry_at is not None and progress.retry_at > now else None
+
+
+# When to look again.
+
+
+def deadline(plan: Plan, progress: Progress) -> datetime | None:
+    if not plan.deadline_seconds or progress.started_at is None or progress.phase in JOB_ENDED:
+        return None
+    return progress.started_at + timedelta(seconds=plan.deadline_seconds)
+
+
+def next_look(plan: Plan, progress: Progress) -> datetime | None:
+    """When time alone will have changed something."""
+    boosted_until = progress.boost.expires if progress.boost is not None else None
+    ends = (deadline(plan, progress), boosted_until, progress.retry_at)
+    return min((end for end in ends if end is not None), default=None)
+
+
+# What it is charged.
+
+
+def times(charge: Charge, count: int) -> Charge:
+    """What so many of the same hold together."""
+    return replace(charge, accepted={name: amount * count for name, amount in charge.accepted.items()})
+
+
+# How indexes are written.
+
+
+def format_indexes(indexes: Iterable[int]) -> str:
+    """`0-3,5`: sorted, neighbours as a range."""
+    ranges: list[list[int]] = []
+    for index in sorted(indexes):
+        if ranges and ranges[-1][1] == index - 1:
+            ranges[-1][1] = index
+        else:
+            ranges.append([index, index])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
+
+
+def parse_indexes(text: str) -> frozenset[int]:
+    indexes: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        indexes.update(range(int(first), int(last or first) + 1))
+    return frozenset(indexes)

@@ -1,0 +1,403 @@
+"""The tree: tenants under tenants, their tiers, their namespaces and the quotas in them; priority classes.
+
+It says which counters a charge raises, and what work may ask for (permit.py). It changes rarely and is read by every
+write, so it is an immutable value: a change makes a new tree, and whoever charges holds the tree's row shared, so that
+the tree it reads is the one in force.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from bursar.core.credit.billing_terms import NOTHING_SAID, Billing, CreditPolicy, SaidTerms, Terms, terms_of
+from bursar.core.objects.ask import Toleration
+from bursar.core.objects.charge import Charge, Facts
+from bursar.core.values.access import Reach
+from bursar.core.values.quantity import UNLIMITED
+
+SYSTEM_SCOPE = "system"
+KNOWN_ROWS_MAX = 50_000
+
+Row = tuple[str, str]  # (scope, dimension): the key of one counter
+
+
+class Enforcement(StrEnum):
+    """Whether a limit without room refuses at the door, or lets the request in to wait."""
+
+    REJECT = "Reject"
+    QUEUE = "Queue"
+
+
+@dataclass(frozen=True, slots=True)
+class PermitPolicy:
+    """What work may ask for where nothing else is said of its tenant. Parts of devices are in thousandths."""
+
+    user_priority_max: int = 1000
+    reserved: tuple[str, ...] = ("tenant", "tenant.*", "bursar.io/*")  # keys of taints
+    fraction_min: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class PriorityClass:
+    name: str
+    value: int = 0
+    admin_only: bool = False
+    allowed_tenants: frozenset[str] = frozenset()  # with those below them; none: everybody, up to their own ceiling
+    cross_tenant: bool = False  # whether its work may evict other tenants' by its priority alone
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    name: str
+    limits: Mapping[str, int] = field(default_factory=dict)
+    billing: SaidTerms = NOTHING_SAID
+    user_priority_max: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    name: str
+    parent: str = ""
+    tier: str = ""
+    limits: Mapping[str, int] = field(default_factory=dict)
+    enforcement: Enforcement = Enforcement.REJECT
+    billing: SaidTerms = NOTHING_SAID
+    may_claim: bool = True  # whether its users may claim nodes for sensitive work
+    uid: str = ""  # names are given anew; what is left of a tenant that is gone is not its namesake's
+    created_at: str = ""  # RFC 3339, UTC, to the second
+    user_priority_max: int | None = None
+    tolerations: tuple[Toleration, ...] = ()  # of reserved taints, which its work may have
+    isolated: bool = False  # whether its work, and that of tenants below it, demands isolation
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    name: str
+    tenant: str
+    terminating: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeTerm:
+    """One expression of a scope selector, as Kubernetes writes it: scopeName, operator, values."""
+
+    scope: str
+    operator: str
+    values: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceQuota:
+    namespace: str
+    name: str
+    hard: Mapping[str, int] = field(default_factory=dict)
+    soft: Mapping[str, int] = field(default_factory=dict)
+    terms: tuple[ScopeTerm, ...] = ()
+    enforcement: Enforcement = Enforcement.REJECT
+
+    @property
+    def scope(self) -> str:
+        return quota_scope(self.namespace, self.name)
+
+    @property
+    def dimensions(self) -> frozenset[str]:
+        return frozenset(self.hard) | frozenset(self.soft)
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """An effective limit and where it comes from: `override`, `tier:<name>`, or `unlimited`."""
+
+    value: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    tenants: Mapping[str, Tenant] = field(default_factory=dict)
+    tiers: Mapping[str, Tier] = field(default_factory=dict)
+    namespaces: Mapping[str, Namespace] = field(default_factory=dict)
+    quotas: Mapping[str, tuple[ResourceQuota, ...]] = field(default_factory=dict)  # by namespace
+    system: Mapping[str, int] = field(default_factory=dict)
+    credits: CreditPolicy = field(default_factory=CreditPolicy)
+    # At which revisions tenants of a name were last deleted, the one before and the last, as far as the feed knows.
+    ended: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    classes: Mapping[str, PriorityClass] = field(default_factory=dict)
+    permits: PermitPolicy = PermitPolicy()
+    # Answers already worked out for this tree, which never change: it is immutable.
+    known_rows: dict[tuple[str, Facts, frozenset[str]], tuple[Row, ...]] = field(default_factory=dict, compare=False)
+    known_limits: dict[str, Mapping[str, int]] = field(default_factory=dict, compare=False)
+    known_prepaid: list[Mapping[str, Terms]] = field(default_factory=list, compare=False)
+    known_permits: dict[str, Any] = field(default_factory=dict, compare=False)  # by tenant (core/quota/permit.py)
+
+    @property
+    def prepaid(self) -> Mapping[str, Terms]:
+        """Those who pay beforehand, and how: asked with every batch, and in most systems there are none."""
+        if not self.known_prepaid:
+            self.known_prepaid.append(_prepaid(self.tenants, self.tiers))
+        return self.known_prepaid[0]
+
+
+def tenant_scope(tenant: str) -> str:
+    return f"tenant:{tenant}"
+
+
+def quota_scope(namespace: str, name: str) -> str:
+    return f"quota:{namespace}/{name}"
+
+
+def billing_terms(tree: Tree, tenant: str) -> Terms:
+    """How a tenant pays; one that is not in the tree does not."""
+    owner = tree.tenants.get(tenant)
+    return _terms(owner, tree.tiers) if owner is not None else Terms()
+
+
+def _terms(tenant: Tenant, tiers: Mapping[str, Tier]) -> Terms:
+    tier = tiers.get(tenant.tier)
+    return terms_of(tenant.billing, tier.billing if tier is not None else NOTHING_SAID)
+
+
+def _prepaid(tenants: Mapping[str, Tenant], tiers: Mapping[str, Tier]) -> dict[str, Terms]:
+    return {
+        name: terms
+        for name, tenant in tenants.items()
+        if (tenant.billing is not NOTHING_SAID or tenant.tier)
+        and (terms := _terms(tenant, tiers)).billing is Billing.PREPAID
+    }
+
+
+def effective_limits(tree: Tree, tenant: Tenant) -> dict[str, Limit]:
+    """Explicit override of the tenant, else its tier's default; what neither names is unlimited."""
+    tier = tree.tiers.get(tenant.tier)
+    limits = {
+        dimension: Limit(value, f"tier:{tenant.tier}") for dimension, value in (tier.limits if tier else {}).items()
+    }
+    limits.update({dimension: Limit(value, "override") for dimension, value in tenant.limits.items()})
+    return limits
+
+
+def limits_of(tree: Tree, tenant: str) -> Mapping[str, int]:
+    """The effective limits of a tenant as plain numbers; a tenant that is not in the tree has none."""
+    known = tree.known_limits.get(tenant)
+    if known is None:
+        owner = tree.tenants.get(tenant)
+        known = {name: limit.value for name, limit in effective_limits(tree, owner).items()} if owner else {}
+        tree.known_limits[tenant] = known
+    return known
+
+
+def lineage(tree: Tree, tenant: str) -> Iterator[str]:
+    """The tenant, its parent, and so on up to the root."""
+    current = tree.tenants.get(tenant)
+    while current is not None:
+        yield current.name
+        current = tree.tenants.get(current.parent)
+
+
+def is_current(tree: Tree, whose: Reach) -> bool:
+    """Whether the tenant of that name is still the caller's own, or there is none."""
+    own = tree.tenants.get(whose.tenant)
+    return own is None or whose.tenant_uid in ("", own.uid)
+
+
+def sees(tree: Tree, whose: Reach, tenant: str) -> bool:
+    """Whether somebody sees what is a tenant's. The people of a tenant that was deleted see nothing of its namesake."""
+    return whose.everything or (is_current(tree, whose) and whose.sees(lineage(tree, tenant)))
+
+
+def saw(tree: Tree, whose: Reach, tenant: str, revision: int) -> bool:
+    """Whether somebody sees what happened to a tenant's things: nothing from before the tenant was made, when another
+    may have had its name. That it was deleted is told to its own."""
+    before, last = tree.ended.get(tenant, (0, 0))
+    if whose.everything:
+        return True
+    if tenant in tree.tenants:
+        return revision > last and sees(tree, whose, tenant)
+    return whose.tenant == tenant and revision > before
+
+
+def children(tree: Tree, tenant: str) -> list[str]:
+    return sorted(name for name, other in tree.tenants.items() if other.parent == tenant)
+
+
+def subtree(tree: Tree, tenant: str) -> set[str]:
+    """The tenant and everything below it."""
+    below: dict[str, list[str]] = {}
+    for name, other in tree.tenants.items():
+        below.setdefault(other.parent, []).append(name)
+    found: set[str] = set()
+    queue = [tenant]
+    while queue:
+        name = queue.pop()
+        found.add(name)
+        queue.extend(below.get(name, ()))
+    return found
+
+
+_NO_CLASSES: Mapping[str, PriorityClass] = {}
+
+
+def matches(quota: ResourceQuota, facts: Facts, classes: Mapping[str, PriorityClass] = _NO_CLASSES) -> bool:
+    """Whether a ResourceQuota counts an object with these facts: all of its terms must hold."""
+    return all(_term_holds(term, facts, classes) for term in quota.terms)
+
+
+def _term_holds(term: ScopeTerm, facts: Facts, classes: Mapping[str, PriorityClass]) -> bool:
+    if not facts.scoped:
+        return True  # Kinds that know no scopes (services, volumes) are counted by every quota that names them.
+    match term.scope:
+        case "Terminating":
+            return facts.terminating
+        case "NotTerminating":
+            return not facts.terminating
+        case "BestEffort":
+            return facts.best_effort
+        case "NotBestEffort":
+            return not facts.best_effort
+        case "PriorityClass":
+            return _priority_class_holds(term, facts.priority_class, facts.priority, classes)
+    return False
+
+
+def _priority_class_holds(
+    term: ScopeTerm, name: str, priority: int | None, classes: Mapping[str, PriorityClass]
+) -> bool:  # fmt: skip
+    """A number stands for the classes that it reaches: otherwise work would leave a class's quota by writing its
+    priority as a number."""
+    values = [classes[one].value for one in term.values if one in classes] if priority is not None else []
+    match term.operator:
+        case "In":
+            return name in term.values or (priority is not None and any(priority >= value for value in values))
+        case "NotIn":
+            return name not in term.values or (priority is not None and all(priority > value for value in values))
+        case "DoesNotExist":
+            return not name
+    return bool(name) or priority is not None
+
+
+def rows_of(tree: Tree, namespace: str, charge: Charge) -> tuple[Row, ...]:
+    """The counters that a charge raises: of its namespace's matching quotas, its tenant, ancestors that limit, the
+    system."""
+    key = (namespace, charge.facts, charge.dimensions)
+    rows = tree.known_rows.get(key)
+    if rows is None:
+        if len(tree.known_rows) >= KNOWN_ROWS_MAX:
+            tree.known_rows.clear()  # Tenants invent dimensions: what is remembered must not grow with them.
+        rows = tuple(_rows_of(tree, namespace, charge.facts, charge.dimensions))
+        tree.known_rows[key] = rows
+    return rows
+
+
+def _rows_of(tree: Tree, namespace: str, facts: Facts, dimensions: frozenset[str]) -> Iterator[Row]:
+    for quota in tree.quotas.get(namespace, ()):
+        if matches(quota, facts, tree.classes):
+            yield from ((quota.scope, dimension) for dimension in sorted(dimensions & quota.dimensions))
+    for tenant in lineage(tree, tree.namespaces[namespace].tenant):
+        limited = limits_of(tree, tenant)
+        own = tenant == tree.namespaces[namespace].tenant
+        yield from ((tenant_scope(tenant), name) for name in sorted(dimensions) if own or name in limited)
+    yield from ((SYSTEM_SCOPE, dimension) for dimension in sorted(dimensions) if dimension in tree.system)
+
+
+def enforcement_of(tree: Tree, scope: str) -> Enforcement:
+    kind, _, name = scope.partition(":")
+    if kind == "tenant":
+        return tree.tenants[name].enforcement
+    if kind == "quota":
+        namespace, _, quota_name = name.partition("/")
+        for quota in tree.quotas.get(namespace, ()):
+            if quota.name == quota_name:
+                return quota.enforcement
+    return Enforcement.REJECT
+
+
+def hard_of(tree: Tree, row: Row) -> int:
+    """The hard limit that the tree sets for a counter."""
+    scope, dimension = row
+    kind, _, name = scope.partition(":")
+    if kind == "tenant":
+        return limits_of(tree, name).get(dimension, UNLIMITED)
+    if kind == "quota":
+        quota = _find_quota(tree, name)
+        return quota.hard.get(dimension, UNLIMITED) if quota else UNLIMITED
+    return tree.system.get(dimension, UNLIMITED)
+
+
+def soft_of(tree: Tree, row: Row) -> int | None:
+    scope, dimension = row
+    kind, _, name = scope.partition(":")
+    quota = _find_quota(tree, name) if kind == "quota" else None
+    return quota.soft.get(dimension) if quota else None
+
+
+def _find_quota(tree: Tree, key: str) -> ResourceQuota | None:
+    namespace, _, name = key.partition("/")
+    return next((quota for quota in tree.quotas.get(namespace, ()) if quota.name == name), None)
+
+
+# Changes. Each returns a new tree; the caches of the old one are not carried over.
+
+
+def with_tenant(tree: Tree, tenant: Tenant) -> Tree:
+    return _fresh(tree, tenants={**tree.tenants, tenant.name: tenant})
+
+
+def without_tenant(tree: Tree, name: str, revision: int = 0) -> Tree:
+    """`revision` is that of the deletion."""
+    ended = with_end(tree.ended, name, revision)
+    return _fresh(tree, tenants={key: value for key, value in tree.tenants.items() if key != name}, ended=ended)
+
+
+def with_end(ended: Mapping[str, tuple[int, int]], name: str, revision: int) -> Mapping[str, tuple[int, int]]:
+    """With one more deletion, in order; one that is known already changes nothing."""
+    _, last = ended.get(name, (0, 0))
+    return {**ended, name: (last, revision)} if revision > last else ended
+
+
+def with_tier(tree: Tree, tier: Tier) -> Tree:
+    return _fresh(tree, tiers={**tree.tiers, tier.name: tier})
+
+
+def without_tier(tree: Tree, name: str) -> Tree:
+    return _fresh(tree, tiers={key: value for key, value in tree.tiers.items() if key != name})
+
+
+def with_namespace(tree: Tree, namespace: Namespace) -> Tree:
+    return _fresh(tree, namespaces={**tree.namespaces, namespace.name: namespace})
+
+
+def without_namespace(tree: Tree, name: str) -> Tree:
+    return _fresh(tree, namespaces={key: value for key, value in tree.namespaces.items() if key != name})
+
+
+def with_quota(tree: Tree, quota: ResourceQuota) -> Tree:
+    others = without_quota(tree, quota.namespace, quota.name).quotas.get(quota.namespace, ())
+    # In name order, so that every process names the same quota first.
+    together = tuple(sorted((*others, quota), key=lambda one: one.name))
+    return _fresh(tree, quotas={**tree.quotas, quota.namespace: together})
+
+
+def without_quota(tree: Tree, namespace: str, name: str) -> Tree:
+    left = tuple(quota for quota in tree.quotas.get(namespace, ()) if quota.name != name)
+    return _fresh(tree, quotas={**tree.quotas, namespace: left})
+
+
+def with_class(tree: Tree, one: PriorityClass) -> Tree:
+    return _fresh(tree, classes={**tree.classes, one.name: one})
+
+
+def without_class(tree: Tree, name: str) -> Tree:
+    return _fresh(tree, classes={key: value for key, value in tree.classes.items() if key != name})
+
+
+def with_system(
+    tree: Tree, limits: Mapping[str, int], policy: CreditPolicy | None = None, permits: PermitPolicy | None = None
+) -> Tree:
+    return _fresh(tree, system=dict(limits), credits=policy or CreditPolicy(), permits=permits or PermitPolicy())
+
+
+def _fresh(tree: Tree, **changes: object) -> Tree:
+    return replace(tree, **changes, known_rows={}, known_limits={}, known_prepaid=[], known_permits={})  # type: ignore[arg-type]

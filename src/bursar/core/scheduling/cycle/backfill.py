@@ -1,0 +1,92 @@
+"""When there will be room: from the ends of what runs.
+
+Room only grows as things end, so the earliest start is found by halving the list of ends. Company is not foreseen: who
+will be where by then is nobody's knowledge. What has no known end never ends here, so the answer is an estimate, and it
+is on the safe side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+import numpy as np
+
+from bursar.core.objects.ask import Ask
+from bursar.core.scheduling.cycle.node_reservation import Holds, free_devices
+from bursar.core.scheduling.cycle.placer import room_for
+from bursar.core.scheduling.state.cluster_state import Reservation, World
+from bursar.core.scheduling.state.fleet import Columns
+
+
+def earliest(world: World, asks: Sequence[Ask], holds: Holds, now: float) -> Reservation | None:
+    """The earliest time at which all of these have room together, beside what is held for others."""
+    ends = np.maximum(world.running.ends(), now)
+    if not ends.size:
+        return None
+    first, last = 0, len(ends) - 1
+    found = room_at(world, asks, holds, float(ends[last]))
+    if found is None:
+        return None
+    while first < last:
+        middle = (first + last) // 2
+        earlier = room_at(world, asks, holds, float(ends[middle]))
+        if earlier is None:
+            first = middle + 1
+        else:
+            found, last = earlier, middle
+    return Reservation(float(ends[last]), found)
+
+
+def room_at(world: World, asks: Sequence[Ask], holds: Holds, at: float) -> tuple[tuple[Ask, int], ...] | None:
+    """Where all of these have room at that time; nothing when they have none."""
+    fleet = world.fleet
+    later = world.running.released_by(fleet.now, at)
+    for ask, row in holds.owners:
+        _take(world, later, ask, row)
+    slots: list[tuple[Ask, int]] = []
+    for ask, times in _alike(asks):
+        need = fleet.need(ask.shape)
+        counts = np.where(world.terrains.of(ask.shape.where).allowed, room_for(fleet, later, need), 0)
+        if ask.shape.nodes > 1:
+            counts = np.minimum(counts, len(times))
+        rows = _rows(counts, ask.shape.nodes, times)
+        if rows is None:
+            return None
+        for one, row in rows:
+            _take(world, later, one, row)
+        slots.extend(rows)
+    return tuple(slots)
+
+
+def _alike(asks: Sequence[Ask]) -> list[tuple[Ask, list[Ask]]]:
+    """The asks by shape: those that want whole nodes first, then the largest."""
+
+    def size(ask: Ask) -> tuple[bool, int, str]:
+        return not ask.shape.exclusive, -sum(amount for _, amount in ask.shape.requests), repr(ask.shape)
+
+    ordered = sorted(asks, key=size)
+    groups = [list(group) for _, group in groupby(ordered, key=lambda ask: ask.shape)]
+    return [(group[0], group) for group in groups]
+
+
+def _rows(
+    counts: np.ndarray[tuple[int], np.dtype[np.int64]], nodes: int, asks: list[Ask]
+) -> list[tuple[Ask, int]] | None:
+    """Rows for all slots, those with the most room first; the slots of one allocation on different rows."""
+    if int(counts.sum()) < nodes * len(asks):
+        return None
+    rows: list[tuple[Ask, int]] = []
+    left = counts.copy()
+    for ask in asks:
+        best = np.argsort(-left, kind="stable")[:nodes]
+        if left[best[-1]] < 1:
+            return None
+        left[best] -= 1
+        rows.extend((ask, int(row)) for row in best)
+    return rows
+
+
+def _take(world: World, later: Columns, ask: Ask, row: int) -> None:
+    need = world.fleet.need(ask.shape)
+    later.take(row, need, free_devices(later, row, need))

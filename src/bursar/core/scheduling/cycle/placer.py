@@ -1,0 +1,441 @@
+"""Where a unit goes: all of its slots, or none.
+
+A unit is what is placed together: one allocation, one that asks for several nodes, or a gang. Its slots are tried one
+after another on the world itself and taken back again. Slots that are alike and keep no company are placed exactly by
+taking the best node each time; where shapes differ or company matters, a bounded search looks for what the first try
+did not find.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from itertools import product
+
+import numpy as np
+from msgspec import Struct
+
+from bursar.core.nodes.node import is_device
+from bursar.core.objects.ask import Ask, Shape
+from bursar.core.scheduling.cycle import inter_pod
+from bursar.core.scheduling.cycle.node_reservation import Holds
+from bursar.core.scheduling.state.cluster_state import World
+from bursar.core.scheduling.state.fleet import NOWHERE, Bools, Columns, Fleet, Ints, LabelColumn, Need
+from bursar.core.scheduling.state.node_filter import Floats
+from bursar.core.scheduling.state.node_scores import NO
+from bursar.core.scheduling.state.packing import choose_devices
+from bursar.core.scheduling.state.placed_columns import NEVER, DeviceSets, Spot, devices_of
+from bursar.core.scheduling.state.topology_counts import Kin, kin_of
+
+# The labels by which nodes are close together, the closest first.
+LEVELS = ("rack", "topology.kubernetes.io/rack", "topology.kubernetes.io/zone")
+DOMAINS_TRIED = 3
+ROOM_MAX = 1 << 40  # of what asks for nothing that anybody counts
+SEARCH_SLOTS_MAX = 16
+SEARCH_STEPS_MAX = 3000
+
+
+class Slot(Struct, frozen=True):
+    """One node's worth of an allocation."""
+
+    ask: Ask
+    need: Need
+    kin: Kin
+    ends_at: float
+
+
+Choice = list[tuple[Ask, tuple[Spot, ...]]]
+
+
+class Chooser:
+    """Finds room in a world, beside what is held for others."""
+
+    def __init__(self, world: World, holds: Holds, now: float) -> None:
+        self._world = world
+        self._holds = holds
+        self._now = now
+
+    def choose(self, asks: Sequence[Ask], only: Bools | None = None) -> Choice | None:
+        """Spots for all slots of these, or none. The world is left as it was."""
+        if len(asks) == 1 and asks[0].shape.nodes == 1:
+            spot = self._spot(self.slot(asks[0]), (), only)
+            return [(asks[0], (spot,))] if spot is not None else None
+        slots = self.slots(asks)
+        plain = self._plain(slots)
+        for mask in self._regions(slots, only, plain=plain):
+            found = self._all(slots, mask, plain=plain)
+            if found is not None:
+                return found
+        return None
+
+    def count(self, asks: Sequence[Ask]) -> int:
+        """How many slots of these have room at once, as far as the first try tells. The world is left as it was."""
+        slots = self.slots(asks)
+        if not self._plain(slots):
+            return len(self._in_turn(slots, None, to_the_end=True))
+        fleet, first = self._world.fleet, slots[0]
+        counts = np.where(self.scores(first) > NO, room_for(fleet, fleet.now, first.need), 0)
+        return min(int(np.minimum(counts, len(asks)).sum()), len(slots))
+
+    def slot(self, ask: Ask) -> Slot:
+        ends_at = self._now + ask.ttl_seconds if ask.ttl_seconds else NEVER
+        return Slot(ask, self._world.fleet.need(ask.shape), kin_of(ask), ends_at)
+
+    def slots(self, asks: Sequence[Ask]) -> list[Slot]:
+        """The largest first: what is hard to place is placed while there is most room."""
+        ordered = sorted(asks, key=lambda ask: (*_lightness(ask.shape), ask.submitted_at, ask.uid))
+        return [slot for ask in ordered for slot in [self.slot(ask)] * ask.shape.nodes]
+
+    def scores(self, slot: Slot) -> Floats:
+        """How good each node is for a slot; minus infinity where it may not or cannot go. Not to be written to."""
+        world, ask = self._world, slot.ask
+        view = world.views.of(ask.shape)
+        score = view.score
+        free = inter_pod.is_free(ask, world.tallies)
+        if (free and not self._holds.starts) or score[score.argmax()] == NO:
+            return score
+        held = self._holds.mask(slot.need, slot.ends_at)
+        if held is not None:
+            score = np.where(held, score, NO)
+        if free:
+            return score
+        for _, mask in inter_pod.masks(ask, slot.kin, view.terrain, world.fleet, world.tallies):
+            score = np.where(mask, score, NO)
+        bonus = inter_pod.wishes(ask, view.terrain, world.fleet, world.tallies)
+        return score if bonus is None else score + bonus
+
+    def run_length(self, shape: Shape, row: int) -> int:
+        """How many more of this a node takes while it gets no worse; none of what shares devices, or takes it whole."""
+        view = self._world.views.of(shape)
+        if view.need.shared or view.need.exclusive:
+            return 0
+        return self._world.views.run_length(view, row)
+
+    def devices_for(self, shape: Shape, row: int, count: int) -> list[DeviceSets]:
+        """Whole devices for so many, from the left, as they would be chosen one by one."""
+        fleet = self._world.fleet
+        whole = fleet.need(shape).whole
+        free = {column: fleet.now.whole_devices(column, row) for column, _ in whole}
+        return [
+            tuple([(column, tuple(free[column][number * each : (number + 1) * each])) for column, each in whole])
+            for number in range(count)
+        ]
+
+    def free_row(self, slot: Slot, avoid: Sequence[int]) -> int | None:
+        """The best node that has room as it is."""
+        score = self._restricted(slot, avoid, None)
+        row = int(score.argmax())
+        return row if score[row] > NO else None
+
+    def right_rows(self, slot: Slot) -> Bools:
+        """The nodes that are the right ones by labels and taints."""
+        return self._world.terrains.of(slot.ask.shape.where).allowed
+
+    def welcome(self, slot: Slot, row: int) -> bool:
+        """Whether the company on a node is right, and nobody for whom it is kept would be delayed."""
+        world = self._world
+        if not self._holds.allows(row, slot.need, slot.ends_at):
+            return False
+        if inter_pod.is_free(slot.ask, world.tallies):
+            return True
+        terrain = world.terrains.of(slot.ask.shape.where)
+        return all(mask[row] for _, mask in inter_pod.masks(slot.ask, slot.kin, terrain, world.fleet, world.tallies))
+
+    # One slot.
+
+    def _spot(self, slot: Slot, avoid: Sequence[int], only: Bools | None) -> Spot | None:
+        score = self._restricted(slot, avoid, only)
+        row = int(score.argmax())
+        return self.at(slot, row) if score[row] > NO else None
+
+    def _restricted(self, slot: Slot, avoid: Sequence[int], only: Bools | None) -> Floats:
+        score = self.scores(slot)
+        if only is not None:
+            score = np.where(only, score, NO)
+        if avoid:
+            score = score.copy()
+            score[list(avoid)] = NO
+        return score[: max(1, self._world.fleet.size)]
+
+    def at(self, slot: Slot, row: int) -> Spot:
+        fleet = self._world.fleet
+        devices = self._holds.devices(row, slot.need, slot.ends_at)
+        if devices is None and not slot.need.exclusive and (slot.need.whole or slot.need.shared):
+            devices = tuple(choose_devices(fleet, fleet.now, row, slot.ask.shape, self._world.habits))
+        return Spot(row, devices or ())
+
+    # All slots.
+
+    def _all(self, slots: Sequence[Slot], only: Bools | None, *, plain: bool) -> Choice | None:
+        taken = self._in_runs(slots, only) if plain and self._may_run(slots[0]) else self._in_turn(slots, only)
+        if len(taken) == len(slots):
+            return _gather(taken)
+        if plain:
+            return self._roomiest(slots, only) if slots[0].ask.shape.nodes > 1 else None
+        if len(slots) > SEARCH_SLOTS_MAX:
+            return None
+        return self._search(slots, only) or (self._search_orders(slots, only) if _order_matters(slots) else None)
+
+    def _plain(self, slots: Sequence[Slot]) -> bool:
+        """Whether all of them are alike and nobody's company matters to them: which goes where makes no difference."""
+        return _alike(slots) and self._alone(slots)
+
+    def _may_run(self, slot: Slot) -> bool:
+        """Whether several like it may be taken to a node at once: no devices are shared, and nothing is held."""
+        need = slot.need
+        return slot.ask.shape.nodes == 1 and not (need.shared or need.exclusive or self._holds.starts)
+
+    def _in_runs(self, slots: Sequence[Slot], only: Bools | None) -> list[tuple[Slot, Spot]]:
+        """What `_in_turn` finds, for plain slots: the best node takes at once as many as it takes without getting
+        worse. Since their company does not matter, nobody is told that they come."""
+        now, shape, need = self._world.fleet.now, slots[0].ask.shape, slots[0].need
+        taken: list[tuple[Slot, Spot]] = []
+        runs: list[tuple[int, Need, DeviceSets, int]] = []
+        try:
+            while len(taken) < len(slots):
+                score = self._restricted(slots[0], (), only)
+                row = int(score.argmax())
+                if score[row] == NO:
+                    break
+                count = min(len(slots) - len(taken), self.run_length(shape, row))
+                spots = [Spot(row, own) for own in self.devices_for(shape, row, count)]
+                taken += zip(slots[len(taken) : len(taken) + count], spots, strict=True)
+                runs.append((row, need, devices_of(spots), count))
+                now.take_many(*runs[-1])
+            return taken
+        finally:
+            for run in reversed(runs):
+                now.give_back_many(*run)
+
+    def _in_turn(
+        self, slots: Sequence[Slot], only: Bools | None, *, to_the_end: bool = False
+    ) -> list[tuple[Slot, Spot]]:
+        """The best node for each, one after another, until one has none, or of all that have one. What is taken
+        meanwhile is given back."""
+        taken: list[tuple[Slot, Spot]] = []
+        try:
+            for slot in slots:
+                spot = self._spot(slot, _rows_of(slot, taken), only)
+                if spot is None:
+                    if to_the_end:
+                        continue
+                    break
+                self.take(slot, spot)
+                taken.append((slot, spot))
+            return list(taken)
+        finally:
+            self._undo(taken)
+
+    def _roomiest(self, slots: Sequence[Slot], only: Bools | None) -> Choice | None:
+        """Several that want different nodes each: who takes those with the most room leaves the most to the next."""
+        fleet = self._world.fleet
+        taken: list[tuple[Slot, Spot]] = []
+        try:
+            for slot in slots:
+                score = self._restricted(slot, _rows_of(slot, taken), only)
+                room = np.where(score > NO, room_for(fleet, fleet.now, slot.need)[: score.shape[0]], 0)
+                row = int(room.argmax())
+                if not room[row]:
+                    return None
+                spot = self.at(slot, row)
+                self.take(slot, spot)
+                taken.append((slot, spot))
+            return _gather(taken)
+        finally:
+            self._undo(taken)
+
+    def _search(self, slots: Sequence[Slot], only: Bools | None) -> Choice | None:
+        """Try other nodes for earlier slots, and other devices, until all have room or patience ends."""
+        return self._explore(lambda taken: [slots[len(taken)]] if len(taken) < len(slots) else [], len(slots), only)
+
+    def _search_orders(self, slots: Sequence[Slot], only: Bools | None) -> Choice | None:
+        """The same in other orders as well: who is near whom depends on who comes first."""
+        kinds: dict[tuple[Shape, Kin], list[Slot]] = {}
+        for slot in slots:
+            kinds.setdefault((slot.ask.shape, slot.kin), []).append(slot)
+
+        def next_of(taken: Sequence[tuple[Slot, Spot]]) -> list[Slot]:
+            counts = Counter((slot.ask.shape, slot.kin) for slot, _ in taken)
+            return [some[counts[kind]] for kind, some in kinds.items() if counts[kind] < len(some)]
+
+        return self._explore(next_of, len(slots), only)
+
+    def _explore(
+        self, next_of: Callable[[Sequence[tuple[Slot, Spot]]], Sequence[Slot]], count: int, only: Bools | None
+    ) -> Choice | None:
+        taken: list[tuple[Slot, Spot]] = []
+        steps = 0
+
+        def extend() -> bool:
+            nonlocal steps
+            if len(taken) == count:
+                return True
+            for slot in next_of(taken):
+                for spot in self._options(slot, taken, only):
+                    steps += 1
+                    if steps > SEARCH_STEPS_MAX:
+                        return False
+                    self.take(slot, spot)
+                    taken.append((slot, spot))
+                    if extend():
+                        return True
+                    taken.pop()
+                    self.give_back(slot, spot)
+            return False
+
+        found = extend()
+        choice = _gather(taken) if found else None
+        self._undo(taken)
+        return choice
+
+    def _options(self, slot: Slot, taken: Sequence[tuple[Slot, Spot]], only: Bools | None) -> Iterator[Spot]:
+        score = self._restricted(slot, _rows_of(slot, taken), only).copy()
+        if taken and self._is_twin(taken[-1][0], slot):
+            # Slots that are alike may be given their nodes in any order: one order is enough.
+            score[: taken[-1][1].row] = NO
+        for row in np.argsort(-score, kind="stable"):
+            if score[row] == NO:
+                return
+            best = self.at(slot, int(row))
+            yield best
+            yield from self._other_devices(slot, best)
+
+    def _other_devices(self, slot: Slot, best: Spot) -> Iterator[Spot]:
+        """A share may lie on any device with enough left; devices with the same part left are alike."""
+        if not slot.need.shared or best.row in self._holds.starts:
+            return
+        shared = dict(slot.need.shared)
+        options = []
+        for column, indices in best.devices:
+            if column in shared:
+                free = self._world.fleet.now.devices[column][best.row].tolist()
+                by_left: dict[int, tuple[int, ...]] = {
+                    left: (index,) for index, left in enumerate(free) if left >= shared[column]
+                }
+                by_left[free[indices[0]]] = tuple(indices)
+                options.append([(column, which) for which in by_left.values()])
+            else:
+                options.append([(column, tuple(indices))])
+        for devices in product(*options):
+            if devices != best.devices:
+                yield Spot(best.row, devices)
+
+    def take(self, slot: Slot, spot: Spot) -> None:
+        self._world.fleet.now.take(spot.row, slot.need, spot.devices)
+        self._world.tallies.come(slot.ask, slot.kin, spot.row)
+        self._holds.take(spot, slot.need, slot.ends_at)
+
+    def give_back(self, slot: Slot, spot: Spot) -> None:
+        self._holds.take(spot, slot.need, slot.ends_at, -1)
+        self._world.tallies.come(slot.ask, slot.kin, spot.row, -1)
+        self._world.fleet.now.give_back(spot.row, slot.need, spot.devices)
+
+    def _undo(self, taken: Sequence[tuple[Slot, Spot]]) -> None:
+        for slot, spot in reversed(taken):
+            self.give_back(slot, spot)
+
+    def _is_twin(self, one: Slot, other: Slot) -> bool:
+        """Whether two slots may change places and nobody would see a difference."""
+        return (
+            one.ask.shape == other.ask.shape
+            and one.ends_at == other.ends_at
+            and (one.ask.shape.nodes == 1 or one.ask.uid == other.ask.uid)
+            and self._alone((one, other))
+        )
+
+    def _alone(self, slots: Sequence[Slot]) -> bool:
+        return all(inter_pod.is_free(slot.ask, self._world.tallies) for slot in slots)
+
+    # Close together.
+
+    def _regions(self, slots: Sequence[Slot], only: Bools | None, *, plain: bool) -> Iterator[Bools | None]:
+        """Where to try: in one rack, in one zone, anywhere. Of those with enough room, the tightest come first."""
+        if plain:
+            shape, need = slots[0].ask.shape, slots[0].need
+            counts = room_for(self._world.fleet, self._world.fleet.now, need)
+            counts = np.where(self._world.views.terrains.of(shape.where).allowed, counts, 0)
+            if shape.nodes > 1:
+                counts = np.minimum(counts, len(slots) // shape.nodes)  # the slots of one lie on different nodes
+            if only is not None:
+                counts = np.where(only, counts, 0)
+            if counts.sum() < len(slots):
+                return
+            for key in LEVELS:
+                yield from self._tightest(key, counts, len(slots), only)
+        yield only
+
+    def _tightest(self, key: str, counts: Ints, wanted: int, only: Bools | None) -> Iterator[Bools]:
+        column = self._world.fleet.label(key)
+        if not column.values:
+            return
+        sums = room_by_domain(column, counts)
+        enough = np.flatnonzero(sums >= wanted)
+        for domain in enough[np.argsort(sums[enough], kind="stable")][:DOMAINS_TRIED]:
+            inside: Bools = column.codes == domain
+            yield inside if only is None else inside & only
+
+
+def room_for(fleet: Fleet, columns: Columns, need: Need) -> Ints:
+    """How many of these fit on each node, if nothing else comes."""
+    if need.exclusive or need.unknown:
+        return columns.fits(need, fleet.allocatable).astype(np.int64)
+    room = np.where(columns.open & ~columns.exclusive, ROOM_MAX, 0)
+    for column, amount in need.plain:
+        if amount:
+            np.minimum(room, columns.free[column] // amount, out=room)
+    for column, count in need.whole:
+        np.minimum(room, columns.whole[column] // count, out=room)
+    for column, part in need.shared:
+        np.minimum(room, (np.maximum(columns.devices[column], 0) // part).sum(axis=1), out=room)
+    return np.maximum(room, 0)  # a node that lost some of what it offered may have given more than it has
+
+
+def capacity_for(fleet: Fleet, need: Need) -> Ints:
+    """How many of these each node would hold that takes work, were it empty."""
+    room = np.where(fleet.now.open & (not need.unknown), 1 if need.exclusive else ROOM_MAX, 0)
+    for column, amount in need.plain:
+        if amount:
+            np.minimum(room, fleet.allocatable[column] // amount, out=room)
+    return room
+
+
+def room_by_domain(column: LabelColumn, counts: Ints) -> Ints:
+    """The counts of all nodes in each domain."""
+    sums = np.bincount(column.codes - NOWHERE, weights=counts, minlength=len(column.values) + 1)
+    return sums[1:].astype(np.int64)  # without the nodes in none
+
+
+@lru_cache(4096)
+def _lightness(shape: Shape) -> tuple[int, ...]:
+    """How easy something is to place: whole nodes come first, then many devices, then much of the rest."""
+    devices = sum(amount for name, amount in shape.requests if is_device(name))
+    return (0 if shape.exclusive else 1, -devices, -sum(amount for _, amount in shape.requests))
+
+
+def _alike(slots: Sequence[Slot]) -> bool:
+    first = slots[0]
+    return all(slot.ask.shape == first.ask.shape and slot.ends_at == first.ends_at for slot in slots)
+
+
+def _order_matters(slots: Sequence[Slot]) -> bool:
+    """Whether some of them ask for company that others of them may be."""
+    wheres = [slot.ask.shape.where for slot in slots]
+    alike = all(slot.ask.shape == slots[0].ask.shape and slot.kin == slots[0].kin for slot in slots)
+    return not alike and any(where.near or any(spread.hard for spread in where.spreads) for where in wheres)
+
+
+def _rows_of(slot: Slot, taken: Sequence[tuple[Slot, Spot]]) -> list[int]:
+    """The nodes that other slots of the same allocation have: it asked for different ones."""
+    if slot.ask.shape.nodes == 1:
+        return []
+    return [spot.row for other, spot in taken if other.ask.uid == slot.ask.uid]
+
+
+def _gather(taken: Sequence[tuple[Slot, Spot]]) -> Choice:
+    spots: dict[str, list[Spot]] = {}
+    asks: dict[str, Ask] = {}
+    for slot, spot in taken:
+        spots.setdefault(slot.ask.uid, []).append(spot)
+        asks[slot.ask.uid] = slot.ask
+    return [(asks[uid], tuple(found)) for uid, found in spots.items()]

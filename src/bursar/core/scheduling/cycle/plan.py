@@ -1,0 +1,78 @@
+"""What a cycle decides by, and what it decides: the policy, the units that are placed together, the plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from msgspec import Struct
+
+from bursar.core.objects.allocation import GangKey
+from bursar.core.objects.ask import Ask
+from bursar.core.objects.pending_reason import Reason
+from bursar.core.scheduling.cycle.preemption import Victim
+from bursar.core.scheduling.state.cluster_state import Nomination
+from bursar.core.scheduling.state.equivalence import Group, GroupKey
+from bursar.core.scheduling.state.placed_columns import Spot
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    min_runtime_seconds: float = 300.0
+    grace_seconds: float = 30.0
+    nomination_seconds: float = 60.0  # how long cleared room is kept after the last victim should have gone
+    quota_backoff_seconds: float = 30.0
+    preemption_retry_seconds: float = 5.0  # victims come of age without anything else changing
+    reservation_seconds: float = 1.0  # how long a reservation stands before it is looked for anew
+    placements_max: int = 400  # of one plan, so that committing it and making the next go side by side
+    # Places looked for in vain in one plan, a gang's for each member: who comes later is tried in the next. It bounds
+    # how long a plan takes, for meanwhile the leader neither renews its term nor hears of anything.
+    blocked_max: int = 500
+    backfill: bool = True
+    preemption: bool = True
+    energy_price: float | None = None  # now, from 0 (the cheapest) to 1 (the dearest)
+
+
+class Binding(Struct, frozen=True):
+    """Allocations that are placed together or not at all, each with its spots."""
+
+    members: tuple[tuple[Ask, tuple[Spot, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Preempting:
+    """Victims that are told to stop by `deadline`, and the room that is kept for those who asked."""
+
+    asks: tuple[Ask, ...]
+    nominations: tuple[Nomination, ...]
+    victims: tuple[Victim, ...]
+    deadline: float
+    priority: int
+
+
+UnitKey = GroupKey | GangKey
+
+
+@dataclass(slots=True)
+class Plan:
+    bindings: list[Binding] = field(default_factory=list)
+    preemptions: list[Preempting] = field(default_factory=list)
+    reasons: dict[UnitKey, Reason] = field(default_factory=dict)
+    failed: list[tuple[Ask, Reason]] = field(default_factory=list)  # gangs that were not complete in time
+    tried: int = 0
+    more: bool = False  # there is more to decide than one plan holds
+
+
+class Unit(Struct):
+    """What is placed together."""
+
+    key: UnitKey
+    asks: tuple[Ask, ...]
+    group: Group | None = None  # where the next one like it waits
+
+    @property
+    def tenant(self) -> str:
+        return self.asks[0].tenant
+
+    @property
+    def nodes(self) -> int:
+        return sum([ask.shape.nodes for ask in self.asks])

@@ -1,0 +1,363 @@
+"""Who has to go so that somebody more urgent can run: the smallest, cheapest set, found by trying and undoing.
+
+Victims are of the asker's tenant and have strictly lower priority, or are another tenant's burst work while the asker
+stays within its own target. Only work of a priority class that crosses tenants evicts another tenant's for its lower
+priority; if it would itself be burst, none that is not: otherwise two could evict each other for ever. Nothing is
+evicted within its minimum runtime, and sensitive work never. A gang goes as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from bursar.core.nodes.eviction import Rule
+from bursar.core.objects.ask import Ask, Shape
+from bursar.core.scheduling.cycle import inter_pod
+from bursar.core.scheduling.cycle.node_reservation import Holds
+from bursar.core.scheduling.cycle.placer import Chooser, Slot
+from bursar.core.scheduling.cycle.preemption_candidates import Prospects
+from bursar.core.scheduling.state.cluster_state import World
+from bursar.core.scheduling.state.fair_share import Shares, burst_marks
+from bursar.core.scheduling.state.placed_columns import NEVER, Placed
+from bursar.core.scheduling.state.topology_counts import Kin, kin_of
+from bursar.core.usage.budget import PENALTY_FLOOR
+
+ROWS_TRIED = 32  # where nothing can be cleared, looking further is given up
+WAYS_MAX = 8  # of clearing room that are compared
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    uid: str
+    rule: Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Clearing:
+    """Room that can be made: who goes, and where the asker's slots will be."""
+
+    victims: tuple[Victim, ...]
+    slots: tuple[tuple[Ask, int], ...]
+    cost: float
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Who asks for room: for whom, how urgently, and whether it would hold more than its target, or counts as if."""
+
+    tenant: str
+    priority: int
+    burst: bool
+    crosses: bool = False  # whether its priority counts against other tenants' work
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The cheapest victims on one row; none where nothing helps."""
+
+    victims: tuple[Victim, ...]
+    worst: int  # the highest priority among them
+    cost: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Party:
+    """Who goes together: one, or a gang; named after its first."""
+
+    name: str
+    members: list[tuple[Placed, Rule]]
+    worst: int
+    cost: float
+
+
+@dataclass(slots=True)
+class Preemption:
+    world: World
+    shares: Shares
+    chooser: Chooser
+    holds: Holds
+    now: float
+    min_runtime_seconds: float
+    _burst: frozenset[str] | None = None
+    _tried: dict[tuple[Shape, Kin, float, Asker], dict[int, _Found | None]] = field(default_factory=dict)
+    _prospects: dict[tuple[int, bool, str | None], Prospects] = field(default_factory=dict)
+    _seen: int | None = None  # how much of the log of touched rows is in what is known; nothing is known at first
+    _gone: set[str] = field(default_factory=set)  # who goes for the slots before this one
+
+    def clear(self, asks: Sequence[Ask], priority: int) -> Clearing | None:
+        """Whom to evict so that all of these have room; the world is left as it was."""
+        amounts = [pair for ask in asks for pair in self._amounts_at_most(ask)]
+        crosses = all(ask.cross_tenant for ask in asks)
+        asker = Asker(asks[0].tenant, priority, self._counts_as_burst(asks[0].tenant, amounts), crosses)
+        victims: dict[str, Victim] = {}
+        slots: list[tuple[Ask, int]] = []
+        undo: list[Callable[[], None]] = []
+        cost = 0.0
+        try:
+            wanted = self.chooser.slots(asks)
+            for slot in wanted:
+                avoid = [row for ask, row in slots if ask.uid == slot.ask.uid]
+                found = self._slot(slot, asker, avoid, alone=len(wanted) == 1)
+                if found is None:
+                    return None
+                row, on_row = found
+                for victim in on_row.victims:
+                    victims[victim.uid] = victim
+                    self._gone.add(victim.uid)
+                    self._lift(self.world.placed[victim.uid], undo)
+                self._settle(slot, row, undo)
+                slots.append((slot.ask, row))
+                cost += on_row.cost
+        finally:
+            self._gone.clear()
+            while undo:
+                undo.pop()()
+        if not victims or self._could_come_back(victims.values(), asker, amounts):
+            return None
+        return Clearing(tuple(sorted(victims.values(), key=lambda one: one.uid)), tuple(slots), cost)
+
+    def _counts_as_burst(self, tenant: str, amounts: Sequence[tuple[str, int]]) -> bool:
+        """Whether it would be burst; or its budget is used up, and it runs where nobody else wants the room."""
+        used_up = any(seat.share.penalty <= PENALTY_FLOOR for seat in self.shares.seat(tenant).path)
+        return used_up or not self.shares.within_target_after(tenant, amounts)
+
+    def _amounts_at_most(self, ask: Ask) -> Sequence[tuple[str, int]]:
+        """What it will hold; of whole nodes, whichever they will be, no more than the largest of the right ones."""
+        if not ask.shape.exclusive:
+            return self.world.amounts(ask, [0] * ask.shape.nodes)
+        fleet = self.world.fleet
+        right = np.flatnonzero(self.world.terrains.of(ask.shape.where).allowed & fleet.now.open)
+        return [
+            (name, int(fleet.allocatable[column, right].max(initial=0)) * ask.shape.nodes)
+            for name, column in fleet.column_of.items()
+        ]
+
+    def _could_come_back(
+        self, victims: Iterable[Victim], asker: Asker, amounts: Sequence[tuple[str, int]]
+    ) -> bool:  # fmt: skip
+        """Whether somebody who has to go for being burst would be none any more, and could evict the asker in turn.
+
+        Of several that are over the target together, one alone may be within it.
+        """
+        units: dict[tuple[str, str], list[tuple[str, int]]] = {}
+        gone: list[tuple[str, Sequence[tuple[str, int]]]] = []
+        for victim in victims:
+            one = self.world.placed[victim.uid]
+            held = self.world.amounts(one.ask, [spot.row for spot in one.spots])
+            gone.append((one.ask.tenant, held))
+            if one.ask.tenant != asker.tenant and (asker.burst or victim.rule is Rule.BURST):
+                gang = f"{one.ask.namespace}/{one.ask.gang.group_id}" if one.ask.gang is not None else victim.uid
+                units.setdefault((one.ask.tenant, gang), []).extend(held)
+        if not units:
+            return False
+        for tenant, held in gone:
+            self.shares.add(tenant, held, -1)
+        self.shares.add(asker.tenant, amounts)
+        try:
+            return any(self.shares.within_target_after(tenant, held) for (tenant, _), held in units.items())
+        finally:
+            self.shares.add(asker.tenant, amounts, -1)
+            for tenant, held in gone:
+                self.shares.add(tenant, held)
+
+    def evict(self, clearing: Clearing, by: float) -> None:
+        """Tell the victims to stop by then, and keep the room for whom it is cleared."""
+        for victim in clearing.victims:
+            one = self.world.placed[victim.uid]
+            for spot in one.spots:
+                self.holds.take(spot, one.need, one.ends_at, -1)
+            self.world.end_soon(victim.uid, by)
+        self.holds.add(clearing.slots, by)
+
+    def is_burst(self, uid: str) -> bool:
+        return uid in self._burst_marks()
+
+    def _burst_marks(self) -> frozenset[str]:
+        """What runs beyond its tenant's target; looked for only where somebody holds more than that."""
+        if self._burst is None:
+            over = {tenant: self._targets(tenant) for tenant in self.world.used if self._is_over(tenant)}
+            # Nothing came or went since, and the targets are the same: so are the marks.
+            key = (self.world.moved, frozenset(over.items()))
+            if self.world.burst is None or self.world.burst[0] != key:
+                self.world.burst = (key, self._mark(over) if over else frozenset())
+            self._burst = self.world.burst[1]
+        return self._burst
+
+    def _mark(self, over: Container[str]) -> frozenset[str]:
+        by_tenant: dict[str, list[tuple[float, str, Sequence[tuple[str, int]]]]] = {}
+        for one in self.world.placed.values():
+            if one.ask.tenant in over:
+                amounts = self.world.amounts(one.ask, [spot.row for spot in one.spots])
+                by_tenant.setdefault(one.ask.tenant, []).append((one.since, one.ask.uid, amounts))
+        return burst_marks(self.shares, by_tenant)
+
+    def _targets(self, tenant: str) -> tuple[float, ...]:
+        return tuple(seat.target for seat in self.shares.seat(tenant).path)
+
+    def _is_over(self, tenant: str) -> bool:
+        return any(seat.actual > seat.base for seat in self.shares.seat(tenant).path)
+
+    def rule(self, one: Placed, asker: Asker) -> Rule | None:
+        """Under which rule this may be evicted for the asker; none when it may not."""
+        if one.ending or one.since >= self.now or one.since + self.min_runtime_seconds > self.now:
+            return None
+        if one.ask.shape.where.sensitive:
+            return None
+        lower = self.world.priority(one.ask, self.now) < asker.priority
+        if one.ask.tenant == asker.tenant:
+            return Rule.LOWER_PRIORITY if lower else None
+        if lower and asker.crosses:
+            return Rule.LOWER_PRIORITY if not asker.burst or self.is_burst(one.ask.uid) else None
+        return Rule.BURST if not asker.burst and self.is_burst(one.ask.uid) else None
+
+    def price(self, one: Placed) -> float:
+        """What evicting it costs: the work that is lost, more when it is nearly done, half for burst."""
+        ran = max(0.0, self.now - one.since)
+        lost = min(ran, one.ask.checkpoint_seconds) if one.ask.checkpoint_seconds else ran
+        done = ran / (one.ends_at - one.since) if NEVER > one.ends_at > one.since else 0.0
+        size = sum(self.world.fleet.node_part(spot.row, one.ask.shape) for spot in one.spots)
+        return (1.0 + lost) * size * (1.0 + min(1.0, done)) * (0.5 if self.is_burst(one.ask.uid) else 1.0)
+
+    # One slot.
+
+    def _slot(self, slot: Slot, asker: Asker, avoid: Sequence[int], *, alone: bool) -> tuple[int, _Found] | None:
+        # One alone was not placed because it has no room as things are.
+        free = self.chooser.free_row(slot, avoid) if not alone else None
+        if free is not None:
+            return free, _Found((), 0, 0.0)
+        tried = self._known(slot, asker)
+        ways: list[tuple[int, _Found]] = []
+        for row in self._promising(slot, asker, avoid):
+            if row not in tried:
+                tried[row] = self._on_row(slot, row, asker)
+            found = tried[row]
+            if found is not None:
+                ways.append((row, found))
+                if len(ways) == WAYS_MAX:
+                    break
+        return min(ways, key=lambda way: _rank(way[1], way[0]), default=None)
+
+    def _known(self, slot: Slot, asker: Asker) -> dict[int, _Found | None]:
+        """What was found on rows that have not changed since. Company on one row depends on others as well."""
+        touched = self.world.fleet.now.touched
+        rows = set(touched[self._seen :]) if self._seen is not None else set[int]()
+        for found in self._tried.values():
+            for row in rows & found.keys():
+                del found[row]
+        for prospects in self._prospects.values():
+            prospects.look_again(rows, self._gone)
+        self._seen = len(touched)
+        if not inter_pod.is_free(slot.ask, self.world.tallies):
+            return {}
+        return self._tried.setdefault((slot.ask.shape, slot.kin, slot.ends_at, asker), {})
+
+    def _promising(self, slot: Slot, asker: Asker, avoid: Sequence[int]) -> list[int]:
+        """The rows that would have room without everybody who might go; where the least urgent run, first."""
+        # Who is burst may have to go whatever its urgency, unless the asker would be burst itself.
+        also = frozenset[str]() if asker.burst else self._burst_marks()
+        tenant = None if asker.crosses else asker.tenant
+        key = (asker.priority, asker.burst, tenant)
+        prospects = self._prospects.get(key)
+        if prospects is None:
+            prospects = Prospects(self.world, self.now, self.min_runtime_seconds, asker.priority, also, tenant)
+            self._prospects[key] = prospects
+        return prospects.rows(slot.need, self.chooser.right_rows(slot), avoid, ROWS_TRIED)
+
+    def _on_row(self, slot: Slot, row: int, asker: Asker) -> _Found | None:
+        """Evict the cheapest until there is room, then spare whoever need not go after all."""
+        parties = self._parties(row, asker)
+        gone: list[_Party] = []
+        undo: dict[str, list[Callable[[], None]]] = {}
+        try:
+            for party in parties:
+                self._lift_all(party, undo)
+                gone.append(party)
+                if self._fits(slot, row):
+                    break
+            else:
+                return None
+            for party in reversed(gone[:-1]):
+                _undo(undo[party.name])
+                if self._fits(slot, row):
+                    gone.remove(party)
+                else:
+                    self._lift_all(party, undo)
+        finally:
+            for steps in undo.values():
+                _undo(steps)
+            # Everything is as it was: what is known of the row stays true.
+            self._seen = len(self.world.fleet.now.touched)
+        victims = tuple(Victim(one.ask.uid, rule) for party in gone for one, rule in party.members)
+        return _Found(victims, max(party.worst for party in gone), sum(party.cost for party in gone))
+
+    def _parties(self, row: int, asker: Asker) -> list[_Party]:
+        """Those on a row who may go, each with everybody who then has to; the least urgent first, then the cheapest."""
+        found: dict[str, _Party] = {}
+        for uid in sorted(self.world.running.on_row.get(row, ())):
+            members = self._party(self.world.placed[uid], asker) if uid not in self._gone else None
+            if members:
+                name = members[0][0].ask.uid
+                worst = max(self.world.priority(one.ask, self.now) for one, _ in members)
+                found[name] = _Party(name, members, worst, sum(self.price(one) for one, _ in members))
+        return sorted(found.values(), key=lambda party: (party.worst, party.cost, party.name))
+
+    def _party(self, one: Placed, asker: Asker) -> list[tuple[Placed, Rule]] | None:
+        """Everybody who has to go with it: its gang. None when one of them may not."""
+        others: Iterable[str] = (one.ask.uid,)
+        if one.ask.gang is not None:
+            others = sorted(self.world.bands[one.ask.namespace, one.ask.gang.group_id].placed)
+        party = []
+        for uid in others:
+            each = self.world.placed[uid]
+            rule = self.rule(each, asker)
+            if rule is None:
+                return None
+            party.append((each, rule))
+        return party
+
+    def _fits(self, slot: Slot, row: int) -> bool:
+        fleet = self.world.fleet
+        return fleet.now.fits_at(slot.need, fleet.allocatable, row) and self.chooser.welcome(slot, row)
+
+    # Trying.
+
+    def _lift_all(self, party: _Party, undo: dict[str, list[Callable[[], None]]]) -> None:
+        for one, _ in party.members:
+            self._lift(one, undo.setdefault(party.name, []))
+
+    def _lift(self, one: Placed, undo: list[Callable[[], None]]) -> None:
+        kin = kin_of(one.ask)
+        for spot in one.spots:
+            self.world.fleet.now.give_back(spot.row, one.need, spot.devices)
+            self.world.tallies.come(one.ask, kin, spot.row, -1)
+            self.holds.take(spot, one.need, one.ends_at, -1)
+
+        def back() -> None:
+            for spot in one.spots:
+                self.world.fleet.now.take(spot.row, one.need, spot.devices)
+                self.world.tallies.come(one.ask, kin, spot.row)
+                self.holds.take(spot, one.need, one.ends_at)
+
+        undo.append(back)
+
+    def _settle(self, slot: Slot, row: int, undo: list[Callable[[], None]]) -> None:
+        spot = self.chooser.at(slot, row)
+        self.chooser.take(slot, spot)
+
+        def back() -> None:
+            self.chooser.give_back(slot, spot)
+
+        undo.append(back)
+
+
+def _undo(steps: list[Callable[[], None]]) -> None:
+    while steps:
+        steps.pop()()
+
+
+def _rank(found: _Found, row: int) -> tuple[int, float, int, int]:
+    """The least urgent victims first, then the least loss, then the fewest."""
+    return found.worst, found.cost, len(found.victims), row

@@ -1,0 +1,112 @@
+"""How soon it is somebody's turn, in one cycle: the nine factors of a unit, and the score that they make.
+
+Most of what waits is of a few kinds, and those of one kind differ in how long they have waited and in nothing else. So
+what a kind has in common is worked out once in a cycle, however many wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from bursar.core.objects.ask import Shape
+from bursar.core.scheduling.cycle.fair_queue import (
+    DEFAULT_PROFILE,
+    PROFILES,
+    Factors,
+    Profile,
+    backlog_factor,
+    checkpoint_factor,
+    conformance_factor,
+    data_factor,
+    energy_factor,
+    priority_factor,
+    score,
+    topology_factor,
+    waiting_factor,
+)
+from bursar.core.scheduling.cycle.placer import LEVELS, capacity_for, room_by_domain
+from bursar.core.scheduling.cycle.plan import Unit
+from bursar.core.scheduling.state.cluster_state import World
+from bursar.core.scheduling.state.equivalence import Group
+from bursar.core.scheduling.state.fair_share import Shares
+from bursar.core.scheduling.state.fleet import NOWHERE
+
+
+class Scoring:
+    def __init__(self, world: World, shares: Shares, now: float, energy_price: float | None = None) -> None:
+        self._world = world
+        self._shares = shares
+        self._now = now
+        self._energy = energy_factor(energy_price)
+        self._alike = world.alike_nodes()
+        self._depths: dict[str, int] = {}
+        self._together: dict[Shape, int | None] = {}
+        # By the identity of groups, which live as long as anything of theirs is in the line.
+        self._of_groups: dict[int, tuple[float, float]] = {}  # all but the wait, and what the wait counts
+        self._of_gangs: dict[Hashable, tuple[Profile, Factors[float], float]] = {}
+
+    def count_depths(self) -> None:
+        """How many wait in each queue."""
+        for group in self._world.groups.values():
+            depth = self._depths.get(group.key.queue, 0)
+            self._depths[group.key.queue] = depth + len(group.members)
+
+    def of_member(self, group: Group, submitted_at: float) -> float:
+        """The score of a group's member that has waited since then."""
+        known = self._of_groups.get(id(group))
+        if known is None:
+            unit = Unit(group.key, (next(iter(group.members.values())),))
+            profile, penalty = self.profile(unit), self.penalty(unit)
+            rest = score(profile, self.factors(unit)._replace(waiting=0.0), penalty)
+            known = self._of_groups[id(group)] = (rest, profile.weights.waiting * penalty)
+        return known[0] + known[1] * waiting_factor(self._now - submitted_at)
+
+    def of_gang(self, unit: Unit) -> float:
+        """The score of a gang while the line is made: until somebody is placed, no tenant's deficit moves."""
+        ask = unit.asks[0]
+        priority = self._world.priority(ask, self._now)
+        times = (ask.ttl_seconds, ask.checkpoint_seconds)
+        kind = (ask.tenant, ask.queue, priority, times, ask.data_ready, ask.shape, unit.nodes)
+        known = self._of_gangs.get(kind)
+        if known is None:
+            known = self._of_gangs[kind] = (self.profile(unit), self.factors(unit), self.penalty(unit))
+        profile, alike, penalty = known
+        return score(profile, Factors(alike[0], waiting_factor(self._now - ask.submitted_at), *alike[2:]), penalty)
+
+    def profile(self, unit: Unit) -> Profile:
+        return PROFILES.get(self._world.profiles.get(unit.asks[0].queue, ""), PROFILES[DEFAULT_PROFILE])
+
+    def penalty(self, unit: Unit) -> float:
+        share = self._world.tenants.get(unit.tenant)
+        return share.penalty if share is not None else 1.0
+
+    def factors(self, unit: Unit) -> Factors[float]:
+        ask, nodes = unit.asks[0], unit.nodes
+        return Factors(
+            priority=priority_factor(self._world.priority(ask, self._now)),
+            waiting=waiting_factor(self._now - ask.submitted_at),
+            deficit=self._shares.deficit(ask.tenant),
+            topology=self._topology(ask.shape, nodes),
+            data=data_factor(ask.data_ready),
+            backlog=backlog_factor(self._depths.get(ask.queue, 0)),
+            energy=self._energy,
+            checkpoint=checkpoint_factor(ask.checkpoint_seconds, ask.ttl_seconds),
+            conformance=conformance_factor(nodes, self._alike),
+        )
+
+    def _topology(self, shape: Shape, nodes: int) -> float:
+        """How much of a unit the best rack holds; one node is always together with itself."""
+        if nodes == 1:
+            return 1.0
+        if shape not in self._together:
+            self._together[shape] = self._room_together(shape)
+        return topology_factor(nodes, self._together[shape])
+
+    def _room_together(self, shape: Shape) -> int | None:
+        """How many slots of this shape the best rack would hold, were it empty; unknown without racks. Whether it is
+        empty says nothing about whose turn it is: in a full cluster all would be before who needs several nodes."""
+        column = self._world.fleet.label(LEVELS[0])
+        if not (column.codes != NOWHERE).any():
+            return None
+        fleet = self._world.fleet
+        return int(room_by_domain(column, capacity_for(fleet, fleet.need(shape))).max())

@@ -1,0 +1,153 @@
+"""Which nodes are the right ones, by their labels, taints, claims and tenants alone: one array for all nodes.
+
+A requirement is asked of each distinct value of a label, and the answer handed out to the nodes that have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bursar.core.nodes.node_affinity import holds, tolerates, untolerated
+from bursar.core.objects.ask import Effect, Requirement, Requirements, Where
+from bursar.core.scheduling.state.fleet import NOWHERE, Bools, Fleet, Rows, Terms
+
+TERRAINS_MAX = 4096
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Terrain:
+    """Where something may run, and by how much it would rather, from 0 to 1."""
+
+    selected: Bools  # has the labels
+    tolerated: Bools  # no taint keeps it off
+    claimable: Bools  # nobody else's, and its user's own where it is sensitive
+    welcome: Bools  # kept for its tenant, or for nobody; takes parts of devices and isolates, where it asks for that
+    allowed: Bools  # all of it
+    preference: Floats | None
+    described: int
+    # By topology: the domains in which there are nodes with the labels. Filled when first asked for.
+    domains: dict[str, Rows] = field(default_factory=dict, compare=False)
+
+    def domains_of(self, fleet: Fleet, key: str) -> Rows:
+        known = self.domains.get(key)
+        if known is None:
+            codes = fleet.label(key).codes[self.selected]
+            known = self.domains[key] = np.unique(codes[codes != NOWHERE])
+        return known
+
+
+class Terrains:
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._known: dict[Where, Terrain] = {}
+
+    def of(self, where: Where) -> Terrain:
+        known = self._known.get(where)
+        if known is not None and known.described == self._fleet.described:
+            return known
+        if len(self._known) >= TERRAINS_MAX:
+            self._known.clear()
+        self._known[where] = terrain = survey(self._fleet, where)
+        return terrain
+
+
+def survey(fleet: Fleet, where: Where) -> Terrain:
+    selected = has_labels(fleet, where)
+    tolerated = by_taints(fleet, lambda taints: not untolerated(where.tolerations, taints, where.reserved))
+    claimable, welcome = by_claim(fleet, where), by_terms(fleet, where)
+    allowed = selected & tolerated & claimable & welcome
+    return Terrain(selected, tolerated, claimable, welcome, allowed, _preference(fleet, where), fleet.described)
+
+
+def by_terms(fleet: Fleet, where: Where) -> Bools:
+    """Nodes whose terms the work meets: whom they are for, what they take, how they keep tenants apart."""
+    return by_tenants(fleet, where) & by_parts(fleet, where) & by_isolation(fleet, where)
+
+
+def by_tenants(fleet: Fleet, where: Where) -> Bools:
+    """A node that is kept for tenants takes no work of others."""
+    mine = set(where.tenants)
+    return _by_gate(fleet, lambda gate: not gate[0] or not mine.isdisjoint(gate[0]))
+
+
+def by_parts(fleet: Fleet, where: Where) -> Bools:
+    """Some nodes take no work that asks for a part of a device."""
+    return _by_gate(fleet, lambda gate: not (where.fractional and gate[1]))
+
+
+def by_isolation(fleet: Fleet, where: Where) -> Bools:
+    """Work of a tenant that demands isolation goes only to nodes that isolate."""
+    return _by_gate(fleet, lambda gate: gate[2] or not where.isolated)
+
+
+def _by_gate(fleet: Fleet, answer: Callable[[Terms], bool]) -> Bools:
+    return np.array([answer(gate) for gate in fleet.gate_sets], np.bool_)[fleet.gate_code]
+
+
+def by_claim(fleet: Fleet, where: Where) -> Bools:
+    """A node that is claimed is its holder's alone, and sensitive work goes nowhere else."""
+    own: Bools = fleet.claim_code == (fleet.holders.get(where.claimant, -1) if where.claimant else -1)
+    return own if where.sensitive else own | (fleet.claim_code == 0)
+
+
+def has_labels(fleet: Fleet, where: Where) -> Bools:
+    rows = fleet.now.placed.shape[0]
+    selected = np.zeros(rows, np.bool_)
+    selected[list(fleet.row_of.values())] = True
+    for key, value in where.node_labels:
+        column = fleet.label(key)
+        selected &= column.codes == column.code_of.get(value, -2)
+    if where.required:
+        any_term = np.zeros(rows, np.bool_)
+        for term in where.required:
+            any_term |= meets(fleet, term)
+        selected &= any_term
+    return selected
+
+
+def meets(fleet: Fleet, term: Requirements) -> Bools:
+    """The nodes that meet all of a term's requirements; a term that says nothing is met by none."""
+    rows = fleet.now.placed.shape[0]
+    met = np.full(rows, bool(term), np.bool_)
+    for requirement in term:
+        met &= by_label(fleet, requirement)
+    return met
+
+
+def by_label(fleet: Fleet, requirement: Requirement) -> Bools:
+    column = fleet.label(requirement.key)
+    answers = [holds(requirement, {requirement.key: value}) for value in column.values]
+    # The last entry is the answer for nodes without the label: their code, −1, points there.
+    table = np.array([*answers, holds(requirement, _NO_LABELS)], np.bool_)
+    return table[column.codes]
+
+
+_NO_LABELS: Mapping[str, str] = {}
+
+
+def by_taints(fleet: Fleet, answer: Callable[..., bool]) -> Bools:
+    return np.array([answer(taints) for taints in fleet.taint_sets], np.bool_)[fleet.taint_code]
+
+
+def _preference(fleet: Fleet, where: Where) -> Floats | None:
+    """The weight of the preferences that a node meets, of all the weight there is; unwelcome taints halve it."""
+    unwelcome = by_taints(
+        fleet,
+        lambda taints: any(
+            taint.effect is Effect.PREFER_NO_SCHEDULE and not tolerates(where.tolerations, taint, where.reserved)
+            for taint in taints
+        ),
+    )
+    if not where.preferred and not unwelcome.any():
+        return None
+    met = np.zeros(fleet.now.placed.shape[0])
+    for weight, term in where.preferred:
+        met += weight * meets(fleet, term)
+    total = sum(weight for weight, _ in where.preferred)
+    return np.where(unwelcome, -0.5, 0.0) + (met / total if total else met)

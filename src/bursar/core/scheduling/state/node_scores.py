@@ -1,0 +1,185 @@
+"""How good every node is for a shape, kept up to date.
+
+A view is worked out once for all nodes, and from then on only for those whose room changed: placing one more of a shape
+that was placed before costs one look at one node. What is found for a node's state is remembered, because nodes come in
+thousands of the same kind and go through the same states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import numpy as np
+
+from bursar.core.objects.ask import Shape
+from bursar.core.scheduling.state.fleet import Fleet, Need, Rows
+from bursar.core.scheduling.state.node_filter import Floats, Terrain, Terrains
+from bursar.core.scheduling.state.node_fingerprint import Marks
+from bursar.core.scheduling.state.packing import Habits, choose_devices, rate, state_key
+
+NO = float("-inf")
+VIEWS_MAX = 2048
+MEMO_MAX = 20_000
+RUN_MAX = 256
+FEW = 48  # rows that are cheaper looked at one by one
+LOG_MAX = 1_000_000
+PREFERENCE_WEIGHT = 2.0  # what is preferred counts for more than how well things pack
+
+
+class View:
+    """The scores of all nodes for one shape; minus infinity where it may not, or does not fit."""
+
+    __slots__ = ("memo", "need", "runs", "score", "seen", "shape", "terrain", "version")
+
+    def __init__(self, shape: Shape, need: Need, terrain: Terrain) -> None:
+        self.shape = shape
+        self.need = need
+        self.terrain = terrain
+        self.score: Floats = np.empty(0)
+        self.seen = -1
+        self.version = -1
+        # By the number of a node's state: how good it is, and how many more it takes while it gets no worse.
+        self.memo: dict[int, float] = {}
+        self.runs: dict[int, int] = {}
+
+
+class Views:
+    def __init__(self, fleet: Fleet, habits: Habits, terrains: Terrains) -> None:
+        self._fleet = fleet
+        self._habits = habits
+        self.terrains = terrains
+        self._views: dict[Shape, View] = {}
+        self._marks = Marks(fleet)
+        # The state of the rows that were looked at, for as long as nothing touches them.
+        self._states: dict[int, int] = {}
+        self._numbers: dict[Hashable, int] = {}
+        self._states_of = (-1, -1)
+        self._states_seen = 0
+
+    def of(self, shape: Shape) -> View:
+        """The view of a shape, caught up with everything that was placed and freed since."""
+        view = self._views.get(shape)
+        fleet = self._fleet
+        if view is None:
+            if len(self._views) >= VIEWS_MAX:
+                self._views.clear()
+            view = self._views[shape] = View(shape, fleet.need(shape), self.terrains.of(shape.where))
+        touched = fleet.now.touched
+        if view.terrain.described != fleet.described or view.version != self._habits.version or view.seen < 0:
+            self._survey(view)
+        elif view.seen < len(touched):
+            self._catch_up(view, touched[view.seen :])
+        view.seen = len(touched)
+        return view
+
+    def run_length(self, view: View, row: int) -> int:
+        """How many more of a shape without shared devices a node takes while it gets no worse with any of them: if it
+        is the best of all now, it stays that."""
+        self._forget_states()
+        state = self._states.get(row)
+        if state is None:
+            state = self._states[row] = self._number(row)
+        if state not in view.runs:
+            self._try_run(view, row)
+        return view.runs[state]
+
+    def _try_run(self, view: View, row: int) -> None:
+        """Place one after another until the node gets worse, or is full; every state on the way has its run then."""
+        now, need = self._fleet.now, view.need
+        taken: list[list[tuple[int, tuple[int, ...]]]] = []
+        states = [self._number(row)]
+        last = self._rate_anew(view, row)
+        while last > NO and len(taken) < RUN_MAX:
+            taken.append(choose_devices(self._fleet, now, row, view.shape, self._habits))
+            now.take(row, need, taken[-1])
+            states.append(self._number(row))
+            after = view.memo[states[-1]] = self._rate_anew(view, row)
+            if NO < after < last:
+                break
+            last = after
+        for devices in reversed(taken):
+            now.give_back(row, need, devices)
+        # The state in which it got worse begins a run of its own.
+        for done, state in enumerate(states[: len(taken)] or states):
+            view.runs[state] = len(taken) - done
+
+    def trim(self) -> None:
+        """Forget the log of changes once it is long; those who have not read it start anew."""
+        log = self._fleet.now.touched
+        if len(log) > LOG_MAX:
+            for view in self._views.values():
+                view.seen = 0 if view.seen == len(log) else -1
+            self._forget_states()
+            self._states_seen = 0
+            self._marks.forget_log()
+            log.clear()
+
+    def _survey(self, view: View) -> None:
+        fleet = self._fleet
+        view.need = fleet.need(view.shape)
+        view.terrain = self.terrains.of(view.shape.where)
+        view.version = self._habits.version
+        view.memo, view.runs = {}, {}
+        view.score = np.full(fleet.now.placed.shape[0], NO)
+        fitting = fleet.now.fits(view.need, fleet.allocatable) & view.terrain.allowed
+        self._rate(view, np.flatnonzero(fitting))
+
+    def _catch_up(self, view: View, touched: list[int]) -> None:
+        rows = set(touched)
+        if len(rows) > FEW:
+            some = np.fromiter(rows, np.intp, len(rows))
+            view.score[some] = NO
+            fitting = self._fleet.now.fits(view.need, self._fleet.allocatable, some) & view.terrain.allowed[some]
+            self._rate(view, some[fitting])
+            return
+        self._forget_states()
+        states, memo, allowed, score = self._states, view.memo, view.terrain.allowed, view.score
+        preference = view.terrain.preference
+        for row in rows:
+            state = states.get(row)
+            if state is None:
+                state = states[row] = self._number(row)
+            known = memo.get(state)
+            if known is None:
+                known = memo[state] = self._rate_anew(view, row)
+            if known != NO and preference is not None:
+                known += PREFERENCE_WEIGHT * float(preference[row])
+            score[row] = known if allowed[row] else NO
+
+    def _rate(self, view: View, rows: Rows) -> None:
+        if rows.size:
+            fleet, marks = self._fleet, self._marks.of(rows)
+            view.score[rows] = rate(fleet, fleet.now, view.shape, rows, self._habits, marks=marks)
+            if view.terrain.preference is not None:
+                view.score[rows] += PREFERENCE_WEIGHT * view.terrain.preference[rows]
+
+    def _rate_anew(self, view: View, row: int) -> float:
+        fleet = self._fleet
+        if not fleet.now.fits_at(view.need, fleet.allocatable, row):
+            return NO
+        return float(rate(fleet, fleet.now, view.shape, np.array([row]), self._habits)[0])
+
+    def _number(self, row: int) -> int:
+        """The number of a node's state: all that decides whether and how well something fits there."""
+        fleet, now = self._fleet, self._fleet.now
+        empty = now.placed[row] == 0
+        flags = (now.open[row], now.exclusive[row], empty)
+        # What exclusive work asks for is compared with what an empty node offers.
+        offered = fleet.allocatable[:, row].tobytes() if empty else b""
+        state = (state_key(fleet, now, row, self._habits), flags, offered)
+        return self._numbers.setdefault(state, len(self._numbers))
+
+    def _forget_states(self) -> None:
+        version = (self._habits.version, self._fleet.described)
+        touched = self._fleet.now.touched
+        if version != self._states_of or len(self._numbers) > MEMO_MAX:
+            self._states.clear()
+            self._numbers.clear()
+            for view in self._views.values():
+                view.memo.clear()
+                view.runs.clear()
+            self._states_of = version
+        else:
+            for row in touched[self._states_seen :]:
+                self._states.pop(row, None)
+        self._states_seen = len(touched)

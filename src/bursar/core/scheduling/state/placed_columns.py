@@ -1,0 +1,240 @@
+"""What is placed, as columns: one line for each allocation on each of its nodes.
+
+Plans ahead and preemption ask about all of it at once: what ends before a time, what could make room on which node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from msgspec import Struct, field
+from numpy.typing import NDArray
+
+from bursar.core.nodes.node import WHOLE
+from bursar.core.objects.ask import Ask
+from bursar.core.scheduling.state.fleet import Columns, Need
+
+NEVER = float("inf")
+
+DeviceSets = tuple[tuple[int, tuple[int, ...]], ...]  # (device column, indices)
+
+
+class Spot(Struct, frozen=True):
+    """Where an allocation, or one of its parts, is: the row of a node, and the devices taken there."""
+
+    row: int
+    devices: tuple[tuple[int, tuple[int, ...]], ...] = ()
+
+
+def devices_of(spots: Sequence[Spot]) -> DeviceSets:
+    """The devices of several on one node as those of one."""
+    if len(spots) == 1:
+        return spots[0].devices
+    taken: dict[int, tuple[int, ...]] = {}
+    for spot in spots:
+        for column, indices in spot.devices:
+            taken[column] = taken.get(column, ()) + indices
+    return tuple(taken.items())
+
+
+class Placed(Struct):
+    """An allocation that has room. `ends_at` is when it ends at the latest, as far as anybody knows."""
+
+    ask: Ask
+    need: Need
+    spots: tuple[Spot, ...]
+    since: float
+    ends_at: float = NEVER
+    ending: bool = False  # told to stop: it is nobody's victim any more
+    nodes_bound: int = 0  # thousandths of nodes that it was counted for when it was placed
+    lines: list[int] = field(default_factory=list)  # in the columns, one for each spot
+
+
+class Lines:
+    """The columns. A line whose row is −1 is free."""
+
+    def __init__(self, count: int) -> None:
+        self.row: NDArray[np.intp] = np.full(count, -1, np.intp)
+        self.ends_at: NDArray[np.float64] = np.full(count, NEVER)
+        self.since: NDArray[np.float64] = np.zeros(count)
+        self.priority: NDArray[np.int64] = np.zeros(count, np.int64)
+        self.tenant: NDArray[np.int32] = np.zeros(count, np.int32)
+        self.free_to_stop: NDArray[np.bool_] = np.zeros(count, np.bool_)
+        self.exclusive: NDArray[np.bool_] = np.zeros(count, np.bool_)
+        self.amounts: NDArray[np.int64] = np.zeros((0, count), np.int64)
+        self.devices: list[NDArray[np.int32]] = []
+
+    def copy(self) -> Lines:
+        twin = Lines(0)
+        for name in _FLAT:
+            setattr(twin, name, getattr(self, name).copy())
+        twin.amounts, twin.devices = self.amounts.copy(), [one.copy() for one in self.devices]
+        return twin
+
+    def grow(self, count: int) -> None:
+        """At least twice as many lines, and so many more."""
+        more = Lines(self.row.shape[0] + count)
+        for name in _FLAT:
+            setattr(self, name, np.concatenate([getattr(self, name), getattr(more, name)]))
+        spare = more.row.shape[0]
+        self.amounts = np.concatenate([self.amounts, np.zeros((self.amounts.shape[0], spare), np.int64)], axis=1)
+        self.devices = [np.concatenate([one, np.zeros((spare, one.shape[1]), np.int32)]) for one in self.devices]
+
+    def fit_to(self, columns: Columns) -> None:
+        """As many resources and devices as the fleet has by now."""
+        count = self.row.shape[0]
+        if (missing := columns.free.shape[0] - self.amounts.shape[0]) > 0:
+            self.amounts = np.concatenate([self.amounts, np.zeros((missing, count), np.int64)])
+        for column, one in enumerate(columns.devices):
+            width = one.shape[1]
+            if column >= len(self.devices):
+                self.devices.append(np.zeros((count, width), np.int32))
+            elif width > self.devices[column].shape[1]:
+                wider = np.zeros((count, width), np.int32)
+                wider[:, : self.devices[column].shape[1]] = self.devices[column]
+                self.devices[column] = wider
+
+
+_FLAT = ("row", "ends_at", "since", "priority", "tenant", "free_to_stop", "exclusive")
+
+
+class Running:
+    """What came since the columns were last asked for is entered when they are: thousands at a time cost little."""
+
+    def __init__(self, lines: int = 256) -> None:
+        self.on_row: dict[int, set[str]] = {}
+        self.tenants: dict[str, int] = {}  # of everybody who ever ran something: their code in the columns
+        self._lines = Lines(lines)
+        self._unused = list(range(lines - 1, -1, -1))
+        self._new: dict[str, Placed] = {}
+        self._columns: Columns | None = None
+
+    @property
+    def lines(self) -> Lines:
+        if self._new:
+            self._enter()
+        return self._lines
+
+    def copy(self) -> Running:
+        twin = Running(0)
+        twin._lines = self.lines.copy()
+        twin.tenants = dict(self.tenants)
+        twin.on_row = {row: set(uids) for row, uids in self.on_row.items()}
+        twin._unused = list(self._unused)
+        return twin
+
+    def fit_to(self, columns: Columns) -> None:
+        """As many resources and devices as the fleet has by now."""
+        self._columns = columns
+        self._lines.fit_to(columns)
+
+    def add(self, placed: Placed, columns: Columns) -> None:
+        self._columns = columns
+        self._new[placed.ask.uid] = placed
+        for spot in placed.spots:
+            there = self.on_row.get(spot.row)
+            if there is None:
+                self.on_row[spot.row] = {placed.ask.uid}
+            else:
+                there.add(placed.ask.uid)
+
+    def add_many(self, many: Sequence[Placed], row: int, columns: Columns) -> None:
+        """The same for several that came to one node."""
+        self._columns = columns
+        uids = [one.ask.uid for one in many]
+        self._new.update(zip(uids, many, strict=True))
+        self.on_row.setdefault(row, set()).update(uids)
+
+    def remove(self, placed: Placed) -> None:
+        if self._new.pop(placed.ask.uid, None) is None:
+            gone, lines = placed.lines, self._lines
+            lines.row[gone], lines.ends_at[gone], lines.free_to_stop[gone] = -1, NEVER, False
+            lines.amounts[:, gone] = 0
+            for one in lines.devices:
+                one[gone] = 0
+            self._unused.extend(gone)
+            placed.lines = []
+        for spot in placed.spots:
+            there = self.on_row[spot.row]
+            there.discard(placed.ask.uid)
+            if not there:
+                del self.on_row[spot.row]
+
+    def restate(self, placed: Placed) -> None:
+        """Its end, or that it was told to stop, is known better than before."""
+        at, lines = placed.lines, self._lines
+        if placed.ask.uid in self._new:
+            self._new[placed.ask.uid] = placed
+        elif at:
+            lines.ends_at[at], lines.since[at] = placed.ends_at, placed.since
+            lines.free_to_stop[at] = not placed.ending
+            lines.priority[at] = placed.ask.priority
+
+    def ends(self) -> NDArray[np.float64]:
+        """The times at which something ends, in order, each once."""
+        lines = self.lines
+        return np.unique(lines.ends_at[np.isfinite(lines.ends_at) & (lines.row >= 0)])
+
+    def released_by(self, columns: Columns, at: float) -> Columns:
+        """The room as it will be when everything that ends by then has ended."""
+        later, lines = columns.copy(), self.lines
+        gone = np.flatnonzero((lines.row >= 0) & (lines.ends_at <= at))
+        if not gone.size:
+            return later
+        rows = lines.row[gone]
+        np.subtract.at(later.placed, rows, 1)
+        for column in range(min(lines.amounts.shape[0], later.free.shape[0])):
+            np.add.at(later.free[column], rows, lines.amounts[column, gone])
+        touched = np.unique(rows)
+        for column, taken in enumerate(lines.devices):
+            np.add.at(later.devices[column], rows, taken[gone])
+            left = later.devices[column][touched]
+            later.widest[column, touched] = np.maximum(left.max(axis=1, initial=0), 0)
+            later.whole[column, touched] = np.count_nonzero(left == WHOLE, axis=1)
+        later.exclusive[rows[lines.exclusive[gone]]] = False
+        return later
+
+    def _enter(self) -> None:
+        new, self._new = list(self._new.values()), {}
+        count = sum(len(one.spots) for one in new)
+        if count > len(self._unused):
+            before = self._lines.row.shape[0]
+            self._lines.grow(count)
+            self._unused.extend(range(self._lines.row.shape[0] - 1, before - 1, -1))
+        lines = self._lines
+        assert self._columns is not None
+        lines.fit_to(self._columns)
+        taken = [self._unused.pop() for _ in range(count)]
+        spots = [(one, spot) for one in new for spot in one.spots]
+        for line, (one, _) in zip(taken, spots, strict=True):
+            one.lines.append(line)
+        lines.row[taken] = [spot.row for _, spot in spots]
+        lines.ends_at[taken] = [one.ends_at for one, _ in spots]
+        lines.since[taken] = [one.since for one, _ in spots]
+        lines.priority[taken] = [one.ask.priority for one, _ in spots]
+        codes = self.tenants
+        lines.tenant[taken] = [codes.setdefault(one.ask.tenant, len(codes)) for one, _ in spots]
+        lines.free_to_stop[taken] = [not one.ending for one, _ in spots]
+        lines.exclusive[taken] = [one.need.exclusive for one, _ in spots]
+        self._enter_amounts(taken, spots)
+
+    def _enter_amounts(self, taken: Sequence[int], spots: Sequence[tuple[Placed, Spot]]) -> None:
+        """Few different needs are shared by many; exclusive work gives back the node, not amounts."""
+        by_need: dict[int, tuple[Need, list[int]]] = {}
+        given: dict[int, tuple[list[int], list[int], list[int]]] = {}  # device column → lines, devices, parts
+        for line, (one, spot) in zip(taken, spots, strict=True):
+            if one.need.exclusive:
+                continue
+            by_need.setdefault(id(one.need), (one.need, []))[1].append(line)
+            for column, indices in spot.devices:
+                part = next((part for shared, part in one.need.shared if shared == column), WHOLE)
+                at, devices, parts = given.setdefault(column, ([], [], []))
+                at.extend([line] * len(indices))
+                devices.extend(indices)
+                parts.extend([part] * len(indices))
+        for need, some in by_need.values():
+            for column, amount in need.plain:
+                self._lines.amounts[column, some] = amount
+        for column, (at, devices, parts) in given.items():
+            self._lines.devices[column][at, devices] = parts

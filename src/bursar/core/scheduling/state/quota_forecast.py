@@ -1,0 +1,89 @@
+"""Hard limits while a plan is made: what may still be bound in each scope.
+
+The counters here are a forecast: they begin with what the database says and move with every placement and every end.
+The commit counts again, under locks. Only scopes that limit something are looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from bursar.core.nodes.node import WHOLE
+from bursar.core.objects.ask import Ask
+from bursar.core.objects.charge import Charge
+from bursar.core.quota.quota import Counter, Exceeded, nearest_first
+from bursar.core.quota.tenant_tree import Row, Tree, rows_of
+from bursar.core.values.quantity import UNLIMITED
+
+NODES = "nodes"
+
+
+@dataclass(slots=True)
+class Cell:
+    row: Row
+    hard: int
+    bound: int
+
+
+@dataclass(slots=True)
+class Limits:
+    tree: Tree = field(default_factory=Tree)
+    cells: dict[Row, Cell] = field(default_factory=dict)
+    changed: int = 0  # rises whenever there may be more room than before
+    _known: dict[tuple[str, int], tuple[Charge, tuple[tuple[Cell, int], ...]]] = field(default_factory=dict)
+
+    def load(self, tree: Tree, counters: Mapping[Row, Counter]) -> None:
+        """Begin anew from what is stored: the tree in force, and the counters that have a limit."""
+        self.tree = tree
+        self.cells = {
+            row: Cell(row, counter.hard, counter.bound)
+            for row, counter in counters.items()
+            if counter.hard != UNLIMITED
+        }
+        self._known.clear()
+        self.changed += 1
+
+    def copy(self) -> Limits:
+        cells = {row: Cell(row, cell.hard, cell.bound) for row, cell in self.cells.items()}
+        return Limits(self.tree, cells, self.changed)
+
+    def exceeded(self, members: Sequence[tuple[Ask, int]]) -> list[Exceeded]:
+        """The limits without room for these together, each on so many thousandths of nodes; nearest scope first."""
+        more: dict[Row, int] = {}
+        faults: dict[Row, Exceeded] = {}
+        for ask, nodes in members:
+            for cell, amount in self._touched(ask):
+                asked = more.get(cell.row, 0) + (nodes if cell.row[1] == NODES else amount)
+                more[cell.row] = asked
+                if asked and cell.bound + asked > cell.hard:
+                    faults[cell.row] = Exceeded(*cell.row, cell.hard, cell.bound, asked)
+        return nearest_first(self.tree, faults.values()) if faults else []
+
+    def bind(self, ask: Ask, nodes: int, sign: int) -> None:
+        for cell, amount in self._touched(ask):
+            cell.bound += sign * (nodes if cell.row[1] == NODES else amount)
+            if sign < 0:
+                self.changed += 1
+
+    def _touched(self, ask: Ask) -> tuple[tuple[Cell, int], ...]:
+        """The limited counters that it raises, and by how much."""
+        if not self.cells:
+            return ()
+        key = (ask.namespace, id(ask.charge))
+        known = self._known.get(key)
+        # The charge is kept beside the answer, so that no other can come to have its identity.
+        if known is not None and known[0] is ask.charge:
+            return known[1]
+        if ask.namespace not in self.tree.namespaces:
+            return ()
+        charge = replace(ask.charge, bound={**ask.charge.accepted, **ask.charge.due, NODES: WHOLE})
+        touched = tuple(
+            (self.cells[row], charge.bound.get(row[1], 0))
+            for row in rows_of(self.tree, ask.namespace, charge)
+            if row in self.cells
+        )
+        if len(self._known) >= 50_000:
+            self._known.clear()
+        self._known[key] = (ask.charge, touched)
+        return touched

@@ -1,0 +1,216 @@
+"""Who is where: how many of the selected allocations lie in each domain of a topology.
+
+Affinity, anti-affinity and spread all ask this. A tally is counted once, when it is first asked for, and kept up to
+date by what comes and goes; allocations with the same namespace and labels are of one kin, and are matched once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bursar.core.objects.ask import Ask, Company
+from bursar.core.scheduling.state.fleet import NOWHERE, Fleet, LabelColumn
+from bursar.core.values.selector import Op, Selector, Term, matches
+
+TALLIES_MAX = 4096
+ASKERS_MAX = 64  # kins that a tally remembers to count, or not: mostly its own alone asks
+
+Kin = tuple[str, tuple[tuple[str, str], ...], str]  # (namespace, labels, tenant)
+# The allocations that a selector picks in some namespaces of one tenant: with whom others keep company is not known to
+# anybody but them, and nobody keeps others off a node by wanting to be apart from them.
+Crowd = tuple[Selector, tuple[str, ...], str]
+
+
+# A spread without a selector counts the gang, or the job. No label has such a name.
+GANG = ":gang"
+JOB = ":job"
+
+
+def kin_of(ask: Ask) -> Kin:
+    labels = tuple(sorted(ask.labels.items())) if ask.labels else ()
+    if ask.shape.where.spreads and any(spread.selector is None for spread in ask.shape.where.spreads):
+        labels += tuple((key, value) for key, value in ((GANG, _gang(ask)), (JOB, ask.job)) if value)
+    return ask.namespace, labels, ask.tenant
+
+
+def own_crowd(ask: Ask) -> Crowd | None:
+    """The gang, or the job, that this is a part of."""
+    key, value = (GANG, _gang(ask)) if ask.gang is not None else (JOB, ask.job)
+    return (Selector((Term(key, Op.IN, (value,)),)), (ask.namespace,), ask.tenant) if value else None
+
+
+def _gang(ask: Ask) -> str:
+    return ask.gang.group_id if ask.gang is not None else ""
+
+
+def crowd_of(company: Company, ask: Ask) -> Crowd:
+    return company.selector, company.namespaces or (ask.namespace,), ask.tenant
+
+
+def belongs(kin: Kin, crowd: Crowd) -> bool:
+    return kin[2] == crowd[2] and kin[0] in crowd[1] and matches(crowd[0], dict(kin[1]))
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts by domain of one topology; good for as long as no node moves to another domain."""
+
+    topology_key: str
+    crowd: Crowd
+    counts: NDArray[np.int64]
+    changed: int
+    total: int = 0  # in all domains together
+    _askers: dict[Kin, bool] = field(default_factory=dict)
+
+    def includes(self, kin: Kin) -> bool:
+        """Whether those of a kin are counted; for who asks again and again."""
+        known = self._askers.get(kin)
+        if known is None:
+            if len(self._askers) >= ASKERS_MAX:
+                self._askers.clear()
+            known = self._askers[kin] = belongs(kin, self.crowd)
+        return known
+
+    def add(self, column: LabelColumn, row: int, count: int) -> None:
+        domain = column.codes[row]
+        if domain != NOWHERE:
+            self.counts[domain] += count
+            self.total += count
+
+
+@dataclass(slots=True)
+class Index:
+    """Tallies by a label that all whom they count must have: few are looked at for each who comes or goes, however many
+    there are. Where a selector asks for no certain label, its tally is always looked at."""
+
+    _by_label: dict[tuple[str, str, str], dict[int, Tally]] = field(default_factory=dict)  # (tenant, label, value)
+    _others: dict[int, Tally] = field(default_factory=dict)
+
+    def add(self, tally: Tally) -> None:
+        for shelf in self._shelves(tally):
+            shelf[id(tally)] = tally
+
+    def remove(self, tally: Tally) -> None:
+        for shelf in self._shelves(tally):
+            del shelf[id(tally)]
+
+    def matching(self, kin: Kin) -> list[Tally]:
+        shelves = [self._by_label.get((kin[2], *label)) for label in kin[1]]
+        return [
+            tally
+            for shelf in (*shelves, self._others)
+            if shelf
+            for tally in shelf.values()
+            if belongs(kin, tally.crowd)
+        ]
+
+    def _shelves(self, tally: Tally) -> list[dict[int, Tally]]:
+        selector, _, tenant = tally.crowd
+        for term in selector.terms:
+            if term.op is Op.IN:
+                return [self._by_label.setdefault((tenant, term.key, value), {}) for value in term.values]
+        return [self._others]
+
+
+@dataclass(slots=True)
+class Tallies:
+    fleet: Fleet
+    rows: dict[Kin, dict[int, int]] = field(default_factory=dict)  # where each kin is, and how many of it
+    # Whoever wants to be apart from some, by (topology, those), and where it is: they may not come near it either.
+    shunning: dict[tuple[str, Crowd], dict[int, int]] = field(default_factory=dict)
+    _tallies: dict[tuple[str, Crowd], Tally] = field(default_factory=dict)
+    _index: Index = field(default_factory=Index)
+    _tallies_of: dict[Kin, list[Tally]] = field(default_factory=dict)
+    _shunned_of: dict[Kin, list[tuple[str, Mapping[int, int]]]] = field(default_factory=dict)
+
+    def copy(self, fleet: Fleet) -> Tallies:
+        """The same counts of the same nodes, to be counted on by themselves."""
+        twin = Tallies(
+            fleet,
+            {kin: dict(rows) for kin, rows in self.rows.items()},
+            {key: dict(rows) for key, rows in self.shunning.items()},
+            {
+                key: Tally(one.topology_key, one.crowd, one.counts.copy(), one.changed, one.total)
+                for key, one in self._tallies.items()
+            },
+        )
+        for tally in twin._tallies.values():
+            twin._index.add(tally)
+        return twin
+
+    def counts(self, key: str, crowd: Crowd) -> NDArray[np.int64]:
+        """How many of the crowd lie in each domain of the topology."""
+        return self.of(key, crowd).counts
+
+    def of(self, key: str, crowd: Crowd) -> Tally:
+        column = self.fleet.label(key)
+        tally = self._tallies.get((key, crowd))
+        if tally is None or tally.changed != column.changed:
+            if tally is not None:
+                self._index.remove(tally)
+            elif len(self._tallies) >= TALLIES_MAX:
+                self._tallies.clear()
+                self._index = Index()
+            tally = Tally(key, crowd, np.zeros(max(1, len(column.values)), np.int64), column.changed)
+            self._tallies[key, crowd] = tally
+            self._index.add(tally)
+            self._tallies_of.clear()
+            for kin, rows in self.rows.items():
+                if belongs(kin, crowd):
+                    for row, count in rows.items():
+                        tally.add(column, row, count)
+        return tally
+
+    def come(self, ask: Ask, kin: Kin, row: int, sign: int = 1) -> None:
+        """An allocation came to a node, or left it."""
+        _add(self.rows.setdefault(kin, {}), row, sign)
+        if not self.rows[kin]:
+            del self.rows[kin]
+        for company in ask.shape.where.apart:
+            self._shun((company.topology_key, crowd_of(company, ask)), row, sign)
+        if not self._tallies:
+            return
+        for tally in self._tallies_matching(kin):
+            column = self.fleet.label(tally.topology_key)
+            if tally.changed == column.changed:
+                tally.add(column, row, sign)
+
+    def shunned(self, kin: Kin) -> list[tuple[str, Mapping[int, int]]]:
+        """The (topology, rows) from whose domains somebody who is there keeps this kin away."""
+        known = self._shunned_of.get(kin)
+        if known is None:
+            if len(self._shunned_of) >= TALLIES_MAX:
+                self._shunned_of.clear()
+            known = [(key, rows) for (key, crowd), rows in self.shunning.items() if belongs(kin, crowd)]
+            self._shunned_of[kin] = known
+        return known
+
+    def _shun(self, key: tuple[str, Crowd], row: int, sign: int) -> None:
+        rows = self.shunning.get(key)
+        if rows is None:
+            rows = self.shunning[key] = {}
+            self._shunned_of.clear()
+        _add(rows, row, sign)
+        if not rows:
+            del self.shunning[key]
+            self._shunned_of.clear()
+
+    def _tallies_matching(self, kin: Kin) -> list[Tally]:
+        known = self._tallies_of.get(kin)
+        if known is None:
+            if len(self._tallies_of) >= TALLIES_MAX:
+                self._tallies_of.clear()
+            known = self._tallies_of[kin] = self._index.matching(kin)
+        return known
+
+
+def _add(rows: dict[int, int], row: int, sign: int) -> None:
+    count = rows.get(row, 0) + sign
+    if count:
+        rows[row] = count
+    else:
+        rows.pop(row, None)

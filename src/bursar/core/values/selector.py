@@ -1,0 +1,252 @@
+"""Label selectors and field selectors: which objects a list, a watch, a quota or a constraint is about.
+
+Labels have two written forms, the string (`tier in (a,b),!old`) and the mapping (`matchLabels`, `matchExpressions`);
+fields have a string form of their own, with escapes. All become one Selector: terms that must all hold. `a=b` is the
+term `a in (b)`, so that there are four operators to evaluate, to store and to test, and not six.
+"""
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from bursar.core.values import names
+from bursar.core.values.names import quoted
+
+TEXT_CHARS_MAX: Final = 4096
+TERMS_MAX: Final = 64
+VALUES_MAX: Final = 1024
+
+# One term up to its comma or the end. The quantifiers are possessive, because a word given back character by character
+# can never match better.
+_TERM: Final = re.compile(
+    r"""\s*+ (?: (?P<absent>!) \s*+ )? (?P<key>[^\s!=(),]++)
+        (?: \s*+ (?P<equality>==|=|!=) \s*+ (?P<value>[^\s!=(),]*+)
+          | \s++ (?P<set>in|notin) \s*+ \( (?P<values>[^()]*+) \) )?
+        \s*+ (?P<end>,|\Z)""",
+    re.VERBOSE | re.ASCII,
+)
+_FIELD_OPERATOR: Final = re.compile(r"==|!=|=")
+_FIELD_TERM: Final = re.compile(r"(?:[^\\,]|\\.)*+", re.DOTALL)
+_FIELD_VALUE: Final = re.compile(r"(?:[^\\,=]|\\[\\,=])*+")
+_ESCAPED: Final = re.compile(r"\\(.)")
+_TO_ESCAPE: Final = re.compile(r"[\\,=]")
+_ASCII_SPACE: Final = " \t\r\n\f\v"
+
+
+class SelectorError(ValueError):
+    """The selector cannot be read; the message names the part at fault."""
+
+
+class Op(StrEnum):
+    """What a term asks of its key. The values are the operators of matchExpressions."""
+
+    IN = "In"
+    NOT_IN = "NotIn"
+    EXISTS = "Exists"
+    ABSENT = "DoesNotExist"
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One condition. Values are sorted and distinct, so that equal conditions are equal terms."""
+
+    key: str
+    op: Op
+    values: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """Conditions that must all hold; without any, everything matches."""
+
+    terms: tuple[Term, ...] = ()
+    # Who is counted together is looked up by it with every decision: what it hashes to is worked out once.
+    _hash: int = field(init=False, repr=False, compare=False, default=0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash(self.terms))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+EVERYTHING: Final = Selector()
+
+
+def matches(selector: Selector, labels: Mapping[str, str]) -> bool:
+    """Whether an object with these labels is selected. As in Kubernetes, NotIn selects objects that lack the key."""
+    return all(_holds(term, labels.get(term.key)) for term in selector.terms)
+
+
+def matches_fields(selector: Selector, fields: Mapping[str, str]) -> bool:
+    """Whether an object with these fields is selected. A field that is not set is the empty string, unlike a label."""
+    return all(_holds(term, fields.get(term.key, "")) for term in selector.terms)
+
+
+def parse(text: str) -> Selector:
+    """Reads the string form of a label selector."""
+    _require_short(text)
+    return _selector(_label_terms(text)) if text.strip(_ASCII_SPACE) else EVERYTHING
+
+
+def from_mapping(mapping: Mapping[str, object]) -> Selector:
+    """Reads the form with matchLabels and matchExpressions, from any JSON values, since that is what a body holds."""
+    unknown = sorted(mapping.keys() - {"matchLabels", "matchExpressions"})
+    if unknown:
+        raise SelectorError(
+            f"selector has unknown field {quoted(unknown[0])}: supported are matchExpressions, matchLabels"
+        )
+    return _selector(_mapping_terms(mapping))
+
+
+def parse_fields(text: str, allowed: Collection[str]) -> Selector:
+    r"""Reads a field selector: `=`, `==` and `!=` over the allowed fields, with `\,` `\=` and `\\` inside values."""
+    _require_short(text)
+    return _selector(_field_term(written, allowed) for written in _split_fields(text) if written)
+
+
+def to_text(selector: Selector) -> str:
+    """The string form; reading it back gives an equal selector."""
+    return ",".join(_term_text(term) for term in selector.terms)
+
+
+def _holds(term: Term, value: str | None) -> bool:
+    match term.op:
+        case Op.IN:
+            return value is not None and value in term.values
+        case Op.NOT_IN:
+            return value is None or value not in term.values
+        case Op.EXISTS:
+            return value is not None
+        case Op.ABSENT:
+            return value is None
+
+
+def _selector(terms: Iterator[Term]) -> Selector:
+    kept: list[Term] = []
+    for term in terms:
+        if len(kept) == TERMS_MAX:
+            raise SelectorError(f"selector has too many terms: at most {TERMS_MAX} are allowed")
+        kept.append(term)
+    return Selector(tuple(kept))
+
+
+def _require_short(text: str) -> None:
+    if len(text) > TEXT_CHARS_MAX:
+        raise SelectorError(f"selector is too long: at most {TEXT_CHARS_MAX} characters are allowed")
+
+
+def _label_terms(text: str) -> Iterator[Term]:
+    position, end = 0, ","
+    while end:
+        written = _TERM.match(text, position)
+        if written is None:
+            raise SelectorError(
+                f"selector cannot be read at {quoted(text[position:])}: expected a term such as a=b, a in (b,c) or !a"
+            )
+        yield _label_term(written)
+        position, end = written.end(), written["end"]
+
+
+def _label_term(written: re.Match[str]) -> Term:
+    key = written["key"]
+    if written["absent"]:
+        if written["equality"] or written["set"]:
+            raise SelectorError(f"selector term {quoted(written[0])} must not have both a leading '!' and an operator")
+        return _checked(key, Op.ABSENT, [])
+    if written["equality"]:
+        return _checked(key, Op.NOT_IN if written["equality"] == "!=" else Op.IN, [written["value"]])
+    if written["set"]:
+        return _checked(key, Op.IN if written["set"] == "in" else Op.NOT_IN, _set_values(written["values"]))
+    return _checked(key, Op.EXISTS, [])
+
+
+def _set_values(text: str) -> list[str]:
+    # Nothing between the parentheses is no values; a comma there stands between values that may be empty.
+    return [value.strip(_ASCII_SPACE) for value in text.split(",")] if text.strip(_ASCII_SPACE) else []
+
+
+def _checked(key: str, op: Op, values: list[str]) -> Term:
+    """The term, once its key and values are known to be ones that a label could have."""
+    takes_values = op in (Op.IN, Op.NOT_IN)
+    if takes_values and not values:
+        raise SelectorError(f"selector for {quoted(key)} needs at least one value for {op}")
+    if values and not takes_values:
+        raise SelectorError(f"selector for {quoted(key)} must not have values for {op}")
+    if len(values) > VALUES_MAX:
+        raise SelectorError(f"selector for {quoted(key)} has too many values: at most {VALUES_MAX} are allowed")
+    for fault in names.label_key(key) + [fault for value in values for fault in names.label_value(value)]:
+        raise SelectorError(f"selector: {fault}")
+    return Term(key, op, tuple(sorted(set(values))))
+
+
+def _mapping_terms(mapping: Mapping[str, object]) -> Iterator[Term]:
+    labels = mapping.get("matchLabels")
+    if not isinstance(labels, Mapping | None):
+        raise SelectorError("selector: matchLabels must be an object")
+    for key, value in sorted((labels or {}).items()):
+        yield _checked(key, Op.IN, _strings([value], key))
+    expressions = mapping.get("matchExpressions")
+    if not isinstance(expressions, list | None):
+        raise SelectorError("selector: matchExpressions must be an array")
+    yield from map(_expression, expressions or [])
+
+
+def _expression(expression: object) -> Term:
+    if not isinstance(expression, Mapping) or expression.keys() - {"key", "operator", "values"}:
+        raise SelectorError("selector: each of matchExpressions must be an object of key, operator and values")
+    key, operator, values = expression.get("key"), expression.get("operator"), expression.get("values")
+    if not isinstance(key, str):
+        raise SelectorError("selector: each of matchExpressions needs a key, which is a string")
+    if not isinstance(operator, str) or operator not in list(Op):
+        raise SelectorError(f"selector for {quoted(key)} needs an operator, one of {', '.join(Op)}")
+    if not isinstance(values, list | None):
+        raise SelectorError(f"selector for {quoted(key)}: values must be an array")
+    return _checked(key, Op(operator), _strings(values or [], key))
+
+
+def _strings(values: list[object], key: str) -> list[str]:
+    strings = [value for value in values if isinstance(value, str)]
+    if len(strings) != len(values):
+        raise SelectorError(f"selector for {quoted(key)}: values must be strings")
+    return strings
+
+
+def _split_fields(text: str) -> Iterator[str]:
+    """The parts between commas that no backslash precedes."""
+    position = 0
+    while position <= len(text):
+        written = _FIELD_TERM.match(text, position)
+        if written is None or text[written.end() : written.end() + 1] not in ("", ","):
+            raise SelectorError("field selector ends in a lone backslash")
+        yield written[0]
+        position = written.end() + 1
+
+
+def _field_term(written: str, allowed: Collection[str]) -> Term:
+    operator = _FIELD_OPERATOR.search(written)
+    if operator is None:
+        raise SelectorError(f"field selector term {quoted(written)} needs one of the operators =, == and !=")
+    key, value = written[: operator.start()].strip(_ASCII_SPACE), written[operator.end() :]
+    if key not in allowed:
+        raise SelectorError(
+            f"field {quoted(key)} is not supported in a field selector: supported are {', '.join(sorted(allowed))}"
+        )
+    if not _FIELD_VALUE.fullmatch(value):
+        raise SelectorError(rf"field selector value {quoted(value)} must write ',' '=' and '\' as '\,' '\=' and '\\'")
+    return Term(key, Op.NOT_IN if operator[0] == "!=" else Op.IN, (_ESCAPED.sub(r"\1", value),))
+
+
+def _term_text(term: Term) -> str:
+    match term.op:
+        case Op.EXISTS:
+            return term.key
+        case Op.ABSENT:
+            return f"!{term.key}"
+    if len(term.values) == 1:
+        # Only a field's value can hold what is escaped here; no label's can.
+        value = _TO_ESCAPE.sub(r"\\\g<0>", term.values[0])
+        return f"{term.key}{'=' if term.op is Op.IN else '!='}{value}"
+    return f"{term.key} {'in' if term.op is Op.IN else 'notin'} ({','.join(term.values)})"
