@@ -16,7 +16,7 @@ from bursar.ops.claim import ReleaseNode, node_key
 from bursar.ops.command import Reply
 from bursar.ops.dispatch import create_command
 from bursar.ops.office import Office
-from bursar.store import node as node_store
+from bursar.store.nodes import node as node_store
 from bursar.wire.kinds import BY_NAME
 from offices import change
 

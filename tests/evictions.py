@@ -12,7 +12,7 @@ from bursar.ops.command import Reply
 from bursar.ops.evict import evict
 from bursar.ops.office import Office
 from bursar.ops.report import Report, report
-from bursar.store import node as node_store
+from bursar.store.nodes import node as node_store
 from hourly import assert_hours_agree
 from offices import TEST, allocation, assert_counters_equal_charges, bind, code, get, one_moment
 

@@ -8,7 +8,7 @@ import msgspec
 
 from bursar.core.usage.usage_levels import Used
 from bursar.ops.office import Office
-from bursar.store import usage as store
+from bursar.store.usage import usage_levels as store
 from offices import one_moment
 
 RUNNING = """

@@ -22,9 +22,9 @@ from bursar.core.values.access import Role
 from bursar.ops.bootstrap import bootstrap
 from bursar.ops.office import now
 from bursar.ops.token import create_token
-from bursar.store import object as object_store
-from bursar.store import quota as quota_store
-from bursar.store.change import load_position
+from bursar.store.objects import object as object_store
+from bursar.store.objects.change import load_position
+from bursar.store.quota import quota as quota_store
 
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"

@@ -9,8 +9,8 @@ from bursar.core.objects.object import Key, Origin, Stored
 from bursar.ops import job as job_ops
 from bursar.ops.command import Reply
 from bursar.ops.office import Office
-from bursar.store.listing import Query, load_page
-from bursar.store.request import Claim
+from bursar.store.db.idempotency import Claim
+from bursar.store.objects.listing import Query, load_page
 from offices import (
     GPU,
     bind_unit,

@@ -9,7 +9,7 @@ from bursar.ops import credit
 from bursar.ops.credit import OpenLease, PutPrice
 from bursar.ops.ledger import Receipt
 from bursar.ops.office import Office
-from bursar.store import ledger as store
+from bursar.store.credit import ledger as store
 from offices import one_moment
 
 GPU = "nvidia.com/gpu"

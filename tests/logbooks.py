@@ -11,8 +11,8 @@ from bursar.agent.work import Directive, Place
 from bursar.ops.authority import enrol
 from bursar.ops.certificate import Issued
 from bursar.ops.office import Office, now
-from bursar.store import beat
-from bursar.store.beat import SeenBeat
+from bursar.store.nodes import heartbeat
+from bursar.store.nodes.heartbeat import SeenBeat
 from certificates import new_key, pem_of, request_for
 
 
@@ -67,5 +67,5 @@ async def kept(
 async def advertise(office: Office, name: str, address: str) -> None:
     """As its first beat would have said."""
     async with office.database.reader() as db:
-        heard = await beat.save_first(db, [SeenBeat(name, f"session-{address}", 0, 0, address, "test")])
+        heard = await heartbeat.save_first(db, [SeenBeat(name, f"session-{address}", 0, 0, address, "test")])
     assert name in heard

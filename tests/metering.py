@@ -16,7 +16,7 @@ from bursar.ops.ledger import Receipt
 from bursar.ops.office import Office
 from bursar.ops.reconcile import Reconciled
 from bursar.ops.usage import Measure, Noted, note_usage
-from bursar.store import ledger as ledger_store
+from bursar.store.credit import ledger as ledger_store
 from offices import change
 
 GPU = "nvidia.com/gpu"

@@ -23,11 +23,11 @@ from bursar.ops.command import Reply, Written
 from bursar.ops.dispatch import change_command, create_command, delete_command
 from bursar.ops.object import Preconditions
 from bursar.ops.office import Office
-from bursar.store import object as object_store
-from bursar.store import quota as quota_store
-from bursar.store import tree as tree_store
-from bursar.store.database import Connection, Database
-from bursar.store.request import Claim, RequestKey
+from bursar.store.db.database import Connection, Database
+from bursar.store.db.idempotency import Claim, RequestKey
+from bursar.store.objects import object as object_store
+from bursar.store.quota import quota as quota_store
+from bursar.store.quota import tenant_tree as tree_store
 from bursar.wire.kinds import BY_NAME
 
 TEST = Origin("user:test", "test")

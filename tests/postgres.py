@@ -13,9 +13,9 @@ import pytest_asyncio
 from anyio.from_thread import start_blocking_portal
 
 from bursar.ops.bootstrap import prepare
-from bursar.store.database import Connection, connect
+from bursar.store.db.database import Connection, connect
+from bursar.store.db.migrate import migrate
 from bursar.store.embedded import Embedded, start
-from bursar.store.migrate import migrate
 
 TEMPLATE = "bursar_template"
 MEMORY = Path("/dev/shm")

@@ -24,10 +24,10 @@ from bursar.ops.leader import stand
 from bursar.ops.office import Office
 from bursar.sim.local import LocalNodes
 from bursar.sim.work import SECONDS
-from bursar.store import change as change_store
-from bursar.store import node as node_store
-from bursar.store.change import Change
-from bursar.store.database import Connection
+from bursar.store.db.database import Connection
+from bursar.store.nodes import node as node_store
+from bursar.store.objects import change as change_store
+from bursar.store.objects.change import Change
 from bursar.wire.kinds import BY_NAME
 from evictions import assert_books_balance
 from offices import TEST, code, counters, create, get

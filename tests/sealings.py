@@ -18,7 +18,7 @@ from bursar.ops.ledger import Extend
 from bursar.ops.office import Office
 from bursar.ops.proof import verify
 from bursar.ops.seal import seal
-from bursar.store.database import Connection, Database, Unavailable
+from bursar.store.db.database import Connection, Database, Unavailable
 from ledgers import LAB, funded, leased, pass_time, priced, receipt, stop_clock
 
 ANNA = Owner("default", "anna")

@@ -9,7 +9,7 @@ import msgspec
 from bursar.core.objects.object import Stored
 from bursar.loops.nodes import Watch, look_after
 from bursar.ops.office import Office
-from bursar.store import node as node_store
+from bursar.store.nodes import node as node_store
 from offices import change, get
 
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)

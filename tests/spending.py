@@ -7,9 +7,9 @@ from itertools import count
 from bursar.core.credit.price import Price
 from bursar.core.usage.usage_levels import Began, Ended
 from bursar.core.values.money import MICROS, nanocredits
-from bursar.store import price as price_store
-from bursar.store import usage as usage_store
-from bursar.store.database import Database
+from bursar.store.credit import price as price_store
+from bursar.store.db.database import Database
+from bursar.store.usage import usage_levels as usage_store
 
 GPU = "nvidia.com/gpu"
 _numbers = count(1)

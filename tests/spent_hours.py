@@ -6,7 +6,7 @@ from itertools import count
 from bursar.core.usage.usage_levels import HOUR, Began, Ended
 from bursar.ops.hours import roll
 from bursar.ops.office import Office
-from bursar.store import usage as usage_store
+from bursar.store.usage import usage_levels as usage_store
 
 GPU = "nvidia.com/gpu"
 _numbers = count()

@@ -1,7 +1,7 @@
 """A tenant in a database without an office, so that tokens can be made for it."""
 
-from bursar.store.change import ensure_partitions
-from bursar.store.database import Connection
+from bursar.store.db.database import Connection
+from bursar.store.objects.change import ensure_partitions
 
 ML, ML_UID = "ml", "tenant-1"
 

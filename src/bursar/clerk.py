@@ -14,7 +14,7 @@ from bursar.logs import set_up_logs
 from bursar.ops.clerk import serve
 from bursar.ops.collector import calm_collector
 from bursar.ops.office import Office
-from bursar.store.database import AWAY, Database
+from bursar.store.db.database import AWAY, Database
 
 log = structlog.get_logger()
 

@@ -49,11 +49,11 @@ from bursar.ops.collector import calm_collector
 from bursar.ops.office import Office, now
 from bursar.ops.token import TokenFileError, ensure_admin_token
 from bursar.osuser import SERVER, HandOver, OsUser, OsUserError, hand_over, name_of, system_user
-from bursar.store.beat import load_agents
-from bursar.store.database import AWAY, Database, connect
+from bursar.store.db.database import AWAY, Database, connect
+from bursar.store.db.migrate import MigrationError
 from bursar.store.embedded import Embedded, EmbeddedError
 from bursar.store.embedded import start as start_embedded
-from bursar.store.migrate import MigrationError
+from bursar.store.nodes.heartbeat import load_agents
 
 log = structlog.get_logger()
 

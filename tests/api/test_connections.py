@@ -359,7 +359,7 @@ async def test_long_lists_are_the_same_in_pages_as_at_once(
     site: Site, monkeypatch: pytest.MonkeyPatch, accept: str
 ) -> None:
     from bursar.api import object as object_module
-    from bursar.store import listing
+    from bursar.store.objects import listing
 
     team = await site.namespace()
     path, headers = f"namespaces/{team}/allocations", {"accept": accept}

@@ -15,7 +15,7 @@ from bursar.core.quota.quota import Counter
 from bursar.core.values.access import Identity, Role, _allows, allows
 from bursar.core.values.patch import PatchError, json_patch
 from bursar.core.values.refusal import Code, Refusal
-from bursar.store.database import Database
+from bursar.store.db.database import Database
 from houses import APPLY, Document, Site, allocation, node, node_body
 from offices import bind
 

@@ -24,8 +24,8 @@ from bursar.api.oidc import Oidc, OidcSettings
 from bursar.core.values.access import Identity, Role
 from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.token import consume_token, create_token, revoke_token
-from bursar.store.database import Connection, Database, Unavailable
-from bursar.store.token import TokenRecord
+from bursar.store.access.token import TokenRecord
+from bursar.store.db.database import Connection, Database, Unavailable
 from tokens import ML, ML_UID, put_tenant
 
 NOW = datetime(2031, 5, 1, 12, 0, tzinfo=UTC)

@@ -6,7 +6,7 @@ import pytest
 
 from bursar.core.objects.object import Key
 from bursar.ops.jobstep import step
-from bursar.store.change import load_happenings_of
+from bursar.store.objects.change import load_happenings_of
 from houses import TABLE, Document, Site
 from offices import bind
 

@@ -18,7 +18,7 @@ from bursar.loops.schedule import run_schedule
 from bursar.ops import inquiry
 from bursar.ops.inquiry import NO_LEADER, Answer, Inquiries, encode
 from bursar.ops.leader import resign, stand
-from bursar.store import inquiry as inquiry_store
+from bursar.store.scheduling import leader_query as inquiry_store
 from houses import Site, allocation, eventually
 from offices import node
 

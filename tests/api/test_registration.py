@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from bursar.ops.lane import Overloaded
-from bursar.store import node as node_store
-from bursar.store.database import Unavailable
+from bursar.store.db.database import Unavailable
+from bursar.store.nodes import node as node_store
 from houses import TABLE, Site, node, node_body
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

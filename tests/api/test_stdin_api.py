@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from bursar.core.objects.allocation import Phase
-from bursar.store import stdin as store
+from bursar.store.objects import stdin as store
 from bursar.wire.allocation import STDIN_BYTES_MAX
 from houses import Site, node
 from offices import bind, end

@@ -11,7 +11,7 @@ import pytest
 
 from bursar.core.usage.external_budget import Remaining
 from bursar.ops.hours import roll
-from bursar.store import budget as budget_store
+from bursar.store.usage import budget as budget_store
 from houses import Reply, Site, allocation
 from offices import bind
 from spending import GPU, aged, ago, priced, spent

@@ -13,8 +13,8 @@ import bursar.api.watch as watch_module
 import bursar.ops.feed as feed_module
 from bursar.api import metrics
 from bursar.ops.feed import Feed
-from bursar.store import change as change_store
-from bursar.store.database import Database
+from bursar.store.db.database import Database
+from bursar.store.objects import change as change_store
 from houses import Site, allocation, eventually, opened_site
 from server import BURSAR, free_port
 from watches import newest, revision, take, told, watching

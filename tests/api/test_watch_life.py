@@ -18,11 +18,11 @@ from bursar.api.door import Door
 from bursar.api.route import Call, Route, Stream
 from bursar.api.routes import build_routes
 from bursar.core.values.access import Identity, Role
-from bursar.store import change as change_store
-from bursar.store import listing
-from bursar.store.change import Change
-from bursar.store.database import Unavailable
-from bursar.store.listing import Query
+from bursar.store.db.database import Unavailable
+from bursar.store.objects import change as change_store
+from bursar.store.objects import listing
+from bursar.store.objects.change import Change
+from bursar.store.objects.listing import Query
 from bursar.wire.kinds import BY_NAME
 from houses import TABLE, Document, Site, allocation
 from offices import bind, end

@@ -16,7 +16,7 @@ from bursar.bridges.budget import FAULT_CHARS_MAX, Pace, SourceAway, read_once
 from bursar.bridges.waldur import Waldur
 from bursar.core.usage.external_budget import Remaining
 from bursar.ops.office import Office
-from bursar.store import budget as store
+from bursar.store.usage import budget as store
 from waldurs import listening
 
 PACE = Pace(600.0, again_seconds=0.0)

@@ -21,7 +21,7 @@ from bursar.ops.credit import PutAccount, put_account, top_up
 from bursar.ops.ledger import Extend
 from bursar.ops.notice import add_webhook, list_webhooks, remove_webhook
 from bursar.ops.office import Office
-from bursar.store.notice import Webhook
+from bursar.store.objects.webhook import Webhook
 from houses import eventually
 from metering import POOL, done, event, furnish, lapse, lease, pass_time, reconcile, send
 from offices import change, opened, tenant

@@ -16,7 +16,7 @@ from bursar.ops import inquiry as inquiry_ops
 from bursar.ops import object as object_ops
 from bursar.ops.inquiry import Draft, Inquiries, Look, Simulate
 from bursar.ops.office import Office
-from bursar.store.database import Database
+from bursar.store.db.database import Database
 from houses import eventually
 from offices import allocation, document, namespace, node, tenant
 from schedulers import term

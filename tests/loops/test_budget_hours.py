@@ -6,7 +6,7 @@ from bursar.core.usage.budget import PENALTY_FLOOR
 from bursar.core.usage.usage_levels import HOUR, Began
 from bursar.loops.schedule import Scheduler
 from bursar.ops.office import Office
-from bursar.store import usage as store
+from bursar.store.usage import usage_levels as store
 from hourly import backdate, now
 from offices import change, code, tenant
 from schedulers import scheduling

@@ -15,7 +15,7 @@ from bursar.loops.jobs import AT_ONCE, BLOCKED_SECONDS, Agenda, run_jobs, unsett
 from bursar.ops import object as object_ops
 from bursar.ops.jobstep import Stepped
 from bursar.ops.office import Office
-from bursar.store.listing import Query, load_page
+from bursar.store.objects.listing import Query, load_page
 from houses import eventually
 from offices import (
     allocation,

@@ -7,7 +7,7 @@ from datetime import timedelta
 from bursar.loops.lead import Terms, run_lead
 from bursar.ops.leader import load_leader
 from bursar.ops.office import Office
-from bursar.store.database import Connection
+from bursar.store.db.database import Connection
 
 PATIENT = Terms(term_seconds=60.0, renew_seconds=0.01, ask_seconds=0.01)
 HASTY = Terms(term_seconds=0.3, renew_seconds=0.05, ask_seconds=0.01)

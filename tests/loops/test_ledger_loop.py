@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from bursar.loops import ledger as loop
 from bursar.ops.office import Office
 from bursar.ops.seal import Broken, load_standing
-from bursar.store.seal import Standing, load_head
+from bursar.store.credit.seal import Standing, load_head
 from ledgers import pass_time
 from sealings import beat, history, partitions, unguarded
 

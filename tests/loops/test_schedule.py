@@ -16,7 +16,7 @@ from bursar.ops import job as job_ops
 from bursar.ops import object as object_ops
 from bursar.ops.drain import Drain, continue_drain, drain
 from bursar.ops.office import Office
-from bursar.store.database import Connection, connect
+from bursar.store.db.database import Connection, connect
 from evictions import assert_books_balance
 from offices import TEST, change, code, create, delete, end, namespace, node, tenant
 from schedulers import (

@@ -17,7 +17,7 @@ from bursar.loops.commands import bind_commands
 from bursar.loops.schedule import Scheduler
 from bursar.ops.bind import Bind, bind
 from bursar.ops.office import Office
-from bursar.store.database import Connection
+from bursar.store.db.database import Connection
 from evictions import assert_books_balance
 from offices import change, end, node
 from schedulers import (

@@ -13,7 +13,7 @@ from bursar.loops.unpaid import TIDIED_MAX, Unpaid
 from bursar.ops import credit
 from bursar.ops.credit import PutAccount
 from bursar.ops.office import Office
-from bursar.store.ledger import ALL
+from bursar.store.credit.ledger import ALL
 from core.worlds import ask
 from core.worlds import submit as submitted
 from evictions import assert_books_balance as assert_rooms_balance

@@ -19,10 +19,10 @@ from bursar.loops.upkeep import (
 )
 from bursar.ops import object as object_ops
 from bursar.ops.office import Office, now
-from bursar.store import change as change_store
-from bursar.store import quota as quota_store
-from bursar.store.change import PARTITION_SIZE
-from bursar.store.listing import Query, load_page
+from bursar.store.objects import change as change_store
+from bursar.store.objects.change import PARTITION_SIZE
+from bursar.store.objects.listing import Query, load_page
+from bursar.store.quota import quota as quota_store
 from bursar.wire.kinds import BY_NAME
 from offices import (
     allocation,

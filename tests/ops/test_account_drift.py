@@ -13,9 +13,9 @@ from bursar.ops.billing import load_credit_policy
 from bursar.ops.credit import PutAccount, put_account, top_up
 from bursar.ops.office import Office
 from bursar.ops.reconcile import Reconcile, forget_drift
-from bursar.store import ledger as ledger_store
-from bursar.store import reconcile as store
-from bursar.store.reconcile import Ended
+from bursar.store.credit import ledger as ledger_store
+from bursar.store.credit import reconcile as store
+from bursar.store.credit.reconcile import Ended
 from metering import POOL, done, event, furnish, lapse, lease, pass_time, reconcile, send
 from offices import change, opened
 

@@ -4,7 +4,7 @@ from bursar.core.objects.allocation import Phase
 from bursar.core.values.quantity import format_amount
 from bursar.ops.command import Written
 from bursar.ops.office import Office
-from bursar.store import node as node_store
+from bursar.store.nodes import node as node_store
 from offices import (
     allocation,
     assert_counters_equal_charges,

@@ -20,8 +20,8 @@ from bursar.ops.certificate import Issued, new_authority, read_request, sign_cli
 from bursar.ops.command import Command, Result
 from bursar.ops.office import Office
 from bursar.ops.token import create_token, find_tokens
-from bursar.store import authority as store
-from bursar.store.database import Database, connect
+from bursar.store.db.database import Database, connect
+from bursar.store.nodes import node_ca as store
 from certificates import Key, new_key, read, request_for, uris_in
 from offices import TEST, delete, document, node
 

@@ -9,7 +9,7 @@ from bursar.ops.beat import Beat, Heard
 from bursar.ops.command import Written
 from bursar.ops.office import Office
 from bursar.ops.report import Report, report
-from bursar.store.beat import SeenBeat, UsageRow
+from bursar.store.nodes.heartbeat import SeenBeat, UsageRow
 from offices import TEST, allocation, bind, code, delete, document, end, node
 
 

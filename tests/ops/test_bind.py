@@ -19,7 +19,7 @@ from bursar.ops.bind import bind as bind_all
 from bursar.ops.command import Reply, Written
 from bursar.ops.leader import stand
 from bursar.ops.office import Office
-from bursar.store import node as node_store
+from bursar.store.nodes import node as node_store
 from offices import (
     TEST,
     allocation,

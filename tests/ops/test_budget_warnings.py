@@ -12,7 +12,7 @@ from bursar.ops import object as object_ops
 from bursar.ops.command import Reply, Written
 from bursar.ops.office import Office
 from bursar.ops.warn import BUDGETS, Warn, tenant_key, warn
-from bursar.store import change as change_store
+from bursar.store.objects import change as change_store
 from offices import change, code, delete, node, opened, refusal, tenant
 from schedulers import edit, term
 

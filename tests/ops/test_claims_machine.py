@@ -9,8 +9,8 @@ from bursar.core.nodes.node_claim import State
 from bursar.core.objects.allocation import Phase
 from bursar.core.values.refusal import Refusal
 from bursar.ops import claim as ops
-from bursar.store import node as node_store
 from bursar.store.embedded import Embedded
+from bursar.store.nodes import node as node_store
 from bursar.wire.node import TRACELESS, WIPES
 from claims import allow, claim, joins, origin, release, submit
 from hourly import assert_hours_agree

@@ -20,7 +20,7 @@ from bursar.ops.bind import Bind, Bound, Member, bind
 from bursar.ops.clerk import Clerk, Outcome
 from bursar.ops.command import DEPOSED
 from bursar.ops.office import Office
-from bursar.store.database import Connection, Unavailable
+from bursar.store.db.database import Connection, Unavailable
 from evictions import assert_books_balance
 from offices import TEST, allocation, code, get, member, node, opened
 from schedulers import term

@@ -8,7 +8,7 @@ from bursar.core.values.refusal import Refusal
 from bursar.ops import credit
 from bursar.ops.credit import OpenLease, PutAccount, TopUp
 from bursar.ops.office import Office
-from bursar.store import ledger as store
+from bursar.store.credit import ledger as store
 from ledgers import GPU, HOUR, asking, assert_books_balance, funded, leased, priced, receipt
 from offices import code, delete, tenant
 

@@ -22,9 +22,9 @@ from bursar.ops.feed import FedChange
 from bursar.ops.object import Preconditions
 from bursar.ops.office import Office, now
 from bursar.ops.report import Report, report
-from bursar.store import change as change_store
-from bursar.store import node as node_store
-from bursar.store.listing import Query
+from bursar.store.nodes import node as node_store
+from bursar.store.objects import change as change_store
+from bursar.store.objects.listing import Query
 from bursar.wire.kinds import BY_NAME
 from offices import (
     TEST,

@@ -16,7 +16,7 @@ from bursar.ops.bind import Note
 from bursar.ops.command import Written
 from bursar.ops.evict import Preempt, Victim, preempt
 from bursar.ops.office import Office, now
-from bursar.store import node as node_store
+from bursar.store.nodes import node as node_store
 from evictions import GPU, PREEMPTED, assert_books_balance, key, running, says, status, stop, stored
 from houses import eventually
 from offices import (

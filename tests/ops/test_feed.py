@@ -12,8 +12,8 @@ from bursar.core.values.replace import replace
 from bursar.ops import feed as feed_module
 from bursar.ops.feed import READ_BYTES_MAX, FedChange, Feed, Follower, Lagging, next_limit
 from bursar.ops.office import Office
-from bursar.store import change as change_store
-from bursar.store.change import Change
+from bursar.store.objects import change as change_store
+from bursar.store.objects.change import Change
 from offices import tenant
 
 MIB = 1 << 20

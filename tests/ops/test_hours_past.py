@@ -7,7 +7,7 @@ import pytest
 from bursar.core.usage.usage_levels import DAY, HOUR, Began, Ended, hours
 from bursar.ops.hours import STRIDE, BudgetUse, Past, load_budgets, roll
 from bursar.ops.office import Office
-from bursar.store import usage as store
+from bursar.store.usage import usage_levels as store
 from offices import change, code, delete, tenant
 from spent_hours import GPU, make_old, spend
 

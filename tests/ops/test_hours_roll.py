@@ -12,9 +12,9 @@ from bursar.core.usage.usage_levels import DAY, EVERYBODY, HOUR, Began, Ended
 from bursar.loops.upkeep import Retention, keep_hours
 from bursar.ops.hours import BudgetUse, load_budgets, roll
 from bursar.ops.office import Office
-from bursar.store import usage as store
-from bursar.store import usage_record
-from bursar.store.database import Database, Unavailable
+from bursar.store.db.database import Database, Unavailable
+from bursar.store.usage import usage_levels as store
+from bursar.store.usage import usage_records
 from evictions import running
 from hourly import assert_hours_agree, backdate, now, window
 from offices import change, code, delete, node, tenant
@@ -289,13 +289,13 @@ async def test_months_are_made_ahead_and_strays_are_brought_home(office: Office)
 
 async def _ensure(office: Office, when: datetime) -> None:
     async with office.database.reader() as db:
-        await usage_record.ensure_partitions(db, when)
+        await usage_records.ensure_partitions(db, when)
 
 
 async def test_records_are_kept_for_as_long_as_the_settings_say(office: Office) -> None:
     long_ago = now() - timedelta(days=300)
     async with office.database.reader() as db:
-        await usage_record.ensure_partitions(db, long_ago)
+        await usage_records.ensure_partitions(db, long_ago)
     assert await keep_hours(office, Retention()) == []
     assert code(await change(office, "Settings", "", "system", usage={"recordDays": 200})) == "ok"
     assert f"usage_record_{long_ago:%Y_%m}" in await keep_hours(office, Retention())
@@ -322,7 +322,7 @@ async def test_what_is_old_is_dropped_and_windows_stay_right_by_the_day(office: 
     await backdate(office, 0)
     old = int((now() - timedelta(days=70)).timestamp()) // DAY * DAY - 40 * DAY + 5 * HOUR
     async with office.database.reader() as db:
-        await usage_record.ensure_partitions(db, datetime.fromtimestamp(old, UTC))
+        await usage_records.ensure_partitions(db, datetime.fromtimestamp(old, UTC))
         one = Began("u", "a", 1, "default", "-", "ns", "x", {GPU: 1000}, "", old)
         await store.save(db, [one], [])
         await store.save(db, [], [Ended("u", "a", old + 2 * HOUR, "Succeeded")])

@@ -19,8 +19,8 @@ from bursar.ops import inquiry as inquiry_ops
 from bursar.ops.inquiry import Draft, Explain, Inquiries, Look, Simulate
 from bursar.ops.leader import stand
 from bursar.ops.office import Office
-from bursar.store import inquiry as store
-from bursar.store.database import Connection, Database, connect
+from bursar.store.db.database import Connection, Database, connect
+from bursar.store.scheduling import leader_query as store
 from houses import eventually
 
 GPU = "nvidia.com/gpu"

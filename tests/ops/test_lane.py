@@ -9,7 +9,7 @@ import pytest
 
 from bursar.ops import lane as lane_module
 from bursar.ops.lane import Closed, Lane, Overloaded, put_all, raise_first
-from bursar.store.database import Unavailable
+from bursar.store.db.database import Unavailable
 
 Command = tuple[str, int]  # (tenant, number)
 

@@ -15,11 +15,11 @@ from bursar.ops.bind import Bind, Member, Note, bind, note
 from bursar.ops.command import Reply
 from bursar.ops.leader import load_leader, resign, stand
 from bursar.ops.office import Office
-from bursar.store import change as change_store
-from bursar.store import leader as leader_store
-from bursar.store import node as node_store
-from bursar.store.database import RACES, Connection, connect
-from bursar.store.request import Claim, RequestKey
+from bursar.store.db.database import RACES, Connection, connect
+from bursar.store.db.idempotency import Claim, RequestKey
+from bursar.store.nodes import node as node_store
+from bursar.store.objects import change as change_store
+from bursar.store.scheduling import leader as leader_store
 from offices import (
     TEST,
     allocation,

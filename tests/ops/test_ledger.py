@@ -17,9 +17,9 @@ from bursar.ops.ledger import Credit, CreditWalk, Extend, Payers, book_for, ledg
 from bursar.ops.office import Office, now
 from bursar.ops.price import Prices
 from bursar.ops.proof import prove_present
-from bursar.store import ledger as store
-from bursar.store import request as request_store
-from bursar.store.database import connect
+from bursar.store.credit import ledger as store
+from bursar.store.db import idempotency as request_store
+from bursar.store.db.database import connect
 from ledgers import (
     GPU,
     HOUR,

@@ -21,7 +21,7 @@ from bursar.ops import credit, ledger
 from bursar.ops.credit import CloseLease, PutAccount
 from bursar.ops.ledger import Extend, ledger_claim
 from bursar.ops.office import Office
-from bursar.store.database import connect
+from bursar.store.db.database import connect
 from ledgers import LAB, account_of, asking, assert_books_balance, funded, leased, once, priced, receipt, stop_clock
 from offices import code, opened
 from proxies import Proxy

@@ -18,7 +18,7 @@ from bursar.core.values.money import MICROS, NANO
 from bursar.ops import credit, ledger
 from bursar.ops.credit import CloseLease, ExtendLease, OpenLease, PutAccount, PutPrice
 from bursar.ops.ledger import Extend, Receipt, ledger_claim
-from bursar.store import ledger as store
+from bursar.store.credit import ledger as store
 from bursar.store.embedded import Embedded
 from ledgers import GPU, START, assert_books_balance, pass_time, stop_clock
 from machines import SOAK, OfficeMachine, follow

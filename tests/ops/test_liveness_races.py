@@ -9,7 +9,7 @@ from bursar.core.objects.allocation import Phase
 from bursar.ops.fence import Fenced, fence
 from bursar.ops.liveness import EndLost, node_alive, set_readiness
 from bursar.ops.office import Office
-from bursar.store.database import Connection
+from bursar.store.db.database import Connection
 from evictions import assert_books_balance, running, says, status, stored
 from houses import eventually
 from offices import TEST, allocation, bind, code, node, opened

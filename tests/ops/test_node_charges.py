@@ -17,7 +17,7 @@ from bursar.ops.command import Written
 from bursar.ops.dispatch import change_command
 from bursar.ops.office import Office
 from bursar.ops.report import Report
-from bursar.store import node as node_store
+from bursar.store.nodes import node as node_store
 from bursar.wire.kinds import BY_NAME
 from offices import (
     GPU,

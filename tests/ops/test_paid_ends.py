@@ -20,7 +20,7 @@ from bursar.ops.ledger import Extend
 from bursar.ops.liveness import EndLost
 from bursar.ops.office import Office
 from bursar.ops.report import Report
-from bursar.store import ledger as ledger_store
+from bursar.store.credit import ledger as ledger_store
 from evictions import status, stop
 from ledgers import assert_books_balance, funded, pass_time, stop_clock
 from offices import TEST, allocation, bind, code, delete, document, member, opened, tenant

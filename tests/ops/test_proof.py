@@ -8,8 +8,8 @@ from bursar.ops import proof as ops
 from bursar.ops.office import Office
 from bursar.ops.proof import review, verify
 from bursar.ops.seal import load_standing, seal
-from bursar.store import proof as store
-from bursar.store import seal as seal_store
+from bursar.store.credit import ledger_verify as store
+from bursar.store.credit import seal as seal_store
 from ledgers import funded, pass_time
 from sealings import Heard, beat, found, hearing, history, unguarded
 

@@ -15,7 +15,7 @@ from bursar.core.objects.allocation import ENDED
 from bursar.core.values.refusal import Code
 from bursar.ops.command import Reply
 from bursar.ops.office import Office
-from bursar.store.database import connect
+from bursar.store.db.database import connect
 from offices import (
     allocation,
     assert_counters_equal_charges,

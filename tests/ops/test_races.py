@@ -21,9 +21,9 @@ from bursar.ops import object as object_ops
 from bursar.ops.command import Reply
 from bursar.ops.dispatch import change_command
 from bursar.ops.office import Office
-from bursar.store import node as node_store
-from bursar.store import object as object_store
-from bursar.store.database import Connection, connect
+from bursar.store.db.database import Connection, connect
+from bursar.store.nodes import node as node_store
+from bursar.store.objects import object as object_store
 from bursar.wire.kinds import BY_NAME
 from offices import (
     TEST,

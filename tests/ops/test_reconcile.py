@@ -16,8 +16,8 @@ from bursar.ops.ledger import Extend
 from bursar.ops.office import Office
 from bursar.ops.reconcile import settle_late
 from bursar.ops.usage import Measure, Noted, measure
-from bursar.store import reconcile as store
-from bursar.store.reconcile import LastWord
+from bursar.store.credit import reconcile as store
+from bursar.store.credit.reconcile import LastWord
 from houses import eventually
 from metering import (
     assert_books_balance,

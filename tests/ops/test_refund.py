@@ -17,8 +17,8 @@ from bursar.ops.ledger import Receipt
 from bursar.ops.office import Office
 from bursar.ops.proof import verify
 from bursar.ops.reconcile import Reconcile, reconcile, settle_late
-from bursar.store import ledger as store
-from bursar.store.reconcile import Ended, LastWord
+from bursar.store.credit import ledger as store
+from bursar.store.credit.reconcile import Ended, LastWord
 from ledgers import LAB, account_of, assert_books_balance, funded, leased, pass_time, priced, receipt, stop_clock
 from offices import code, refusal
 from paying import state

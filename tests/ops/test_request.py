@@ -11,7 +11,7 @@ from bursar.core.values.refusal import Code, Refusal
 from bursar.ops import object as object_ops
 from bursar.ops.dispatch import change_command
 from bursar.ops.office import Office
-from bursar.store.request import Claim, RequestKey
+from bursar.store.db.idempotency import Claim, RequestKey
 from bursar.wire.kinds import BY_NAME
 from offices import (
     TEST,

@@ -19,10 +19,10 @@ from bursar.ops.ledger import Extend
 from bursar.ops.office import Office
 from bursar.ops.proof import verify
 from bursar.ops.seal import Broken, drop_lines, load_standing, make_room, roll_up, seal, seal_block
-from bursar.store import seal as store
-from bursar.store.database import Database
-from bursar.store.ledger import load_last
-from bursar.store.seal import raise_floor
+from bursar.store.credit import seal as store
+from bursar.store.credit.ledger import load_last
+from bursar.store.credit.seal import raise_floor
+from bursar.store.db.database import Database
 from ledgers import LAB, assert_books_balance, funded, leased, pass_time, priced
 from offices import opened
 from sealings import (

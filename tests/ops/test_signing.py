@@ -11,7 +11,7 @@ from bursar.core.values.refusal import Code, Refusal
 from bursar.loops.upkeep import change_keys
 from bursar.ops.office import Office
 from bursar.ops.signing import Granted, Ring, Signing, rotate, rotate_old
-from bursar.store import signing as store
+from bursar.store.nodes import signing as store
 from offices import change, claim, opened
 
 LEASE = Granted("lease-7", "alloc-1", 2, 120)

@@ -10,9 +10,9 @@ import pytest
 from bursar.loops.lead import Terms, run_lead
 from bursar.ops.leader import load_leader
 from bursar.ops.office import Office
-from bursar.store import database as database_module
-from bursar.store import session as session_module
-from bursar.store.database import KEPT_SETTINGS, SESSION_SETTINGS, Connection, connect
+from bursar.store.db import database as database_module
+from bursar.store.db import stuck_sessions as session_module
+from bursar.store.db.database import KEPT_SETTINGS, SESSION_SETTINGS, Connection, connect
 from offices import allocation, bind, code, node
 
 WAITS_FOR = "SELECT wait_event FROM pg_stat_activity WHERE pid = $1"

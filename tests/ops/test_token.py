@@ -24,8 +24,8 @@ from bursar.ops.token import (
     revoke_token,
     token_death,
 )
-from bursar.store.database import Connection, connect
-from bursar.store.token import TokenRecord
+from bursar.store.access.token import TokenRecord
+from bursar.store.db.database import Connection, connect
 from tokens import ML, ML_UID, put_tenant
 
 NOW = datetime(2031, 5, 1, 12, 0, tzinfo=UTC)

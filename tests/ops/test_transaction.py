@@ -21,10 +21,10 @@ from bursar.ops.command import Written
 from bursar.ops.lane import Lane
 from bursar.ops.office import Office
 from bursar.ops.transaction import Transactor
-from bursar.store import database as database_module
-from bursar.store.database import Connection, Database, Unavailable
+from bursar.store.db import database as database_module
+from bursar.store.db.database import Connection, Database, Unavailable
+from bursar.store.db.migrate import migrate
 from bursar.store.embedded import start
-from bursar.store.migrate import migrate
 from offices import (
     allocation,
     assert_counters_equal_charges,

@@ -15,7 +15,7 @@ from bursar.ops.credit import top_up
 from bursar.ops.lane import Overloaded
 from bursar.ops.office import Office
 from bursar.ops.usage import Measure, Noted, note_usage
-from bursar.store import usage_event as store
+from bursar.store.credit import usage_events as store
 from metering import (
     assert_books_balance,
     balance,

@@ -9,8 +9,8 @@ from bursar.core.values.refusal import Refusal
 from bursar.ops import bind as bind_ops
 from bursar.ops.leader import stand
 from bursar.ops.office import Office
-from bursar.store import node as node_store
-from bursar.store.database import Connection
+from bursar.store.db.database import Connection
+from bursar.store.nodes import node as node_store
 from offices import TEST, allocation, assert_counters_equal_charges, code, delete, gpus, member, node
 
 LOCK = "SELECT uid FROM object WHERE (kind, namespace, name) = ('Allocation', 'default', $1) FOR NO KEY UPDATE"

@@ -21,7 +21,7 @@ import httpx2
 import pytest
 
 from bursar.ops.office import Office
-from bursar.store.database import Database
+from bursar.store.db.database import Database
 from houses import allocation
 from offices import assert_counters_equal_charges
 from server import BURSAR, Server, data_directory, free_port, started

@@ -14,8 +14,8 @@ import pytest
 from bursar.loops.schedule import CLERK_NODES
 from bursar.ops.leader import load_leader
 from bursar.ops.office import Office
-from bursar.store.database import AWAY
-from bursar.store.leader import Leader
+from bursar.store.db.database import AWAY
+from bursar.store.scheduling.leader import Leader
 from evictions import assert_books_balance
 from offices import node, opened
 from schedulers import acting, is_in, submit, times_bound, until

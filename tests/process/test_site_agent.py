@@ -16,7 +16,7 @@ from bursar.core.usage.usage_levels import Began, Ended
 from bursar.loops.upkeep import finish_namespaces
 from bursar.ops.hours import roll
 from bursar.ops.office import Office
-from bursar.store import usage as usage_store
+from bursar.store.usage import usage_levels as usage_store
 from houses import Site, allocation, opened_site
 from site_agents import SiteAgent, running
 from spending import aged

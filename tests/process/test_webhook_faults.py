@@ -11,7 +11,7 @@ from bursar.core.values.money import nanocredits
 from bursar.ops.credit import top_up
 from bursar.ops.notice import add_webhook
 from bursar.ops.office import Office
-from bursar.store.notice import Webhook
+from bursar.store.objects.webhook import Webhook
 from houses import eventually
 from metering import POOL, assert_books_balance, balance, done, ended, event, furnish, lapse, lease, pass_time, send
 from offices import opened

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from bursar.store.database import connect
+from bursar.store.db.database import connect
 from bursar.store.embedded import Embedded
-from bursar.store.tree import begin_era, era_of, load_position
+from bursar.store.quota.tenant_tree import begin_era, era_of, load_position
 from offices import allocation, bind, document, node, opened, tenant
 from postgres import clone_database, drop_database
 from streams import RUN, STOP, evict, opened_door, orders, running, shown, stopped

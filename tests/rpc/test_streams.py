@@ -15,7 +15,7 @@ from bursar.ops.certificate import Issued
 from bursar.ops.liveness import SetReadiness
 from bursar.ops.office import Office
 from bursar.rpc import agent as agent_module
-from bursar.store import authority as authority_store
+from bursar.store.nodes import node_ca as authority_store
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 from certificates import new_key, pem_of, request_for
 from houses import eventually

@@ -9,8 +9,8 @@ from bursar.core.objects.object import Key
 from bursar.ops.office import Office
 from bursar.rpc import hub as hub_module
 from bursar.rpc.speech import order_of_place, run_directive
-from bursar.store.beat import WantedPlace
-from bursar.store.change import load_position
+from bursar.store.nodes.heartbeat import WantedPlace
+from bursar.store.objects.change import load_position
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 from houses import eventually
 from offices import allocation, bind, change, delete, document, end, node

@@ -17,8 +17,8 @@ from bursar.ops.evict import evict
 from bursar.ops.office import Office
 from bursar.sim.local import LocalNodes, register
 from bursar.sim.work import EXIT, SECONDS
-from bursar.store import change as change_store
-from bursar.store import node as node_store
+from bursar.store.nodes import node as node_store
+from bursar.store.objects import change as change_store
 from offices import TEST, assert_counters_equal_charges, bind, bind_unit, code, counters, create, delete
 
 

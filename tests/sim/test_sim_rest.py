@@ -19,7 +19,7 @@ from bursar.sim.rest import RestNodes
 from bursar.sim.roll import NotSimulated
 from bursar.sim.shape import Shape
 from bursar.sim.work import EXIT, SECONDS
-from bursar.store import change as change_store
+from bursar.store.objects import change as change_store
 from crowds import at_work
 from houses import Site, eventually, opened_site
 from offices import TEST, assert_counters_equal_charges, bind, code

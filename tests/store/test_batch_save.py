@@ -7,10 +7,10 @@ from bursar.core.objects.object import Key, Origin, Stored, Write
 from bursar.core.quota.quota import Counters
 from bursar.core.quota.tenant_tree import Tree
 from bursar.core.values.replace import replace
-from bursar.store import batch
-from bursar.store import node as nodes
-from bursar.store.change import ensure_partitions
-from bursar.store.database import Connection, Stale
+from bursar.store.db.database import Connection, Stale
+from bursar.store.nodes import node as nodes
+from bursar.store.objects import batch
+from bursar.store.objects.change import ensure_partitions
 
 WORK = Stored(Key("Allocation", "default", "a"), "a-uid", "default", {}, {}, b"{}", b"{}")
 BINDING = Origin("system:test", "bind")

@@ -5,9 +5,16 @@ import asyncio
 from bursar.core.objects.allocation import Phase
 from bursar.ops.command import Reply, Written
 from bursar.ops.office import Office
-from bursar.store import change as change_store
-from bursar.store.change import PARTITION_SIZE, drop_before, ensure_partitions, load_position, load_since, raise_floor
-from bursar.store.database import Connection, connect
+from bursar.store.db.database import Connection, connect
+from bursar.store.objects import change as change_store
+from bursar.store.objects.change import (
+    PARTITION_SIZE,
+    drop_before,
+    ensure_partitions,
+    load_position,
+    load_since,
+    raise_floor,
+)
 from offices import allocation, code, counters, delete, end, namespace, opened, tenant
 
 

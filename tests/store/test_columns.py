@@ -2,8 +2,8 @@
 
 import pytest
 
-from bursar.store.columns import documents, numbers, texts
-from bursar.store.database import connect
+from bursar.store.db.columns import documents, numbers, texts
+from bursar.store.db.database import connect
 
 
 def test_a_separator_in_a_text_does_not_shift_what_follows() -> None:

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from bursar.ops.office import Office
-from bursar.store import statement, usage_event
-from bursar.store.database import Connection
-from bursar.store.usage_event import KEPT_MICROS
+from bursar.store.credit import account_statement, usage_events
+from bursar.store.credit.usage_events import KEPT_MICROS
+from bursar.store.db.database import Connection
 
 ACCOUNT, LEASES, BLOCKS, SHOWN = 100, 2000, 50, 20
 
@@ -55,7 +55,7 @@ async def long_history(office: Office) -> Office:
 async def test_a_page_of_a_statement_reads_what_it_shows(long_history: Office, after: int) -> None:
     async with long_history.database.reader() as db:
         plan = await plan_of(
-            db, statement.SQL.lines, ACCOUNT, 1, BLOCKS, 0, 0, 0, 0, after, LEASES, SHOWN
+            db, account_statement.SQL.lines, ACCOUNT, 1, BLOCKS, 0, 0, 0, 0, after, LEASES, SHOWN
         )  # fmt: skip
     assert plan["Actual Rows"] == SHOWN
     assert (
@@ -87,8 +87,8 @@ async def test_what_is_forgotten_of_usage_is_found_by_its_age(office: Office) ->
         await db.execute("ANALYZE usage_event")
         await db.execute("ANALYZE job_usage")
         before = await db.fetchval("SELECT now() - interval '31 days'")
-        events = await plan_of(db, usage_event.SQL.forget_events, before, KEPT_MICROS, 10_000)
-        sums = await plan_of(db, usage_event.SQL.forget_sums, before, KEPT_MICROS, 10_000)
+        events = await plan_of(db, usage_events.SQL.forget_events, before, KEPT_MICROS, 10_000)
+        sums = await plan_of(db, usage_events.SQL.forget_sums, before, KEPT_MICROS, 10_000)
         assert rows_read(events, "usage_event") <= 2 * old  # found once, and deleted once
         assert rows_read(sums, "job_usage") <= 2 * old + 2
-        assert await usage_event.forget(db) == old
+        assert await usage_events.forget(db) == old

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from bursar.store import database as database_store
-from bursar.store.database import Database, Unavailable
+from bursar.store.db import database as database_store
+from bursar.store.db.database import Database, Unavailable
 
 
 async def test_readers_are_served_in_the_order_in_which_they_came(database_url: str) -> None:

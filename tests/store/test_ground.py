@@ -8,11 +8,13 @@ import asyncpg
 import pytest
 
 from bursar.core.objects.object import Key, Stored
-from bursar.store import batch, leader, tree
-from bursar.store import node as nodes
-from bursar.store import object as objects
-from bursar.store import quota as counts
-from bursar.store.database import KEPT_SETTINGS, Connection, connect
+from bursar.store.db.database import KEPT_SETTINGS, Connection, connect
+from bursar.store.nodes import node as nodes
+from bursar.store.objects import batch
+from bursar.store.objects import object as objects
+from bursar.store.quota import quota as counts
+from bursar.store.quota import tenant_tree
+from bursar.store.scheduling import leader
 
 A, B, C = (Key("Allocation", "default", name) for name in ("a", "b", "c"))
 
@@ -207,13 +209,13 @@ async def test_whoever_waited_for_the_tree_sees_all_that_was_changed_with_it(
         async with db.transaction():
             await lock(db, {A})
     async with rival.transaction():
-        await tree.lock_exclusive(rival)
+        await tenant_tree.lock_exclusive(rival)
         locking = asyncio.create_task(lock(db, {A, C}))
         await until_somebody_waits(looker)
         assert await can_lock(looker, A)
         await change(rival, A)
         await put(rival, C)
-        await tree.bump(rival)
+        await tenant_tree.bump(rival)
     assert {key: one.revision for key, one in (await locking).items()} == {A: 2, C: 1}
 
 
@@ -246,8 +248,8 @@ async def test_whoever_waited_for_the_tree_sees_its_new_version(look: Look, anot
     async with db.transaction():
         before = await look(db)
     async with changer.transaction():
-        await tree.lock_exclusive(changer)
-        await tree.bump(changer)
+        await tenant_tree.lock_exclusive(changer)
+        await tenant_tree.bump(changer)
         looking = asyncio.create_task(look(db))
         await until_somebody_waits(looker)
     assert await looking == before + 1
@@ -259,7 +261,7 @@ async def test_the_tree_stays_as_it_is_until_whoever_holds_it_has_committed(look
     async with db.transaction():
         before = await look(db)
         async with changer.transaction():
-            holding = asyncio.create_task(tree.lock_exclusive(changer))
+            holding = asyncio.create_task(tenant_tree.lock_exclusive(changer))
             await until_somebody_waits(looker)
             assert not holding.done()
             await db.execute("COMMIT; BEGIN")
@@ -292,7 +294,7 @@ async def test_a_takeover_waits_for_whoever_holds_the_leader_with_the_tree(look:
 async def test_a_takeover_does_not_wait_for_those_who_wait_for_the_tree(look: Look, another: Connect) -> None:
     db, changer, candidate = await another(), await another(), await another()
     async with changer.transaction():
-        await tree.lock_exclusive(changer)
+        await tenant_tree.lock_exclusive(changer)
         looking = asyncio.create_task(look(db))
         await until_somebody_waits(candidate)
         fence = await leader.take(candidate, "a", 3600.0)

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from bursar.store import leader
-from bursar.store.database import Connection, connect
+from bursar.store.db.database import Connection, connect
+from bursar.store.scheduling import leader
 
 LONG = 3600.0
 

@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from bursar.store import database as database_module
-from bursar.store.database import Connection, connect
+from bursar.store.db import database as database_module
+from bursar.store.db.database import Connection, connect
+from bursar.store.db.migrate import Migration, MigrationError, migrate, migrations
 from bursar.store.embedded import Embedded
-from bursar.store.migrate import Migration, MigrationError, migrate, migrations
 from postgres import _url, clone_database, drop_database
 
 FIRST = Migration(1, "0001_first", "CREATE TABLE first (id integer)")

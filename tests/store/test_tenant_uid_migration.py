@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from bursar.store.change import ensure_partitions
-from bursar.store.database import Connection, connect
+from bursar.store.db.database import Connection, connect
+from bursar.store.db.migrate import migrate, migrations
 from bursar.store.embedded import Embedded
-from bursar.store.migrate import migrate, migrations
+from bursar.store.objects.change import ensure_partitions
 from postgres import _url, clone_database, drop_database
 
 NAME = "tenant_uid"

@@ -7,7 +7,7 @@ import pytest
 from bursar.core.usage.usage_levels import Began, Ended, Used
 from bursar.ops.hours import roll
 from bursar.ops.office import Office
-from bursar.store import usage as store
+from bursar.store.usage import usage_levels as store
 
 # In the middle of an hour: all of it is within one.
 NOW = datetime.now(UTC).replace(minute=30, second=0, microsecond=0) - timedelta(hours=1)

@@ -17,10 +17,10 @@ from bursar.core.credit.price import Price
 from bursar.core.quota.tenant_tree import Tenant, Tree, subtree
 from bursar.core.usage.usage_levels import DAY, EVERYBODY, HOUR, Began, Ended, Tariff, Used, hours
 from bursar.ops.hours import STRIDE, BudgetUse, Past, load_budgets, roll
-from bursar.store import price as price_store
-from bursar.store import usage as store
-from bursar.store.database import Database
+from bursar.store.credit import price as price_store
+from bursar.store.db.database import Database
 from bursar.store.embedded import Embedded
+from bursar.store.usage import usage_levels as store
 from plain_hours import Interval, used
 from postgres import _url, clone_database, drop_database
 

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from bursar.store.database import Connection, connect
+from bursar.store.db.database import Connection, connect
+from bursar.store.db.migrate import migrate, migrations
 from bursar.store.embedded import Embedded
-from bursar.store.migrate import migrate, migrations
 from postgres import _url, clone_database, drop_database
 
 GPU = "nvidia.com/gpu"

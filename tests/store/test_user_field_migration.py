@@ -7,12 +7,12 @@ import pytest
 
 from bursar.core.nodes.queue import InQueue
 from bursar.core.values.selector import parse_fields
-from bursar.store.change import load_position
-from bursar.store.database import Connection, connect
+from bursar.store.db.database import Connection, connect
+from bursar.store.db.migrate import migrate, migrations
 from bursar.store.embedded import Embedded
-from bursar.store.listing import Query, load_page
-from bursar.store.migrate import migrate, migrations
-from bursar.store.queue import count_in
+from bursar.store.objects.change import load_position
+from bursar.store.objects.listing import Query, load_page
+from bursar.store.scheduling.queue import count_in
 from postgres import _url, clone_database, drop_database
 
 ANN = parse_fields("status.user=physics/ann", ("status.user",))

@@ -30,8 +30,8 @@ from bursar.core.values.quantity import amount
 from bursar.core.values.refusal import Cause, Code, Refusal, field_fault
 from bursar.ops import credit as ops
 from bursar.ops.ledger import Receipt
-from bursar.store import ledger as store
-from bursar.store import reconcile as reconcile_store
+from bursar.store.credit import ledger as store
+from bursar.store.credit import reconcile as reconcile_store
 from bursar.wire.credit import (
     GPU,
     AccountChange,

@@ -9,7 +9,7 @@ import msgspec
 from bursar.api.body import claim_of, dry_run, read_document
 from bursar.api.route import Call
 from bursar.core.values.refusal import Cause, Refusal, field_fault, invalid
-from bursar.store.request import Claim
+from bursar.store.db.idempotency import Claim
 from bursar.wire.faults import all_faults
 
 GRACE_SECONDS_MAX = 10**7

@@ -29,8 +29,8 @@ from bursar.core.values.selector import SelectorError, parse
 from bursar.ops.allocation import request_in
 from bursar.ops.command import Written
 from bursar.ops.report import Report, report
-from bursar.store import listing
-from bursar.store.listing import Query
+from bursar.store.objects import listing
+from bursar.store.objects.listing import Query
 from bursar.wire.allocation import AllocationStatus
 from bursar.wire.document import encode, is_ending
 

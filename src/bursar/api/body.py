@@ -16,7 +16,7 @@ import msgspec
 from bursar.api.route import JSON, UNREAD, Call
 from bursar.core.values.names import dns_subdomain
 from bursar.core.values.refusal import Cause, Code, Refusal, field_fault, invalid
-from bursar.store.request import Claim, RequestKey
+from bursar.store.db.idempotency import Claim, RequestKey
 from bursar.wire import protobuf, yaml_text
 from bursar.wire.bounds import (
     VALUES_MAX,

@@ -6,9 +6,9 @@ from bursar.api import metrics
 from bursar.core.usage.budget import used_fraction
 from bursar.ops.hours import load_budgeted, load_budgets
 from bursar.ops.office import Office
-from bursar.store import budget as budget_store
-from bursar.store import usage as usage_store
-from bursar.store.database import AWAY
+from bursar.store.db.database import AWAY
+from bursar.store.usage import budget as budget_store
+from bursar.store.usage import usage_levels as usage_store
 
 
 async def show_budgets(office: Office) -> None:

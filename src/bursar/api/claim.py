@@ -16,7 +16,7 @@ from bursar.core.values.replace import replace
 from bursar.ops import claim as ops
 from bursar.ops.claim import NOBODYS, ReleaseNode
 from bursar.ops.object import submitter
-from bursar.store.request import Claim as RequestClaim
+from bursar.store.db.idempotency import Claim as RequestClaim
 from bursar.wire.document import encode
 
 # Who may end others' claims as well, and claim for them: those that they see.

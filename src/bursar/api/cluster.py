@@ -22,8 +22,8 @@ from bursar.ops.claim import load_pool
 from bursar.ops.cluster import Totals
 from bursar.ops.fence import load_patience
 from bursar.ops.office import now, timestamp
-from bursar.store import liveness as liveness_store
-from bursar.store.database import AWAY
+from bursar.store.db.database import AWAY
+from bursar.store.nodes import liveness as liveness_store
 from bursar.wire.document import encode
 
 # The cluster's own figures come without the scheduler's, should it not be there to tell them.

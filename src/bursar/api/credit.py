@@ -20,8 +20,8 @@ from bursar.core.quota.tenant_tree import is_current, lineage
 from bursar.core.values.access import Role, reach
 from bursar.core.values.refusal import Cause, Code, Refusal, field_fault, invalid
 from bursar.ops.ledger import ledger_claim
-from bursar.store import ledger as store
-from bursar.store.request import Claim
+from bursar.store.credit import ledger as store
+from bursar.store.db.idempotency import Claim
 from bursar.wire.credit import Order
 from bursar.wire.document import encode
 from bursar.wire.faults import all_faults

@@ -17,8 +17,8 @@ from bursar.ops import object as ops
 from bursar.ops.command import Reply, Written
 from bursar.ops.dispatch import delete_command
 from bursar.ops.object import Preconditions
-from bursar.store import listing
-from bursar.store.listing import Item, Query
+from bursar.store.objects import listing
+from bursar.store.objects.listing import Item, Query
 from bursar.wire.document import render_list
 from bursar.wire.kind import Kind
 

@@ -13,8 +13,8 @@ from contextlib import suppress
 
 from bursar.core.values.refusal import Refusal
 from bursar.ops.inquiry import Inquiries
-from bursar.store import queue as store
-from bursar.store.database import AWAY, Database
+from bursar.store.db.database import AWAY, Database
+from bursar.store.scheduling import queue as store
 
 FRESH_SECONDS = 1.0
 STALE_SECONDS = 5.0

@@ -26,7 +26,7 @@ from bursar.api.seats import party
 from bursar.core.values.access import Identity, Role, allows
 from bursar.core.values.refusal import Code, Refusal, invalid
 from bursar.ops.lane import Closed, Overloaded
-from bursar.store.database import AWAY
+from bursar.store.db.database import AWAY
 from bursar.wire.document import encode
 
 log = structlog.get_logger()

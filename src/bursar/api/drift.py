@@ -8,9 +8,9 @@ from bursar.core.values.money import MICROS, NANO
 from bursar.ops.billing import load_credit_policy
 from bursar.ops.notice import list_webhooks
 from bursar.ops.office import Office
-from bursar.store import ledger as ledger_store
-from bursar.store import reconcile as store
-from bursar.store.database import AWAY
+from bursar.store.credit import ledger as ledger_store
+from bursar.store.credit import reconcile as store
+from bursar.store.db.database import AWAY
 
 
 async def show_drift(office: Office) -> None:

@@ -21,9 +21,9 @@ from bursar.core.values.selector import Op, Selector, SelectorError, matches_fie
 from bursar.ops.audit import RESOURCES
 from bursar.ops.office import now, timestamp
 from bursar.ops.warn import BUDGETS
-from bursar.store import change as store
-from bursar.store.change import Happening
-from bursar.store.database import Connection
+from bursar.store.db.database import Connection
+from bursar.store.objects import change as store
+from bursar.store.objects.change import Happening
 from bursar.wire.document import encode
 
 EVENTS_MAX = 500

@@ -29,9 +29,9 @@ from bursar.core.values.selector import parse_fields
 from bursar.ops import evict as ops
 from bursar.ops.allocation import status_of
 from bursar.ops.feed import FedChange, Lagging
-from bursar.store import listing
-from bursar.store.database import AWAY
-from bursar.store.listing import Query
+from bursar.store.db.database import AWAY
+from bursar.store.objects import listing
+from bursar.store.objects.listing import Query
 from bursar.wire.document import encode
 from bursar.wire.meta import ObjectMeta
 

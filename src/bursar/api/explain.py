@@ -48,7 +48,7 @@ from bursar.ops.object import Create, submitter
 from bursar.ops.priority import load_classes
 from bursar.ops.quote import Quote, quote, refused_time
 from bursar.ops.rehearsal import rehearse
-from bursar.store import job as job_store
+from bursar.store.objects import job as job_store
 from bursar.wire.allocation import ALLOCATION
 from bursar.wire.ask import PriorityClassView
 from bursar.wire.document import encode

@@ -19,7 +19,7 @@ from bursar.ops.inquiry import Inquiries
 from bursar.ops.office import Office
 from bursar.ops.output import Keeper
 from bursar.ops.priority import Priorities
-from bursar.store.database import AWAY, Database
+from bursar.store.db.database import AWAY, Database
 
 TREE_AGE_SECONDS_MAX = 1.0
 READY_SECONDS_MAX = 2.0

@@ -22,8 +22,8 @@ from bursar.core.values.refusal import Refusal
 from bursar.ops.office import timestamp
 from bursar.ops.token import TokenText, find_tokens, is_token_of, parse_token, token_death
 from bursar.ops.tree import TreeCache
-from bursar.store.database import Database, Unavailable
-from bursar.store.token import TokenRecord
+from bursar.store.access.token import TokenRecord
+from bursar.store.db.database import Database, Unavailable
 
 FRESH_SECONDS = 2.0
 # While the database is away those it vouched for a moment ago go on: watching, and being told 503 about the rest.

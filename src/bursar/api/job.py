@@ -17,8 +17,8 @@ from bursar.ops import job as ops
 from bursar.ops.allocation import GRACE_SECONDS
 from bursar.ops.command import Reply, Written
 from bursar.ops.member import progress_in
-from bursar.store import job as job_store
-from bursar.store.request import Claim
+from bursar.store.db.idempotency import Claim
+from bursar.store.objects import job as job_store
 from bursar.wire.document import decode, encode
 from bursar.wire.job import JOB_LABEL
 from bursar.wire.priorityclass import priority_faults

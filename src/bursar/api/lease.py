@@ -30,8 +30,8 @@ from bursar.core.values.quantity import amount
 from bursar.core.values.refusal import Cause, Refusal, field_fault, invalid
 from bursar.ops import credit as ops
 from bursar.ops.ledger import Receipt
-from bursar.store import lease as lease_store
-from bursar.store import ledger as store
+from bursar.store.credit import lease as lease_store
+from bursar.store.credit import ledger as store
 from bursar.wire.credit import (
     GPU,
     ClosedLease,

@@ -24,8 +24,8 @@ from bursar.core.objects.object import Stored
 from bursar.core.values.access import allows
 from bursar.core.values.refusal import Cause, Code, Refusal, invalid
 from bursar.ops.output import Cut, Output, Piece, Reading
-from bursar.store import change as change_store
-from bursar.store.listing import Query
+from bursar.store.objects import change as change_store
+from bursar.store.objects.listing import Query
 from bursar.wire.allocation import ALLOCATION
 
 CONTAINER = "allocation"  # what the one container of our pods is called

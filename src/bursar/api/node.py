@@ -17,8 +17,8 @@ from bursar.ops import token as token_ops
 from bursar.ops.liveness import node_alive
 from bursar.ops.office import now
 from bursar.ops.pay import pay_on
-from bursar.store import node as node_store
-from bursar.store.database import Connection
+from bursar.store.db.database import Connection
+from bursar.store.nodes import node as node_store
 from bursar.wire.document import encode
 
 

@@ -30,9 +30,9 @@ from bursar.ops.ceiling import unsatisfiable
 from bursar.ops.command import Reply, Written
 from bursar.ops.dispatch import create_command, owner_of
 from bursar.ops.object import not_found
-from bursar.store import listing
-from bursar.store.listing import Item, Page, Query
-from bursar.store.request import Claim
+from bursar.store.db.idempotency import Claim
+from bursar.store.objects import listing
+from bursar.store.objects.listing import Item, Page, Query
 from bursar.wire.allocation import gang_of
 from bursar.wire.document import encode, finalizers_of, is_ending, render_list
 from bursar.wire.job import allocation_spec, gang_size

@@ -22,8 +22,8 @@ from bursar.core.objects.object import Key, Stored
 from bursar.core.values.redaction import redacted
 from bursar.core.values.refusal import Code, Refusal, invalid
 from bursar.core.values.selector import Op, Selector, SelectorError, matches_fields, parse, parse_fields
-from bursar.store import listing
-from bursar.store.listing import Item, Query
+from bursar.store.objects import listing
+from bursar.store.objects.listing import Item, Query
 from bursar.wire.document import encode, render
 from bursar.wire.kind import Kind, column
 from bursar.wire.meta import Wire

@@ -9,8 +9,8 @@ from bursar.core.values.money import nanocredits
 from bursar.core.values.names import qualified_name
 from bursar.core.values.refusal import Cause, Refusal, field_fault, invalid
 from bursar.ops import credit as ops
-from bursar.store import ledger as ledger_store
-from bursar.store import price as store
+from bursar.store.credit import ledger as ledger_store
+from bursar.store.credit import price as store
 from bursar.wire.credit import (
     NewPrice,
     PriceList,

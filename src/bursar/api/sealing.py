@@ -8,7 +8,7 @@ from bursar.api import metrics
 from bursar.core.credit.hash_chain import Check
 from bursar.ops.office import Office, now
 from bursar.ops.seal import load_standing
-from bursar.store.database import AWAY
+from bursar.store.db.database import AWAY
 
 UNKNOWN = float("nan")
 

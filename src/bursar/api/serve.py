@@ -24,7 +24,7 @@ from bursar.api.ratelimit import LIMIT_PER_MINUTE_DEFAULT, MemoryRateLimit, Rate
 from bursar.api.routes import build_routes
 from bursar.ops.feed import Feed
 from bursar.ops.office import Office
-from bursar.store.database import Database
+from bursar.store.db.database import Database
 
 log = structlog.get_logger()
 

@@ -19,11 +19,11 @@ from bursar.core.quota.tenant_tree import quota_scope
 from bursar.core.values.quantity import UNLIMITED, format_amount, percent
 from bursar.ops.command import Written
 from bursar.ops.office import now, timestamp
-from bursar.store import beat as beat_store
-from bursar.store import node as node_store
-from bursar.store import quota as quota_store
-from bursar.store.database import Connection, Database
-from bursar.store.listing import Item
+from bursar.store.db.database import Connection, Database
+from bursar.store.nodes import heartbeat as beat_store
+from bursar.store.nodes import node as node_store
+from bursar.store.objects.listing import Item
+from bursar.store.quota import quota as quota_store
 from bursar.wire.document import encode, render
 from bursar.wire.kind import Kind
 from bursar.wire.limits import dimension_name

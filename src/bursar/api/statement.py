@@ -21,7 +21,7 @@ from bursar.core.credit.statement import Item, LeaseLine, PageEnd, Statement
 from bursar.core.values.access import reach
 from bursar.core.values.refusal import Code, Refusal, field_fault, invalid
 from bursar.ops import statement as ops
-from bursar.store import ledger as store
+from bursar.store.credit import ledger as store
 from bursar.wire.credit import balance_of
 from bursar.wire.document import encode
 from bursar.wire.instant import micros_of

@@ -17,9 +17,9 @@ from bursar.core.quota.quota import Counter
 from bursar.core.values.access import reach
 from bursar.core.values.quantity import UNLIMITED, is_bytes
 from bursar.core.values.refusal import Code, Refusal
-from bursar.store import change as change_store
-from bursar.store import quota as quota_store
-from bursar.store.database import AWAY
+from bursar.store.db.database import AWAY
+from bursar.store.objects import change as change_store
+from bursar.store.quota import quota as quota_store
 from bursar.wire.document import encode
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from bursar.core.values.patch import merge
 from bursar.core.values.quantity import UNLIMITED, format_amount
 from bursar.core.values.refusal import Refusal, invalid
 from bursar.ops.object import not_found
-from bursar.store import quota as quota_store
+from bursar.store.quota import quota as quota_store
 from bursar.wire.document import encode
 from bursar.wire.tenant import BILLING_MODE, FLAT_FIELDS, SOFT_FIELDS, merge_from_flat
 

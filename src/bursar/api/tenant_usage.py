@@ -35,11 +35,11 @@ from bursar.core.values.refusal import Code, Refusal, field_fault, invalid
 from bursar.ops.hours import BudgetUse, believed, load_budget_days
 from bursar.ops.object import submitter
 from bursar.ops.office import now, timestamp
-from bursar.store import budget as budget_store
-from bursar.store import quota as quota_store
-from bursar.store import usage as store
-from bursar.store import usage_report
-from bursar.store.database import Connection, snapshot
+from bursar.store.db.database import Connection, snapshot
+from bursar.store.quota import quota as quota_store
+from bursar.store.usage import budget as budget_store
+from bursar.store.usage import usage_levels as store
+from bursar.store.usage import usage_report
 from bursar.wire.ask import tenant_share_of
 from bursar.wire.document import encode
 from bursar.wire.kinds import BY_NAME

@@ -14,10 +14,10 @@ from bursar.core.values.duration import DurationError, parse_seconds
 from bursar.core.values.refusal import Cause, Code, Refusal, invalid
 from bursar.ops import token as ops
 from bursar.ops.office import now, timestamp
-from bursar.store import request as request_store
-from bursar.store import tree as tree_store
-from bursar.store.database import Connection
-from bursar.store.token import TokenRecord
+from bursar.store.access.token import TokenRecord
+from bursar.store.db import idempotency as request_store
+from bursar.store.db.database import Connection
+from bursar.store.quota import tenant_tree as tree_store
 from bursar.wire.document import encode
 
 # A secret is remembered nowhere, so that a repeated request has one effect like any other, but not the same answer.

@@ -13,7 +13,7 @@ from bursar.api.route import Answer, Call, Outcome
 from bursar.core.credit.lease import lease_number
 from bursar.core.values.refusal import Cause, Refusal, field_fault, invalid
 from bursar.ops.usage import Measure, Noted, note_usage
-from bursar.store import ledger as store
+from bursar.store.credit import ledger as store
 from bursar.wire.document import encode
 from bursar.wire.faults import all_faults
 from bursar.wire.usage import NewUsage, RefusedUsage, UsageBatch, UsageTaken, event_of, usage_faults

@@ -20,9 +20,9 @@ from bursar.core.values.money import MICROS, credits_of
 from bursar.core.values.refusal import Refusal, field_fault, invalid
 from bursar.ops.object import not_found
 from bursar.ops.office import now
-from bursar.store import usage_report
-from bursar.store.database import AWAY, snapshot
-from bursar.store.usage import SeriesRow, Tariffs, load_created, load_tariffs, load_user_window
+from bursar.store.db.database import AWAY, snapshot
+from bursar.store.usage import usage_report
+from bursar.store.usage.usage_levels import SeriesRow, Tariffs, load_created, load_tariffs, load_user_window
 from bursar.wire.tenant_usage import COLUMNS, USER_COLUMNS, table_lines
 
 CSV: Final = "text/csv"

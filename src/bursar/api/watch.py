@@ -27,11 +27,11 @@ from bursar.core.values.access import Reach, reach
 from bursar.core.values.refusal import Code, Refusal, invalid
 from bursar.core.values.selector import matches, matches_fields
 from bursar.ops.feed import READ_START, FedChange, Follower, Lagging, next_limit
-from bursar.store import change as change_store
-from bursar.store import listing
-from bursar.store.change import Change
-from bursar.store.database import AWAY
-from bursar.store.listing import Item, Query
+from bursar.store.db.database import AWAY
+from bursar.store.objects import change as change_store
+from bursar.store.objects import listing
+from bursar.store.objects.change import Change
+from bursar.store.objects.listing import Item, Query
 from bursar.wire.document import EMPTY, encode, render
 from bursar.wire.kind import Kind
 from bursar.wire.meta import API_VERSION

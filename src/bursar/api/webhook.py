@@ -13,7 +13,7 @@ from bursar.api.route import NO_STORE, Answer, Call, Outcome, Param, Route
 from bursar.core.values.refusal import Refusal, invalid
 from bursar.ops import notice as ops
 from bursar.ops.office import timestamp
-from bursar.store.notice import Pending, Webhook
+from bursar.store.objects.webhook import Pending, Webhook
 from bursar.wire.credit import Moved
 from bursar.wire.document import encode
 from bursar.wire.notice import TYPE_PREFIX, event_id

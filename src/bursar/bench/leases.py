@@ -34,7 +34,7 @@ from bursar.ops.credit import OpenLease, PutPrice, TopUp
 from bursar.ops.dispatch import create_command
 from bursar.ops.ledger import Extend, Receipt
 from bursar.ops.office import Office
-from bursar.store import ledger as store
+from bursar.store.credit import ledger as store
 from bursar.store.embedded.binaries import find_binaries
 from bursar.wire.kinds import BY_NAME
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bursar.ops.bootstrap import prepare
 from bursar.ops.office import Office
-from bursar.store.database import Database
+from bursar.store.db.database import Database
 from bursar.store.embedded import start as start_embedded
 
 READY_SECONDS_MAX = 60.0

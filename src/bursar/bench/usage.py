@@ -22,10 +22,10 @@ from bursar.bench.server import running_database
 from bursar.core.credit.price import Price
 from bursar.core.usage.usage_levels import DAY, HOUR, Level, Meter, Step, Used, fold
 from bursar.core.values.money import NANO
-from bursar.store import price as price_store
-from bursar.store import usage as store
-from bursar.store.database import PATIENT_SECONDS, PATIENT_SETTINGS, Connection, connect
-from bursar.store.usage_record import ensure_partitions
+from bursar.store.credit import price as price_store
+from bursar.store.db.database import PATIENT_SECONDS, PATIENT_SETTINGS, Connection, connect
+from bursar.store.usage import usage_levels as store
+from bursar.store.usage.usage_records import ensure_partitions
 
 GPU = "nvidia.com/gpu"
 YEAR = timedelta(days=365)

@@ -14,8 +14,8 @@ from typing import Protocol
 import structlog
 
 from bursar.core.usage.external_budget import Remaining
-from bursar.store import budget as store
-from bursar.store.database import AWAY, Database
+from bursar.store.db.database import AWAY, Database
+from bursar.store.usage import budget as store
 
 log = structlog.get_logger()
 

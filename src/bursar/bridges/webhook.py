@@ -30,9 +30,9 @@ from bursar.core.objects.webhook import (
 )
 from bursar.ops.notice import forget_notices, stop_webhook
 from bursar.ops.office import Office
-from bursar.store import notice as store
-from bursar.store.database import AWAY
-from bursar.store.notice import Delivery
+from bursar.store.db.database import AWAY
+from bursar.store.objects import webhook as store
+from bursar.store.objects.webhook import Delivery
 from bursar.wire.notice import MEDIA_TYPE, cloud_event, event_id
 
 log = structlog.get_logger()

@@ -40,8 +40,8 @@ from bursar.ops.inquiry import (
     encode,
 )
 from bursar.ops.office import Office
-from bursar.store import inquiry as store
-from bursar.store.database import AWAY, Connection
+from bursar.store.db.database import AWAY, Connection
+from bursar.store.scheduling import leader_query as store
 from bursar.wire.ask import PriorityClassView, ask_of
 
 log = structlog.get_logger()

@@ -20,10 +20,10 @@ from bursar.ops.command import DEPOSED
 from bursar.ops.hours import BudgetUse, load_budget_days, load_budgets
 from bursar.ops.office import Office
 from bursar.ops.warn import BUDGETS, Warn, state_of, tenant_key, warn
-from bursar.store import listing
-from bursar.store import object as object_store
-from bursar.store.database import AWAY, RACES
-from bursar.store.listing import Query
+from bursar.store.db.database import AWAY, RACES
+from bursar.store.objects import listing
+from bursar.store.objects import object as object_store
+from bursar.store.objects.listing import Query
 from bursar.wire.ask import tenant_share_of
 from bursar.wire.tenant import BUDGET_FIELD
 

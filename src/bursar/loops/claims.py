@@ -16,7 +16,7 @@ from bursar.ops.billing import load_credit_policy
 from bursar.ops.claim_lease import give_back, load_paid_claims, renew, see_to
 from bursar.ops.lane import Overloaded
 from bursar.ops.office import Office
-from bursar.store.database import AWAY
+from bursar.store.db.database import AWAY
 
 log = structlog.get_logger()
 

@@ -14,9 +14,9 @@ import structlog
 from bursar.core.values.selector import parse_fields
 from bursar.ops.drain import DRAINING, continue_drain
 from bursar.ops.office import Office
-from bursar.store import listing
-from bursar.store.database import AWAY
-from bursar.store.listing import Query
+from bursar.store.db.database import AWAY
+from bursar.store.objects import listing
+from bursar.store.objects.listing import Query
 
 log = structlog.get_logger()
 

@@ -12,7 +12,7 @@ import structlog
 
 from bursar.ops.hours import LEVELS_MAX, roll
 from bursar.ops.office import Office
-from bursar.store.database import AWAY, RACES, Database, TooSlow
+from bursar.store.db.database import AWAY, RACES, Database, TooSlow
 
 log = structlog.get_logger()
 

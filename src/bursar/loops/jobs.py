@@ -24,9 +24,9 @@ from bursar.ops.feed import FedChange, Feed, Follower, Lagging
 from bursar.ops.jobstep import TROUBLE_SECONDS, Stepped, step
 from bursar.ops.lane import Overloaded
 from bursar.ops.office import Office, now
-from bursar.store import listing
-from bursar.store.database import AWAY
-from bursar.store.listing import Query
+from bursar.store.db.database import AWAY
+from bursar.store.objects import listing
+from bursar.store.objects.listing import Query
 from bursar.wire.job import JOB, JOB_LABEL
 
 log = structlog.get_logger()

@@ -19,8 +19,8 @@ from time import monotonic
 import structlog
 
 from bursar.ops.leader import Fence, resign, stand
-from bursar.store.database import AWAY, RACES, Database
-from bursar.store.session import end_stuck
+from bursar.store.db.database import AWAY, RACES, Database
+from bursar.store.db.stuck_sessions import end_stuck
 
 log = structlog.get_logger()
 

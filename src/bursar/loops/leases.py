@@ -18,9 +18,9 @@ from bursar.ops.fence import load_patience
 from bursar.ops.lane import Overloaded
 from bursar.ops.lapse import lapse
 from bursar.ops.office import Office
-from bursar.store import lapse as store
-from bursar.store import ledger as ledger_store
-from bursar.store.database import AWAY
+from bursar.store.credit import lease_expiry as store
+from bursar.store.credit import ledger as ledger_store
+from bursar.store.db.database import AWAY
 
 log = structlog.get_logger()
 

@@ -15,7 +15,7 @@ from bursar.ops.billing import load_credit_policy
 from bursar.ops.office import Office
 from bursar.ops.proof import review
 from bursar.ops.seal import drop_lines, make_room, seal
-from bursar.store.database import AWAY, RACES, TooSlow
+from bursar.store.db.database import AWAY, RACES, TooSlow
 
 log = structlog.get_logger()
 

@@ -17,9 +17,9 @@ from bursar.core.nodes.liveness import Patience, Sighting, Standing, Verdict, ju
 from bursar.core.values.refusal import Refusal
 from bursar.ops.liveness import node_alive, set_readiness, settle
 from bursar.ops.office import Office
-from bursar.store import liveness as store
-from bursar.store.database import AWAY
-from bursar.store.liveness import Look
+from bursar.store.db.database import AWAY
+from bursar.store.nodes import liveness as store
+from bursar.store.nodes.liveness import Look
 from bursar.wire.settings import patience_of
 
 log = structlog.get_logger()

@@ -13,8 +13,8 @@ from bursar.ops.office import Office
 from bursar.ops.reconcile import GAP_MICROS, Reconcile, Reconciled, forget_drift, reconcile, tell
 from bursar.ops.transaction import Transactor
 from bursar.ops.usage import forget_events
-from bursar.store import reconcile as store
-from bursar.store.database import AWAY
+from bursar.store.credit import reconcile as store
+from bursar.store.db.database import AWAY
 
 log = structlog.get_logger()
 

@@ -36,9 +36,9 @@ from bursar.ops.evict import Preempt, preempt
 from bursar.ops.hours import load_budgets
 from bursar.ops.office import Office
 from bursar.ops.report import report
-from bursar.store.change import CHANNEL
-from bursar.store.database import AWAY, Connection
-from bursar.store.ledger import CHANNEL as CREDIT_CHANNEL
+from bursar.store.credit.ledger import CHANNEL as CREDIT_CHANNEL
+from bursar.store.db.database import AWAY, Connection
+from bursar.store.objects.change import CHANNEL
 
 log = structlog.get_logger()
 

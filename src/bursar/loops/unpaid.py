@@ -12,8 +12,8 @@ from bursar.core.objects.ask import Ask
 from bursar.core.objects.pending_reason import UNPAID, Reason
 from bursar.core.scheduling.cycle.plan import UnitKey
 from bursar.core.scheduling.state.cluster_state import Blocked, World
-from bursar.store import ledger as store
-from bursar.store.database import Connection
+from bursar.store.credit import ledger as store
+from bursar.store.db.database import Connection
 
 TOLD_MAX = 10_000
 KNOWN_MAX = 200_000

@@ -25,9 +25,13 @@ from bursar.ops.namespace import TellWaiting
 from bursar.ops.object import Delete, Preconditions
 from bursar.ops.office import Office, now
 from bursar.ops.signing import rotate_old
-from bursar.store import beat, change, listing, quota, request, stdin, tree, usage, usage_record
-from bursar.store.database import AWAY
-from bursar.store.listing import Query
+from bursar.store.db import idempotency
+from bursar.store.db.database import AWAY
+from bursar.store.nodes import heartbeat
+from bursar.store.objects import change, listing, stdin
+from bursar.store.objects.listing import Query
+from bursar.store.quota import quota, tenant_tree
+from bursar.store.usage import usage_levels, usage_records
 from bursar.wire.document import deleted_at, finalizers_of, is_ending
 from bursar.wire.kind import Kind
 from bursar.wire.kinds import KINDS
@@ -170,8 +174,8 @@ async def forget_samples(office: Office, retention: Retention) -> int:
 async def forget_measures(office: Office, retention: Retention) -> int:
     """What allocations used long ago, when nodes were heard that are no more, and input that nobody reads any more."""
     async with office.database.reader() as db:
-        forgotten = await beat.forget_gone(db) + await stdin.forget(db)
-        while count := await beat.forget_usage(db, now() - retention.samples):
+        forgotten = await heartbeat.forget_gone(db) + await stdin.forget(db)
+        while count := await heartbeat.forget_usage(db, now() - retention.samples):
             forgotten += count
     return forgotten
 
@@ -179,10 +183,10 @@ async def forget_measures(office: Office, retention: Retention) -> int:
 async def keep_hours(office: Office, retention: Retention) -> list[str]:
     """Room for the records of coming months; hours and records of long ago are dropped. Which months those were."""
     async with office.database.reader() as db:
-        await usage_record.ensure_partitions(db, now())
-        await usage.forget_hours(db, now() - retention.hours)
+        await usage_records.ensure_partitions(db, now())
+        await usage_levels.forget_hours(db, now() - retention.hours)
         kept = retention.records or timedelta(days=await load_record_days(db))
-        return await usage_record.drop_records(db, now() - kept)
+        return await usage_records.drop_records(db, now() - kept)
 
 
 async def change_keys(office: Office) -> bool:
@@ -199,7 +203,7 @@ async def make_room(office: Office) -> None:
 async def forget_requests(office: Office, retention: Retention) -> int:
     forgotten = 0
     async with office.database.reader() as db:
-        while count := await request.expire(
+        while count := await idempotency.expire(
             db, markers_before=now() - retention.markers, answers_before=now() - retention.answers
         ):
             forgotten += count
@@ -209,10 +213,10 @@ async def forget_requests(office: Office, retention: Retention) -> int:
 async def prune_counters(office: Office) -> int:
     """Tenants may name any dimension; those that are gone leave no rows behind."""
     async with office.database.reader() as db, db.transaction():
-        await tree.lock_exclusive(db)
+        await tenant_tree.lock_exclusive(db)
         pruned = await quota.prune(db)
         if pruned:
-            await tree.bump(db)
+            await tenant_tree.bump(db)
     return pruned
 
 

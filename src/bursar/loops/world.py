@@ -39,13 +39,13 @@ from bursar.loops.reading import (
     nomination_of,
 )
 from bursar.ops.office import Office
-from bursar.store import change as change_store
-from bursar.store import listing
-from bursar.store import node as node_store
-from bursar.store import quota as quota_store
-from bursar.store.change import Seen
-from bursar.store.database import Connection
-from bursar.store.listing import Query
+from bursar.store.db.database import Connection
+from bursar.store.nodes import node as node_store
+from bursar.store.objects import change as change_store
+from bursar.store.objects import listing
+from bursar.store.objects.change import Seen
+from bursar.store.objects.listing import Query
+from bursar.store.quota import quota as quota_store
 from bursar.wire.ask import (
     NodeView,
     PriorityClassView,

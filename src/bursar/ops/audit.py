@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import urlsplit
 
-from bursar.store.change import Note
-from bursar.store.notice import Webhook
-from bursar.store.token import TokenRecord
+from bursar.store.access.token import TokenRecord
+from bursar.store.objects.change import Note
+from bursar.store.objects.webhook import Webhook
 from bursar.wire.document import encode
 from bursar.wire.meta import API_VERSION
 

@@ -23,8 +23,8 @@ from bursar.ops.certificate import (
 )
 from bursar.ops.object import not_found
 from bursar.ops.office import now
-from bursar.store import authority as store
-from bursar.store.database import Connection, Database
+from bursar.store.db.database import Connection, Database
+from bursar.store.nodes import node_ca as store
 
 NAME = "Bursar node authority"
 ENROL_HINT = "enrol it again with a new token: bursar node token --name {}"

@@ -27,24 +27,24 @@ from bursar.ops.ledger import book_for
 from bursar.ops.once import claim, decide_once, remember
 from bursar.ops.price import Prices
 from bursar.ops.tree import TreeCache
-from bursar.store import authority as authority_store
-from bursar.store import batch as batch_store
-from bursar.store import gang as gang_store
-from bursar.store import leader as leader_store
-from bursar.store import ledger as ledger_store
-from bursar.store import liveness as liveness_store
-from bursar.store import node as node_store
-from bursar.store import notice as notice_store
-from bursar.store import object as object_store
-from bursar.store import quota as quota_store
-from bursar.store import token as token_store
-from bursar.store import tree as tree_store
-from bursar.store import usage as usage_store
-from bursar.store.change import save_notes
-from bursar.store.database import Connection, Stale
-from bursar.store.object import Ground
-from bursar.store.request import Remembered, RequestKey
-from bursar.store.token import TokenRecord
+from bursar.store.access import token as token_store
+from bursar.store.access.token import TokenRecord
+from bursar.store.credit import ledger as ledger_store
+from bursar.store.db.database import Connection, Stale
+from bursar.store.db.idempotency import Remembered, RequestKey
+from bursar.store.nodes import liveness as liveness_store
+from bursar.store.nodes import node as node_store
+from bursar.store.nodes import node_ca as authority_store
+from bursar.store.objects import batch as batch_store
+from bursar.store.objects import gang as gang_store
+from bursar.store.objects import object as object_store
+from bursar.store.objects import webhook as notice_store
+from bursar.store.objects.change import save_notes
+from bursar.store.objects.object import Ground
+from bursar.store.quota import quota as quota_store
+from bursar.store.quota import tenant_tree as tree_store
+from bursar.store.scheduling import leader as leader_store
+from bursar.store.usage import usage_levels as usage_store
 
 KNOWN_MAX = 200_000
 

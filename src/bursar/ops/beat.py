@@ -11,9 +11,9 @@ from typing import Generic, TypeVar
 
 from msgspec import Struct
 
-from bursar.store import beat as store
-from bursar.store.beat import Claim, SeenBeat, UsageRow, WantedSet
-from bursar.store.database import LOSSES, Connection, Database, Unavailable
+from bursar.store.db.database import LOSSES, Connection, Database, Unavailable
+from bursar.store.nodes import heartbeat as store
+from bursar.store.nodes.heartbeat import Claim, SeenBeat, UsageRow, WantedSet
 
 C = TypeVar("C")
 A = TypeVar("A")

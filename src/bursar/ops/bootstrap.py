@@ -13,9 +13,9 @@ from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.dispatch import create_command
 from bursar.ops.object import get, submit
 from bursar.ops.office import Office
-from bursar.store.database import Database, connect
-from bursar.store.migrate import migrate
-from bursar.store.tree import begin_era
+from bursar.store.db.database import Database, connect
+from bursar.store.db.migrate import migrate
+from bursar.store.quota.tenant_tree import begin_era
 from bursar.wire.kinds import BY_NAME
 from bursar.wire.namespace import DEFAULT_TENANT, TENANT_LABEL
 from bursar.wire.settings import SYSTEM

@@ -15,9 +15,9 @@ import msgspec
 from bursar.core.objects.charge import Amounts
 from bursar.core.quota.satisfiable import Ceiling, Demand, ceiling_of, refusal
 from bursar.core.values.refusal import Refusal
-from bursar.store import ceiling as store
-from bursar.store.ceiling import Edition
-from bursar.store.database import Connection, Database
+from bursar.store.db.database import Connection, Database
+from bursar.store.quota import cluster_ceiling as store
+from bursar.store.quota.cluster_ceiling import Edition
 from bursar.wire.allocation import AllocationSpec, Resources, requests_of
 from bursar.wire.node import allocatable_in
 

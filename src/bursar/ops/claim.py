@@ -42,8 +42,8 @@ from bursar.ops.bind import show_leases
 from bursar.ops.command import Command, Reply, Result
 from bursar.ops.object import not_found
 from bursar.ops.office import Office, new_uid, timestamp
-from bursar.store import node as node_store
-from bursar.store.request import Claim as RequestClaim
+from bursar.store.db.idempotency import Claim as RequestClaim
+from bursar.store.nodes import node as node_store
 from bursar.wire.document import encode
 from bursar.wire.settings import SYSTEM
 

@@ -33,8 +33,8 @@ from bursar.ops.ledger import Extend, extend
 from bursar.ops.office import Office
 from bursar.ops.pay import CREDIT_EXHAUSTED, GRACE_SECONDS, EndUnpaid
 from bursar.ops.shortfall import ACTOR
-from bursar.store import ledger as ledger_store
-from bursar.store import node as node_store
+from bursar.store.credit import ledger as ledger_store
+from bursar.store.nodes import node as node_store
 
 EVERYBODYS = Reach(everything=True)
 

@@ -26,7 +26,7 @@ from bursar.core.objects.object import Origin
 from bursar.ops.bind import Bind, Bound, Member, bind
 from bursar.ops.office import Office
 from bursar.ops.transaction import tell_of_commit
-from bursar.store.database import Unavailable
+from bursar.store.db.database import Unavailable
 
 log = structlog.get_logger()
 

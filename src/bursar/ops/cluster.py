@@ -14,11 +14,11 @@ import msgspec
 
 from bursar.core.nodes.node import EXCLUSIVE, NodeRoom
 from bursar.core.objects.charge import Amounts
-from bursar.store import beat as beat_store
-from bursar.store import ceiling as store
-from bursar.store import node as node_store
-from bursar.store.ceiling import Edition
-from bursar.store.database import Connection, Database
+from bursar.store.db.database import Connection, Database
+from bursar.store.nodes import heartbeat as beat_store
+from bursar.store.nodes import node as node_store
+from bursar.store.quota import cluster_ceiling as store
+from bursar.store.quota.cluster_ceiling import Edition
 from bursar.wire.ask import node_of
 from bursar.wire.limits import amounts
 from bursar.wire.meta import Quantity

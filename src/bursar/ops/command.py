@@ -15,7 +15,7 @@ from bursar.core.objects.allocation import GangKey
 from bursar.core.objects.charge import Charge
 from bursar.core.objects.object import Key, Origin, Stored, Write
 from bursar.core.values.refusal import Cause, Code, Refusal
-from bursar.store.request import Claim
+from bursar.store.db.idempotency import Claim
 
 
 class Written(Struct, frozen=True):

@@ -22,8 +22,8 @@ from bursar.core.values.money import AMOUNT_MAX, MICROS, credits_of
 from bursar.core.values.refusal import Code, Refusal, field_fault, invalid
 from bursar.ops.ledger import Credit, Desk, Receipt, no_lease
 from bursar.ops.office import Office
-from bursar.store import ledger as store
-from bursar.store.request import Claim
+from bursar.store.credit import ledger as store
+from bursar.store.db.idempotency import Claim
 
 log = structlog.get_logger()
 

@@ -17,7 +17,7 @@ from bursar.ops.namespace import Terminate
 from bursar.ops.node import ChangeNode, DeleteNode, RegisterNode
 from bursar.ops.object import Change, Create, Delete, Preconditions, changed_draft, new_draft, submitter
 from bursar.ops.revise import Revise, revisable
-from bursar.store.request import Claim
+from bursar.store.db.idempotency import Claim
 from bursar.wire.allocation import GANG_SIZE, MAX_WAIT, Allocation, asking_of, facts_of, gang_of
 from bursar.wire.job import disown, keep_owner
 from bursar.wire.kind import Kind, Object

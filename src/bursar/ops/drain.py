@@ -25,8 +25,8 @@ from bursar.ops.command import Command, Reply, Result
 from bursar.ops.evict import evict, standing_deadline
 from bursar.ops.object import get, not_found
 from bursar.ops.office import Office, now, timestamp
-from bursar.store import node as node_store
-from bursar.store import object as object_store
+from bursar.store.nodes import node as node_store
+from bursar.store.objects import object as object_store
 from bursar.wire.document import encode
 
 GRACE_SECONDS = 300

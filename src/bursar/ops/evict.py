@@ -36,7 +36,7 @@ from bursar.ops.command import Command, Reply, Result
 from bursar.ops.feeding import feed
 from bursar.ops.object import conflict, not_found
 from bursar.ops.office import Office, new_uid, timestamp
-from bursar.store.request import Claim
+from bursar.store.db.idempotency import Claim
 
 
 def _new_id() -> str:

@@ -20,9 +20,9 @@ import msgspec
 import structlog
 
 from bursar.ops import metrics
-from bursar.store import change as store
-from bursar.store.change import CHANNEL, Change
-from bursar.store.database import AWAY, Connection, Database
+from bursar.store.db.database import AWAY, Connection, Database
+from bursar.store.objects import change as store
+from bursar.store.objects.change import CHANNEL, Change
 
 log = structlog.get_logger()
 

@@ -23,7 +23,7 @@ from bursar.ops.liveness import SetReadiness, node_key, on_lost_of, settle
 from bursar.ops.object import get, not_found
 from bursar.ops.office import Office, timestamp
 from bursar.ops.silence import sighting_of, silenced, standing_of
-from bursar.store.request import Claim
+from bursar.store.db.idempotency import Claim
 from bursar.wire.settings import SYSTEM, patience_of
 
 

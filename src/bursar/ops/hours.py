@@ -29,10 +29,10 @@ from bursar.core.usage.usage_levels import (
     hours,
     used_by_steps,
 )
-from bursar.store import budget as budget_store
-from bursar.store import object as object_store
-from bursar.store import usage as store
-from bursar.store.database import Connection, Database
+from bursar.store.db.database import Connection, Database
+from bursar.store.objects import object as object_store
+from bursar.store.usage import budget as budget_store
+from bursar.store.usage import usage_levels as store
 from bursar.wire.ask import TenantShare, tenant_share_of
 from bursar.wire.settings import BUDGET_PERIOD_DAYS, RECORD_DAYS, SYSTEM, budget_period_days_of, record_days_of
 

@@ -17,8 +17,8 @@ import structlog
 from bursar.core.scheduling.explain.explain_types import Explanation, Figures, Glimpse, Holding, Outlook
 from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.lane import Lane, Overloaded
-from bursar.store import inquiry as store
-from bursar.store.database import AWAY, Connection, Database
+from bursar.store.db.database import AWAY, Connection, Database
+from bursar.store.scheduling import leader_query as store
 from bursar.wire.ask import PriorityClassView
 
 log = structlog.get_logger()

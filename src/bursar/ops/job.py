@@ -56,7 +56,7 @@ from bursar.ops.object import (
 )
 from bursar.ops.office import Office, now, timestamp
 from bursar.ops.removal import marked, remove
-from bursar.store.request import Claim
+from bursar.store.db.idempotency import Claim
 from bursar.wire.document import encode, finalizers_of, is_ending
 from bursar.wire.job import JOB, PARALLELISM_MAX, Job, JobSpec, asking_in, job_gang, plan_of
 from bursar.wire.meta import given

@@ -34,8 +34,8 @@ from bursar.ops.member import (
 from bursar.ops.object import TRIES_MAX, already_exists, conflict, namespace_refusal, not_found, sight_of
 from bursar.ops.office import Office, now, timestamp
 from bursar.ops.removal import remove
-from bursar.store import gang as gang_store
-from bursar.store import job as job_store
+from bursar.store.objects import gang as gang_store
+from bursar.store.objects import job as job_store
 from bursar.wire.job import PARALLELISM_MAX, plan_of
 
 CONTROLLER = Origin("system:jobs", "step")

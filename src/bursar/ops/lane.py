@@ -18,7 +18,7 @@ from typing import Generic, Protocol, TypeVar
 import structlog
 
 from bursar.ops import metrics
-from bursar.store.database import Unavailable
+from bursar.store.db.database import Unavailable
 
 C = TypeVar("C")
 A = TypeVar("A")

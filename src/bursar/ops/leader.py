@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bursar.store import leader as leader_store
-from bursar.store.database import Database
-from bursar.store.leader import Leader
+from bursar.store.db.database import Database
+from bursar.store.scheduling import leader as leader_store
+from bursar.store.scheduling.leader import Leader
 
 
 @dataclass(frozen=True, slots=True)

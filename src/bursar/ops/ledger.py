@@ -26,11 +26,11 @@ from bursar.ops.lane import Lane, Overloaded, put_all, raise_first
 from bursar.ops.once import claim, decide_once, remember
 from bursar.ops.price import Prices
 from bursar.ops.tree import TreeCache
-from bursar.store import ledger as store
-from bursar.store import price as price_store
-from bursar.store import tree as tree_store
-from bursar.store.database import Connection, Stale
-from bursar.store.request import Claim, RequestKey
+from bursar.store.credit import ledger as store
+from bursar.store.credit import price as price_store
+from bursar.store.db.database import Connection, Stale
+from bursar.store.db.idempotency import Claim, RequestKey
+from bursar.store.quota import tenant_tree as tree_store
 
 if TYPE_CHECKING:
     from bursar.ops.office import Office

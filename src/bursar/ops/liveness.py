@@ -41,8 +41,8 @@ from bursar.ops.object import get, not_found
 from bursar.ops.office import Office, new_uid, timestamp
 from bursar.ops.report import Report
 from bursar.ops.silence import heard, is_silent, sighting_of, silenced, standing_of
-from bursar.store import node as node_store
-from bursar.store import object as object_store
+from bursar.store.nodes import node as node_store
+from bursar.store.objects import object as object_store
 from bursar.wire.document import is_ending
 
 CONTROLLER = "system:nodes"

@@ -21,10 +21,10 @@ from bursar.core.values.names import dns_subdomain
 from bursar.core.values.refusal import Cause, Code, Refusal, field_fault, invalid
 from bursar.ops.audit import webhook_note
 from bursar.ops.office import Office, now
-from bursar.store import notice as store
-from bursar.store import tree as tree_store
-from bursar.store.change import save_notes
-from bursar.store.notice import Pending, Webhook
+from bursar.store.objects import webhook as store
+from bursar.store.objects.change import save_notes
+from bursar.store.objects.webhook import Pending, Webhook
+from bursar.store.quota import tenant_tree as tree_store
 
 log = structlog.get_logger()
 

@@ -39,11 +39,11 @@ from bursar.ops.structure import StructureWalk
 from bursar.ops.transaction import Transactor
 from bursar.ops.tree import TreeCache
 from bursar.ops.usage import EVENTS_MAX, Measure, Noted, measure
-from bursar.store import ledger as ledger_store
-from bursar.store import object as object_store
-from bursar.store.beat import WantedSet
-from bursar.store.change import ensure_partitions
-from bursar.store.database import Database
+from bursar.store.credit import ledger as ledger_store
+from bursar.store.db.database import Database
+from bursar.store.nodes.heartbeat import WantedSet
+from bursar.store.objects import object as object_store
+from bursar.store.objects.change import ensure_partitions
 
 # A backlog is bound in large batches: what a batch costs beside its commands is shared by more of them.
 BINDS_MAX = 512

@@ -10,9 +10,9 @@ from typing import Protocol, TypeVar
 
 from bursar.core.values.refusal import Refusal
 from bursar.ops.command import REUSED
-from bursar.store import request as store
-from bursar.store.database import Connection, Stale
-from bursar.store.request import Claim, Remembered, RequestKey
+from bursar.store.db import idempotency as store
+from bursar.store.db.database import Connection, Stale
+from bursar.store.db.idempotency import Claim, Remembered, RequestKey
 
 
 class Claiming(Protocol):

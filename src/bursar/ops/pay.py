@@ -26,8 +26,8 @@ from bursar.ops.ledger import Extend, extend
 from bursar.ops.object import conflict, not_found
 from bursar.ops.office import Office
 from bursar.ops.shortfall import ACTOR, granted_shortfall, note_of, note_shortfalls
-from bursar.store import pay as store
-from bursar.store.pay import PaidPlace
+from bursar.store.credit import agentless_billing as store
+from bursar.store.credit.agentless_billing import PaidPlace
 
 log = structlog.get_logger()
 

@@ -14,10 +14,10 @@ from bursar.core.values.refusal import Refusal
 from bursar.ops import credit
 from bursar.ops.ledger import Receipt, ledger_claim
 from bursar.ops.office import Office
-from bursar.store import ledger as ledger_store
-from bursar.store import notice as store
-from bursar.store.database import Database
-from bursar.store.notice import Payer
+from bursar.store.credit import ledger as ledger_store
+from bursar.store.db.database import Database
+from bursar.store.objects import webhook as store
+from bursar.store.objects.webhook import Payer
 
 # Whoever sends nonsense has the database asked no more often than that.
 KNOWN_SECONDS = 1.0

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bursar.core.credit.price import PriceList
-from bursar.store import price as store
-from bursar.store.database import Connection
+from bursar.store.credit import price as store
+from bursar.store.db.database import Connection
 
 
 class Prices:

@@ -12,11 +12,11 @@ from datetime import datetime
 from typing import Any
 
 from bursar.ops.office import now
-from bursar.store import job as job_store
-from bursar.store import listing
-from bursar.store.database import Connection, Database
-from bursar.store.job import Boosted
-from bursar.store.listing import Query
+from bursar.store.db.database import Connection, Database
+from bursar.store.objects import job as job_store
+from bursar.store.objects import listing
+from bursar.store.objects.job import Boosted
+from bursar.store.objects.listing import Query
 from bursar.wire.ask import PriorityClassView, global_default, priority_class_of
 
 AGE_SECONDS_MAX = 1.0

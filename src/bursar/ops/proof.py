@@ -15,11 +15,11 @@ import structlog
 from bursar.core.credit.hash_chain import Anchor, Block, Check, Finding, Page, chain_fault, changed_line, page_fault
 from bursar.core.values.money import MICROS
 from bursar.ops.office import Office
-from bursar.store import proof as store
-from bursar.store import seal as seal_store
-from bursar.store.database import Connection, TooSlow, snapshot
-from bursar.store.proof import LEASE_MAX
-from bursar.store.seal import Standing
+from bursar.store.credit import ledger_verify as store
+from bursar.store.credit import seal as seal_store
+from bursar.store.credit.ledger_verify import LEASE_MAX
+from bursar.store.credit.seal import Standing
+from bursar.store.db.database import Connection, TooSlow, snapshot
 
 log = structlog.get_logger()
 

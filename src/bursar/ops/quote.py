@@ -19,9 +19,9 @@ from bursar.core.values.money import MICROS, cost
 from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.allocation import request_in
 from bursar.ops.office import Office, now
-from bursar.store import ledger as ledger_store
-from bursar.store import node as node_store
-from bursar.store import object as object_store
+from bursar.store.credit import ledger as ledger_store
+from bursar.store.nodes import node as node_store
+from bursar.store.objects import object as object_store
 from bursar.wire.instant import time_text
 
 

@@ -21,10 +21,10 @@ from bursar.core.credit.usage_events import measured, micros_of
 from bursar.core.values.money import MICROS, credits_of
 from bursar.ops.billing import load_credit_policy
 from bursar.ops.office import Office
-from bursar.store import ledger as ledger_store
-from bursar.store import reconcile as store
-from bursar.store.database import Connection
-from bursar.store.reconcile import Ended, LastWord, MoreDrift
+from bursar.store.credit import ledger as ledger_store
+from bursar.store.credit import reconcile as store
+from bursar.store.credit.reconcile import Ended, LastWord, MoreDrift
+from bursar.store.db.database import Connection
 
 log = structlog.get_logger()
 

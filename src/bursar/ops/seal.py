@@ -17,10 +17,10 @@ from bursar.core.values.replace import replace
 from bursar.ops import metrics
 from bursar.ops.office import Office
 from bursar.ops.proof import prove
-from bursar.store import seal as store
-from bursar.store.database import Connection
-from bursar.store.ledger import ensure_partitions, load_last
-from bursar.store.seal import Partition, Standing
+from bursar.store.credit import seal as store
+from bursar.store.credit.ledger import ensure_partitions, load_last
+from bursar.store.credit.seal import Partition, Standing
+from bursar.store.db.database import Connection
 
 log = structlog.get_logger()
 

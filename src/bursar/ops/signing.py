@@ -29,11 +29,11 @@ from msgspec import Struct
 
 from bursar.core.values.refusal import Refusal
 from bursar.ops.command import REUSED
-from bursar.store import request as request_store
-from bursar.store import signing as store
-from bursar.store.database import AWAY, Connection, Database
-from bursar.store.request import Claim
-from bursar.store.signing import KeyRecord
+from bursar.store.db import idempotency as request_store
+from bursar.store.db.database import AWAY, Connection, Database
+from bursar.store.db.idempotency import Claim
+from bursar.store.nodes import signing as store
+from bursar.store.nodes.signing import KeyRecord
 
 log = structlog.get_logger()
 

@@ -24,10 +24,10 @@ from bursar.core.credit.statement import (
 from bursar.core.credit.statement import forecast as forecast_of
 from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.office import Office
-from bursar.store import ledger as ledger_store
-from bursar.store import statement as store
-from bursar.store.database import Connection, snapshot
-from bursar.store.statement import Cut, Sums
+from bursar.store.credit import account_statement as store
+from bursar.store.credit import ledger as ledger_store
+from bursar.store.credit.account_statement import Cut, Sums
+from bursar.store.db.database import Connection, snapshot
 
 LINES_MAX = 1000
 LEASES_MAX = 1_000_000

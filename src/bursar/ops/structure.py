@@ -44,17 +44,17 @@ from bursar.ops.batch import decide, finished, save
 from bursar.ops.command import Command, Reply, Result, encode_reply
 from bursar.ops.once import claim, remember
 from bursar.ops.tree import TreeCache, applied
-from bursar.store import ledger as ledger_store
-from bursar.store import node as node_store
-from bursar.store import object as object_store
-from bursar.store import queue as queue_store
-from bursar.store import quota as quota_store
-from bursar.store import tree as tree_store
-from bursar.store.change import save_notes
-from bursar.store.database import Connection
-from bursar.store.departure import file_away
-from bursar.store.token import TokenRecord
-from bursar.store.tree import TreeChange
+from bursar.store.access.token import TokenRecord
+from bursar.store.credit import ledger as ledger_store
+from bursar.store.db.database import Connection
+from bursar.store.nodes import node as node_store
+from bursar.store.objects import object as object_store
+from bursar.store.objects.change import save_notes
+from bursar.store.objects.departure import file_away
+from bursar.store.quota import quota as quota_store
+from bursar.store.quota import tenant_tree as tree_store
+from bursar.store.quota.tenant_tree import TreeChange
+from bursar.store.scheduling import queue as queue_store
 from bursar.wire.ask import queue_profile_of
 from bursar.wire.document import is_ending
 from bursar.wire.kinds import KINDS

@@ -20,10 +20,10 @@ from pathlib import Path
 from bursar.core.values.access import Role, identity_fault
 from bursar.core.values.refusal import Refusal, invalid
 from bursar.ops.audit import token_note
-from bursar.store import token as store
-from bursar.store.change import save_notes
-from bursar.store.database import Connection
-from bursar.store.token import TokenRecord
+from bursar.store.access import token as store
+from bursar.store.access.token import TokenRecord
+from bursar.store.db.database import Connection
+from bursar.store.objects.change import save_notes
 
 TTL_SECONDS_MAX = 10 * 365 * 24 * 3600
 

@@ -17,9 +17,9 @@ from typing import Generic, TypeVar
 import structlog
 
 from bursar.ops import metrics
-from bursar.store import ledger, request
-from bursar.store.change import ensure_partitions
-from bursar.store.database import (
+from bursar.store.credit import ledger
+from bursar.store.db import idempotency
+from bursar.store.db.database import (
     AWAY,
     BLOCKED,
     LOSSES,
@@ -31,7 +31,8 @@ from bursar.store.database import (
     Unavailable,
     is_missing_partition,
 )
-from bursar.store.session import end_stuck
+from bursar.store.db.stuck_sessions import end_stuck
+from bursar.store.objects.change import ensure_partitions
 
 C = TypeVar("C")
 A = TypeVar("A")
@@ -93,7 +94,7 @@ class Transactor(Generic[C, A]):
     async def _once(self, marker: str, commands: Sequence[C], attempt: _Attempt[A]) -> Sequence[A]:
         db = await self._connected()
         try:
-            if not await request.begin(db, marker):
+            if not await idempotency.begin(db, marker):
                 assert attempt.unsure is not None, "a marker is taken only by an attempt that reached COMMIT"
                 await db.execute("ROLLBACK;")
                 return attempt.unsure

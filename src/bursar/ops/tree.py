@@ -10,9 +10,9 @@ import msgspec
 from bursar.core.credit.billing_terms import CreditPolicy
 from bursar.core.quota import tenant_tree as rules
 from bursar.core.quota.tenant_tree import Tree
-from bursar.store import tree as store
-from bursar.store.database import Connection
-from bursar.store.tree import TreeChange
+from bursar.store.db.database import Connection
+from bursar.store.quota import tenant_tree as store
+from bursar.store.quota.tenant_tree import TreeChange
 from bursar.wire import namespace, priorityclass, resourcequota, settings, tenant, tier
 
 # A cache that fell this far behind is read anew.

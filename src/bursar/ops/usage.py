@@ -15,9 +15,9 @@ from bursar.core.credit.usage_events import UsageEvent, amount, check, payer_of,
 from bursar.core.values.refusal import Refusal
 from bursar.ops import metrics
 from bursar.ops.lane import put_all, raise_first
-from bursar.store import usage_event as store
-from bursar.store.database import Connection
-from bursar.store.usage_event import EventKey, MeteredEvent
+from bursar.store.credit import usage_events as store
+from bursar.store.credit.usage_events import EventKey, MeteredEvent
+from bursar.store.db.database import Connection
 
 if TYPE_CHECKING:
     from bursar.ops.office import Office

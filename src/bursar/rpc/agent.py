@@ -63,8 +63,8 @@ from bursar.rpc.speech import (
     stop_directive,
 )
 from bursar.rpc.wipe import hear_wipes, is_wipe, wipe_wanted
-from bursar.store.beat import Claim, SeenBeat, UsageRow, WantedPlace, WantedSet
-from bursar.store.database import Unavailable
+from bursar.store.db.database import Unavailable
+from bursar.store.nodes.heartbeat import Claim, SeenBeat, UsageRow, WantedPlace, WantedSet
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 
 log = structlog.get_logger()

@@ -18,8 +18,8 @@ from bursar.core.values.address import is_callable, is_loopback
 from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.output import Cut, Output, Piece, Reading
 from bursar.rpc.tls import Calling, calling, channel_options
-from bursar.store import beat as store
-from bursar.store.database import Database
+from bursar.store.db.database import Database
+from bursar.store.nodes import heartbeat as store
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 from bursar.wire.scheduler.v1.node_agent_pb2_grpc import NodeAgentStub
 

@@ -38,7 +38,7 @@ from bursar.rpc.speech import (
     stop_directive,
 )
 from bursar.rpc.wipe import wipe_of_change
-from bursar.store.database import AWAY
+from bursar.store.db.database import AWAY
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 from bursar.wire.settings import SYSTEM, credit_policy_of, patience_of
 

@@ -15,7 +15,7 @@ from bursar.core.values.access import unauthenticated
 from bursar.core.values.certificate import NodeIdentity, identity_in
 from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.authority import refused_identities
-from bursar.store.database import Database
+from bursar.store.db.database import Database
 
 _ENROL = "enrol the node with a token: bursar node token --name NODE"
 

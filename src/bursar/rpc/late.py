@@ -14,9 +14,9 @@ from bursar.ops.office import Office
 from bursar.ops.reconcile import settle_late
 from bursar.rpc.hub import Stream
 from bursar.rpc.speech import ENDS, Spoken
-from bursar.store.beat import Claim
-from bursar.store.database import Unavailable
-from bursar.store.reconcile import LastWord
+from bursar.store.credit.reconcile import LastWord
+from bursar.store.db.database import Unavailable
+from bursar.store.nodes.heartbeat import Claim
 
 
 async def hear_last(office: Office, stream: Stream, ended: list[Spoken], claims: Mapping[str, Claim]) -> list[Spoken]:

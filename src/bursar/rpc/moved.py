@@ -12,8 +12,8 @@ from collections.abc import Collection
 from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.office import Office
 from bursar.rpc.hub import Stream
-from bursar.store import beat as store
-from bursar.store.database import AWAY
+from bursar.store.db.database import AWAY
+from bursar.store.nodes import heartbeat as store
 
 
 def is_fenced(grant: object) -> bool:

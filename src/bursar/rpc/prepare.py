@@ -20,9 +20,9 @@ from bursar.core.values.refusal import Code, Refusal, invalid
 from bursar.ops.office import Office
 from bursar.rpc.identity import identity_of, other_node, revoked
 from bursar.rpc.problem import STATUS
-from bursar.store import beat as store
-from bursar.store.beat import Needed
-from bursar.store.database import Unavailable
+from bursar.store.db.database import Unavailable
+from bursar.store.nodes import heartbeat as store
+from bursar.store.nodes.heartbeat import Needed
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 from bursar.wire.scheduler.v1 import node_agent_pb2_grpc as pb_grpc
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bursar.ops.office import Office
 from bursar.ops.signing import Granted
 from bursar.rpc.hub import Stream
-from bursar.store.database import AWAY
+from bursar.store.db.database import AWAY
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 
 

@@ -25,7 +25,7 @@ from bursar.rpc.admin import AdminService, Door
 from bursar.rpc.agent import AgentService
 from bursar.rpc.hub import Hub
 from bursar.rpc.tls import server_credentials
-from bursar.store.database import AWAY, Database
+from bursar.store.db.database import AWAY, Database
 from bursar.wire.scheduler.v1 import admin_pb2_grpc, node_agent_pb2_grpc
 
 log = structlog.get_logger()

@@ -28,8 +28,8 @@ from bursar.core.values.money import MICROS, credits_of
 from bursar.core.values.names import quoted
 from bursar.core.values.quantity import format_amount, is_bytes
 from bursar.core.values.refusal import Code, Refusal, invalid
-from bursar.store.beat import UsageRow, WantedPlace
-from bursar.store.change import Change
+from bursar.store.nodes.heartbeat import UsageRow, WantedPlace
+from bursar.store.objects.change import Change
 from bursar.wire.allocation import JOB_INDEX
 from bursar.wire.limits import amounts_faults
 from bursar.wire.meta import Quantity

@@ -21,7 +21,7 @@ from bursar.core.values.certificate import server_name
 from bursar.ops.authority import ensure_authority
 from bursar.ops.certificate import OUR_LIFE, Pair, sign_client, sign_server
 from bursar.ops.office import now
-from bursar.store.database import Database
+from bursar.store.db.database import Database
 
 log = structlog.get_logger()
 

@@ -18,8 +18,8 @@ from bursar.ops.lane import Overloaded
 from bursar.ops.office import Office
 from bursar.rpc.speech import ENDS, Spoken
 from bursar.rpc.speech import State as Stands
-from bursar.store.change import Change
-from bursar.store.database import Unavailable
+from bursar.store.db.database import Unavailable
+from bursar.store.objects.change import Change
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 
 WORDS_CHARS_MAX = 512

@@ -29,12 +29,12 @@ from bursar.sim.drive import Answer, Drive, Pace, Trouble
 from bursar.sim.node import NodeReport, Nodes
 from bursar.sim.shape import Shape, documents
 from bursar.sim.work import Document, Status, Work, places, read_work
-from bursar.store import change as change_store
-from bursar.store import listing
-from bursar.store import node as node_store
-from bursar.store.change import Change
-from bursar.store.database import AWAY, Unavailable
-from bursar.store.listing import Query
+from bursar.store.db.database import AWAY, Unavailable
+from bursar.store.nodes import node as node_store
+from bursar.store.objects import change as change_store
+from bursar.store.objects import listing
+from bursar.store.objects.change import Change
+from bursar.store.objects.listing import Query
 from bursar.wire.allocation import Allocation, gang_of
 from bursar.wire.kinds import BY_NAME
 

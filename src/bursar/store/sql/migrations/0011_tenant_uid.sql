@@ -1,7 +1,7 @@
 -- Accounts, tokens, webhooks, notices and request ids follow a tenant's uid, and not its name.
 --
 -- While a tenant lives, its name finds them: no two living tenants have one name. When it is deleted they are filed under
--- NAME@UID in the same transaction (store/departure.py), so that a later tenant of that name finds nothing.
+-- NAME@UID in the same transaction (store/objects/departure.py), so that a later tenant of that name finds nothing.
 
 ALTER TABLE account ADD COLUMN tenant_uid text COLLATE "C" NOT NULL DEFAULT '';
 ALTER TABLE token ADD COLUMN tenant_uid text COLLATE "C" NOT NULL DEFAULT '';

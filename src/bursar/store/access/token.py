@@ -1,0 +1,100 @@
+"""Bearer tokens: who they stand for, until when, and the hash of their secret. The secret itself is never here."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from bursar.core.values.access import Role
+from bursar.store.db.database import Connection
+from bursar.store.db.sql_loader import statements
+
+SQL = statements("access/token")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRecord:
+    id: str
+    hash: bytes = field(repr=False)
+    role: Role
+    tenant: str
+    user: str
+    node: str
+    single_use: bool
+    created_at: datetime
+    created_by: str
+    expires_at: datetime | None
+    used_at: datetime | None = None
+    used_key: bytes | None = field(default=None, repr=False)  # the fingerprint of the key that it was used for
+    revoked_at: datetime | None = None
+    tenant_uid: str = ""
+    lives: bool = True  # whether the tenant that it was made for is still there
+
+
+async def save_token(db: Connection, token: TokenRecord) -> None:
+    await db.execute(
+        SQL.insert,
+        token.id,
+        token.hash,
+        str(token.role),
+        token.tenant,
+        token.tenant_uid,
+        token.user,
+        token.node,
+        token.single_use,
+        token.created_at,
+        token.created_by,
+        token.expires_at,
+    )
+
+
+async def load_tokens(db: Connection, token_ids: Collection[str]) -> dict[str, TokenRecord]:
+    """The tokens with these ids, by id; unknown ids are left out."""
+    return {row["id"]: token_record(row) for row in await db.fetch(SQL.find, list(token_ids))}
+
+
+async def list_tokens(db: Connection, tenants: Collection[str] | None) -> list[TokenRecord]:
+    """The tokens of these tenants, or all of them, oldest first."""
+    rows = await (db.fetch(SQL.list_all) if tenants is None else db.fetch(SQL.list_of_tenants, sorted(tenants)))
+    return [token_record(row) for row in rows]
+
+
+async def save_revoked(db: Connection, token_id: str, now: datetime, by: str) -> TokenRecord | None:
+    """The token, if this is what revoked it."""
+    row = await db.fetchrow(SQL.revoke, token_id, now, by)
+    return None if row is None else token_record(row)
+
+
+async def save_used(db: Connection, token_id: str, now: datetime, key: bytes | None) -> bool:
+    """Use up a single-use token, in the caller's transaction; False when it was used, revoked or out of time."""
+    return await db.fetchval(SQL.consume, token_id, now, key) is not None
+
+
+async def load_used_for(db: Connection, token_id: str, now: datetime, key: bytes) -> bool:
+    """Whether a single-use token was used for this key, and is neither revoked nor out of time."""
+    return bool(await db.fetchval(SQL.reuse, token_id, now, key))
+
+
+async def revoke_of_nodes(db: Connection, nodes: Collection[str]) -> list[TokenRecord]:
+    """Revoke the tokens of nodes that are no more; those that were good until now."""
+    return [token_record(row) for row in await db.fetch(SQL.revoke_of_nodes, sorted(nodes))]
+
+
+async def save_unused(db: Connection, token_id: str) -> None:
+    await db.execute(SQL.restore, token_id)
+
+
+async def lock_tokens(db: Connection) -> None:
+    await db.execute(SQL.lock_against_writers)
+
+
+async def load_role_exists(db: Connection, role: Role) -> bool:
+    """Whether any token of this role was ever made, dead ones included."""
+    return bool(await db.fetchval(SQL.exists_of_role, str(role)))
+
+
+def token_record(row: Any) -> TokenRecord:
+    columns = dict(row)
+    return TokenRecord(role=Role(columns.pop("role")), user=columns.pop("username"), **columns)

@@ -1,0 +1,119 @@
+"""Looking back in the ledger: balances as of a time, and what came and went between two times.
+
+A time is turned into a cut, a place between two entries, and everything is found by number from there. What is between
+two cuts is added up from rollups as far as they go, and from the lines at both edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from bursar.core.credit.hash_chain import micros_of, time_of
+from bursar.core.credit.statement import Item, LeaseLine
+from bursar.store.db.database import Connection
+from bursar.store.db.sql_loader import statements
+
+SQL = statements("credit/account_statement")
+
+
+class Cut(NamedTuple):
+    """`number` is the last entry before a time; `block` the last block wholly before it, which ends with `sealed`."""
+
+    number: int
+    block: int
+    sealed: int
+
+
+class Span(NamedTuple):
+    """Between two cuts: which rollups, and which lines before and after them; each (after, up to and with)."""
+
+    blocks: tuple[int, int]
+    head: tuple[int, int]
+    tail: tuple[int, int]
+
+
+async def load_cut(db: Connection, at: int) -> Cut | None:
+    """None where the lines that would tell are dropped: then only the ends of quarters of an hour are known."""
+    row = await db.fetchrow(SQL.cut, time_of(at))
+    block, sealed, floor = row["block"], row["sealed"], row["floor"]
+    if sealed + 1 < floor and not (row["page_end"] and row["clean"]):
+        return None
+    if row["clean"]:
+        return Cut(sealed, block, sealed)
+    later = await db.fetchval(SQL.first_since, sealed, time_of(at))
+    return Cut(later - 1 if later is not None else row["last"], block, sealed)
+
+
+async def load_newest(db: Connection) -> Cut:
+    row = await db.fetchrow(SQL.newest)
+    return Cut(row["last"], row["block"], row["sealed"])
+
+
+async def load_posted(db: Connection, accounts: Sequence[int], cut: Cut) -> dict[int, int]:
+    rows = await db.fetch(SQL.posted, accounts, cut.block, cut.sealed, cut.number)
+    return {row["id"]: int(row["posted"]) for row in rows}
+
+
+class Sums(NamedTuple):
+    """What came and went, by type, and the first and the last lease that had a part in it; 0 where none had."""
+
+    totals: dict[str, int]
+    first_lease: int
+    last_lease: int
+
+
+async def load_span(db: Connection, begin: int, end: int) -> Span:
+    """Of the entries after `begin`, up to and with `end`."""
+    first, last = await db.fetchrow(SQL.first_unit, begin), await db.fetchrow(SQL.last_unit, end)
+    if first is None or last is None or first["first"] > last["last"]:
+        return Span((0, -1), (begin, end), (end, end))
+    return Span((first["first_block"], last["last_block"]), (begin, first["first"] - 1), (last["last"], end))
+
+
+async def is_kept(db: Connection, span: Span) -> bool:
+    """Whether the lines at both edges are still there."""
+    floor = await db.fetchval(SQL.floor)
+    return all(after >= up_to or after + 1 >= floor for after, up_to in (span.head, span.tail))
+
+
+async def load_sums(db: Connection, accounts: Sequence[int], span: Span) -> dict[int, Sums]:
+    """By account; of those that anything moved."""
+    sums: dict[int, Sums] = {}
+    for row in await db.fetch(SQL.totals, accounts, *span.blocks, *span.head, *span.tail):
+        known = sums.get(row["account"], Sums({}, 0, 0))
+        first = min(filter(None, (known.first_lease, row["first_lease"])), default=0)
+        last = max(known.last_lease, row["last_lease"] or 0)
+        sums[row["account"]] = Sums({**known.totals, row["type"]: int(row["amount"])}, first, last)
+    return sums
+
+
+async def load_lines(db: Connection, account: int, span: Span, after: int, last: int, limit: int) -> list[LeaseLine]:
+    """One per lease after a lease, up to and with the last one, in order."""
+    rows = await db.fetch(SQL.lines, account, *span.blocks, *span.head, *span.tail, after, last, limit)
+    return [
+        LeaseLine(
+            row["lease"], int(row["amount"]), int(row["debited"]), int(row["refunded"]), int(row["adjusted"]),
+            int(row["micros"]), row["begin"], row["until"], int(row["entries"]), row["job"], row["work"], row["node"],
+            row["class"], row["gpus"], row["state"],
+        )
+        for row in rows
+    ]  # fmt: skip
+
+
+async def load_items(db: Connection, account: int, after: int, end: int, limit: int) -> list[Item]:
+    """Entries of no lease after an entry, up to and with another, in order; what is sealed of them is kept for ever."""
+    sealed = (await load_newest(db)).sealed
+    rows = await db.fetch(SQL.items, account, after, end, sealed, limit)
+    return [Item(number, micros_of(at), *rest) for number, at, *rest in rows]
+
+
+async def load_names(db: Connection, accounts: Sequence[int]) -> dict[int, tuple[str, str]]:
+    rows = await db.fetch(SQL.names, accounts)
+    return {row["id"]: (row["tenant"], row["username"]) for row in rows}
+
+
+async def load_tenant(db: Connection, tenant: str) -> dict[int, tuple[str, str]]:
+    """A tenant's accounts: its pool, then its users'."""
+    rows = await db.fetch(SQL.names_of_tenant, tenant)
+    return {row["id"]: (row["tenant"], row["username"]) for row in rows}

@@ -1,0 +1,390 @@
+"""Accounts, leases and entries in the database.
+
+Accounts are locked in the order of their numbers; an account's lock is that of its open leases too, for whoever changes
+a lease holds it. The ledger's row is locked last: it gives entries their numbers, one after another in the order of
+commits. The clock is the database's own, asked after the locks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import asyncpg
+import msgspec
+
+from bursar.core.credit.account import FIRST_ACCOUNT, Account, Status
+from bursar.core.credit.lease import Lease, LeaseState, Mode, Segment, lease_name
+from bursar.core.credit.ledger import Book, Entry, Event
+from bursar.core.values.money import credits_of
+from bursar.store.db.columns import documents, numbers, texts
+from bursar.store.db.database import Connection, Stale
+from bursar.store.db.sql_loader import statements
+
+SQL = statements("credit/ledger")
+
+PARTITION_SIZE = 10_000_000
+CHANNEL = "bursar_credit"  # tells of which accounts may be able to pay again
+ALL = "*"  # told of all, where they are too many to be named
+TOLD_MAX = 300
+
+_STATUSES = {str(one): one for one in Status}
+_MODES = {str(one): one for one in Mode}
+_segments = msgspec.json.Decoder(tuple[Segment, ...]).decode
+_amounts = msgspec.json.Decoder(dict[str, int])
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Locked:
+    """Nobody else changes these accounts and leases until the transaction ends. Only open leases are found."""
+
+    now: int
+    prices: int  # the version of the prices
+    accounts: dict[int, Account]
+    leases: dict[int, Lease]
+
+
+async def lock(db: Connection, accounts: Iterable[int], leases: Iterable[int]) -> Locked:
+    """Lock and read; the accounts of the leases must be among the accounts."""
+    rows = await db.fetch(SQL.lock, numbers(sorted(set(accounts))))
+    wanted = sorted(set(leases))
+    found = await db.fetch(SQL.lease_rows, numbers(wanted)) if wanted else ()
+    moment = await db.fetchrow(SQL.moment)
+    return Locked(
+        moment["now"], moment["prices"], {row[0]: _account(row) for row in rows}, {row[0]: _lease(row) for row in found}
+    )
+
+
+async def lock_ended(db: Connection, leases: Iterable[int]) -> dict[int, Lease]:
+    """Leases that have ended, for those who put right what was posted; their accounts are locked before."""
+    rows = await db.fetch(SQL.lock_ended, numbers(sorted(set(leases))))
+    return {row[0]: _ended(row) for row in rows}
+
+
+async def reserve_numbers(db: Connection, count: int) -> list[int]:
+    """Numbers for new leases. What is not used is lost, which is no harm."""
+    return [row[0] for row in await db.fetch(SQL.reserve_leases, count)] if count else []
+
+
+async def reserve_accounts(db: Connection, count: int) -> list[int]:
+    return [row[0] for row in await db.fetch(SQL.reserve_accounts, count)] if count else []
+
+
+async def find_accounts(db: Connection, owners: Iterable[tuple[str, str]]) -> dict[tuple[str, str], int]:
+    """The accounts of these owners, (tenant, user), that exist. A tenant's are found by its name while it lives."""
+    wanted = sorted({owner for owner in owners if owner[0]})
+    if not wanted:
+        return {}
+    rows = await db.fetch(SQL.find_accounts, [tenant for tenant, _ in wanted], [user for _, user in wanted])
+    return {(row["tenant"], row["username"]): row["id"] for row in rows}
+
+
+async def load_accounts(db: Connection, ids: Iterable[int]) -> dict[int, Account]:
+    return {row[0]: _account(row) for row in await db.fetch(SQL.read_accounts, sorted(set(ids)))}
+
+
+class Payers(NamedTuple):
+    """The account that pays for a lease, the one that an owner has of their own, and who opened the lease: empty where
+    it has ended, or was opened with a placement."""
+
+    account: Account | None
+    own: Account | None
+    opened_by: str
+
+
+async def load_payers(db: Connection, lease: Lease, owner: tuple[str, str]) -> Payers:
+    """By one question."""
+    rows = await db.fetch(SQL.read_payers, lease.account, *owner, lease.id)
+    found = [_account(row) for row in rows]
+    return Payers(
+        next((one for one in found if one.id == lease.account), None),
+        next((one for one in found if (one.tenant, one.user) == owner), None),
+        (rows[0]["opened_by"] or "") if rows else "",
+    )
+
+
+async def list_accounts(
+    db: Connection,
+    tenants: Sequence[str] | None = None,
+    users: Sequence[str] | None = None,
+    after: tuple[str, str] = ("", ""),
+    limit: int = 500,
+) -> list[Account]:
+    """By tenant and user; of these tenants, or of all; and of these users, the empty name being the tenant's own."""
+    return [_account(row) for row in await db.fetch(SQL.list_accounts, tenants, users, *after, limit)]
+
+
+async def lock_of_tenant(db: Connection, tenant: str) -> list[Account]:
+    """All accounts of a tenant. Who holds the tree alone keeps others from opening more."""
+    return [_account(row) for row in await db.fetch(SQL.lock_of_tenant, tenant)]
+
+
+async def accounts_of_leases(db: Connection, ids: Iterable[int]) -> dict[int, int]:
+    """Which account pays for a lease, open or ended: it never changes."""
+    return {row["id"]: row["account"] for row in await db.fetch(SQL.accounts_of_leases, sorted(set(ids)))}
+
+
+async def load_leases(db: Connection, ids: Iterable[int]) -> dict[int, Lease]:
+    """Those that are open."""
+    return {row[0]: _lease(row) for row in await db.fetch(SQL.read_leases, sorted(set(ids)))}
+
+
+async def load_ended(db: Connection, ids: Iterable[int]) -> dict[int, Lease]:
+    return {row[0]: _ended(row) for row in await db.fetch(SQL.read_ended, sorted(set(ids)))}
+
+
+async def list_leases(db: Connection, accounts: Iterable[int], after: int = 0, limit: int = 500) -> list[Lease]:
+    """The open leases of these accounts, by number."""
+    return [_lease(row) for row in await db.fetch(SQL.leases_of_accounts, sorted(set(accounts)), after, limit)]
+
+
+async def load_now(db: Connection) -> int:
+    """The time that money is counted by."""
+    row = await db.fetchrow(SQL.moment)
+    now: int = row["now"]
+    return now
+
+
+async def save(db: Connection, book: Book, *, added: Collection[int] = (), amended: Collection[int] = ()) -> None:
+    """Write what was decided. `added` are accounts that are not stored yet; `amended` those whose limits changed."""
+    if new := [book.accounts[one] for one in sorted(added) if one in book.changed]:
+        await _add_accounts(db, new)
+    if opened := [book.leases[one] for one in sorted(book.opened - book.ended)]:
+        await db.execute(SQL.open_leases, *_lease_columns(opened), texts([one.opened_by for one in opened]))
+    if book.ended:
+        await _save_ended(db, book)
+    if repaid := [book.leases[one] for one in sorted(book.refunded - book.ended)]:
+        await db.execute(SQL.refunded, numbers([one.id for one in repaid]), numbers([one.refunded for one in repaid]))
+    if book.events:
+        await _save_notices(db, book)
+    if told := _paid(book) | set(amended):
+        await db.execute(SQL.tell, ALL if len(told) > TOLD_MAX else numbers(sorted(told)))
+    await _save_balances(db, book)
+
+
+async def tell_all(db: Connection) -> None:
+    """Whoever waits for credit may try again, of whatever account."""
+    await db.execute(SQL.tell, ALL)
+
+
+async def _save_balances(db: Connection, book: Book) -> None:
+    accounts = [book.accounts[one] for one in sorted(book.changed)]
+    moved = [book.leases[one] for one in sorted(book.moved - book.opened - book.ended)]
+    leases = [one for one in moved if one.state is LeaseState.OPEN]
+    if len(leases) < len(moved):
+        await _correct_ended(db, [one for one in moved if one.state is not LeaseState.OPEN])
+    if not (accounts or leases or book.entries):
+        return
+    row = await db.fetchrow(
+        SQL.save, *_account_columns(accounts), *_moved_columns(leases), len(book.entries), *_entry_columns(book.entries)
+    )
+    if row["balanced"] != len(accounts) or row["moved"] != len(leases):
+        raise Stale(f"{row['balanced']} of {len(accounts)} accounts and {row['moved']} of {len(leases)} leases")
+    for account in accounts:
+        account.version += 1
+
+
+async def _add_accounts(db: Connection, accounts: Sequence[Account]) -> None:
+    rows = await db.fetch(
+        SQL.add_accounts,
+        [one.id for one in accounts],
+        [one.tenant for one in accounts],
+        [one.user for one in accounts],
+        [one.tenant_uid for one in accounts],
+    )
+    if len(rows) != len(accounts):
+        raise Stale("somebody else opened the same account")
+
+
+async def _save_ended(db: Connection, book: Book) -> None:
+    leases = [book.leases[one] for one in sorted(book.ended)]
+    gone = await db.fetchval(
+        SQL.end_leases,
+        *_lease_columns(leases),
+        texts([one.state for one in leases]),
+        numbers([one.closed_at for one in leases]),
+        texts(["" if one.measured is None else str(one.measured) for one in leases]),
+        numbers([one.written_off for one in leases]),
+        numbers([one.refunded for one in leases]),
+    )
+    if gone != len(book.ended - book.opened):
+        raise Stale(f"{gone} of {len(book.ended - book.opened)} leases were open")
+
+
+async def _correct_ended(db: Connection, leases: Sequence[Lease]) -> None:
+    rows = await db.fetch(
+        SQL.correct_ended,
+        numbers([one.id for one in leases]),
+        numbers([one.posted for one in leases]),
+        numbers([one.written_off for one in leases]),
+        numbers([one.refunded for one in leases]),
+    )
+    if len(rows) != len(leases):
+        raise Stale(f"{len(rows)} of {len(leases)} ended leases")
+
+
+async def _save_notices(db: Connection, book: Book) -> None:
+    owners = [book.accounts[one.account] for one in book.events]
+    await db.execute(
+        SQL.notice,
+        [str(one.news) for one in book.events],
+        [owner.tenant for owner in owners],
+        [owner.name for owner in owners],
+        [_notice(one, owner) for one, owner in zip(book.events, owners, strict=True)],
+    )
+
+
+def _notice(event: Event, owner: Account) -> bytes:
+    return _encode(
+        {
+            "account": owner.name,
+            "amount": credits_of(event.amount),
+            "available": credits_of(owner.available),
+            "lease": lease_name(event.lease) if event.lease else "",
+            "reason": event.reason,
+        }
+    )
+
+
+def _paid(book: Book) -> set[int]:
+    """The accounts to which something came, or of which something is no longer held."""
+    credited = {one.credit for one in book.entries if one.credit >= FIRST_ACCOUNT}
+    return credited | {book.leases[one].account for one in book.ended}
+
+
+def told_of(payload: str) -> set[int] | None:
+    """The accounts that a notification on CHANNEL names; None for all."""
+    return None if payload == ALL else {int(one) for one in payload.split(",") if one.isdigit()}
+
+
+# Rows and columns.
+
+
+def _account(row: Any) -> Account:
+    return Account(
+        row[0], row[1], row[2], _STATUSES[row[3]], row[4], row[5], row[6], row[7], row[8], row[9], row[10], row[11],
+        row[12], row[13], row[14], row[15], row[16], row[17], row[18], row[19], row[20],
+    )  # fmt: skip
+
+
+def _lease(row: Any) -> Lease:
+    past, ahead = row[16], row[17]
+    return Lease(
+        row[0], row[1], row[2], row[3], row[4], _amounts.decode(row[5]), row[6], row[7], row[8], _MODES[row[9]],
+        row[10], row[11], row[12], row[13], row[14], row[15], () if past == b"[]" else _segments(past),
+        () if ahead == b"[]" else _segments(ahead), row[18], row[19], row[20], row[21], row[22], row[23], row[24],
+        row[25],
+    )  # fmt: skip
+
+
+def _ended(row: Any) -> Lease:
+    lease = _lease(row)
+    lease.state, lease.closed_at, lease.written_off = LeaseState(row[26]), row[27], row[28]
+    return lease
+
+
+def _account_columns(accounts: Sequence[Account]) -> tuple[list[Any], ...]:
+    columns = [
+        (
+            one.id, one.version, str(one.status), one.posted, one.held, one.credit_limit, one.gpus, one.gpus_max,
+            one.spend_rate_max, one.spend_burst, one.tokens, one.tokens_at, one.daily_cap, one.stop_at_cap,
+            one.time_zone, one.day, one.day_posted, one.low_balance,
+        )
+        for one in accounts
+    ]  # fmt: skip
+    return tuple(list(column) for column in zip(*columns, strict=True)) if columns else ([],) * 18
+
+
+def _segments_of(lines: Iterable[tuple[Segment, ...]]) -> str:
+    return documents([_encode(one) if one else b"[]" for one in lines])
+
+
+def _lease_columns(leases: Sequence[Lease]) -> tuple[str, ...]:
+    return (
+        numbers([one.id for one in leases]),
+        numbers([one.account for one in leases]),
+        texts([one.job for one in leases]),
+        numbers([one.rate for one in leases]),
+        numbers([one.window for one in leases]),
+        documents([_encode(one.amounts) for one in leases]),
+        texts([one.klass for one in leases]),
+        numbers([one.gpus for one in leases]),
+        numbers([one.discount for one in leases]),
+        texts([one.mode for one in leases]),
+        texts([one.uid for one in leases]),
+        numbers([one.epoch for one in leases]),
+        texts([one.node for one in leases]),
+        numbers([one.opened_at for one in leases]),
+        *_standing_columns(leases),
+        texts([one.work for one in leases]),
+    )
+
+
+def _moved_columns(leases: Sequence[Lease]) -> tuple[str, ...]:
+    return (
+        numbers([one.id for one in leases]),
+        numbers([one.rate for one in leases]),
+        *_standing_columns(leases),
+    )
+
+
+def _standing_columns(leases: Sequence[Lease]) -> tuple[str, ...]:
+    """How far each is paid, posted and settled: what moves while it is open."""
+    return (
+        numbers([one.started_at for one in leases]),
+        numbers([one.since for one in leases]),
+        _segments_of(one.past for one in leases),
+        _segments_of(one.ahead for one in leases),
+        numbers([one.posted_until for one in leases]),
+        numbers([one.paid_until for one in leases]),
+        numbers([one.posted for one in leases]),
+        numbers([one.held for one in leases]),
+        numbers([one.seq for one in leases]),
+        texts([one.final for one in leases]),
+    )
+
+
+def _entry_columns(entries: Sequence[Entry]) -> tuple[str, ...]:
+    return (
+        texts([one.type for one in entries]),
+        numbers([one.debit for one in entries]),
+        numbers([one.credit for one in entries]),
+        numbers([one.amount for one in entries]),
+        numbers([one.lease for one in entries]),
+        numbers([one.seq for one in entries]),
+        numbers([one.rate for one in entries]),
+        numbers([one.begin for one in entries]),
+        numbers([one.end for one in entries]),
+        texts([one.request for one in entries]),
+        texts([one.actor for one in entries]),
+        texts([one.reason for one in entries]),
+    )
+
+
+async def load_last(db: Connection) -> int:
+    """The number of the last entry."""
+    last: int = await db.fetchval(SQL.position)
+    return last
+
+
+async def ensure_partitions(db: Connection) -> None:
+    """Room for the next entries, well before they come."""
+    first = await load_last(db) // PARTITION_SIZE
+    there = {row["name"] for row in await db.fetch(SQL.partitions)}
+    for index in (first, first + 1):
+        name = f"entry_{index:09d}"
+        if name not in there:
+            try:
+                await db.execute(
+                    # A partition that is made in place waits for all who read entries, and all who write wait for it.
+                    f"CREATE TABLE {name} (LIKE entry INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING INDEXES);"
+                    f"ALTER TABLE entry ATTACH PARTITION {name} "
+                    f"FOR VALUES FROM ({index * PARTITION_SIZE}) TO ({(index + 1) * PARTITION_SIZE});"
+                    # Triggers on rows come with the table, this one does not.
+                    f"CREATE TRIGGER entry_never_emptied BEFORE TRUNCATE ON {name} "
+                    "FOR EACH STATEMENT EXECUTE FUNCTION entry_is_immutable()"
+                )
+            except (asyncpg.DuplicateTableError, asyncpg.UniqueViolationError):
+                continue  # another process was faster

@@ -1,0 +1,225 @@
+"""What of the ledger is not as it must be: rows that are wrong, by statements that name nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, TypeAlias
+
+from bursar.core.credit.account import SYSTEM_ACCOUNTS
+from bursar.core.credit.hash_chain import Check, Finding
+from bursar.core.credit.lease import lease_name
+from bursar.core.values.money import credits_of
+from bursar.core.values.replace import replace
+from bursar.store.db.database import Connection
+from bursar.store.db.sql_loader import statements
+
+SQL = statements("credit/ledger_verify")
+
+# Of each kind: where more is wrong, these are enough to know.
+FINDINGS_MAX = 20
+# Leases that are added up in one statement, and for how many quarters of an hour these may have run: a second's work.
+LEASES_MAX = 1000
+QUARTERS_MAX = 50_000
+LEASE_MAX = 2**62
+
+Key: TypeAlias = tuple[int, int, str]  # account, lease and type of a rollup
+
+
+class Sum(NamedTuple):
+    """What a rollup says."""
+
+    entries: int
+    amount: int
+    micros: int
+    first: int
+    last: int
+    begin: int  # 0: nothing was paid for by time
+    until: int
+
+
+async def list_missing(db: Connection, first: int, last: int, block: int = 0) -> list[Finding]:
+    rows = await db.fetch(SQL.missing_entries, first, last, FINDINGS_MAX)
+    return [Finding(Check.ENTRY, f"entry {row['number']}", "it is missing", block) for row in rows]
+
+
+async def list_untimely(db: Connection, first: int, last: int, block: int = 0) -> list[Finding]:
+    rows = await db.fetch(SQL.untimely_entries, first, last, FINDINGS_MAX)
+    said = "its time is before that of the entry before it"
+    return [Finding(Check.ENTRY, f"entry {row['number']}", said, block) for row in rows]
+
+
+async def list_kept(db: Connection, first: int, last: int, block: int) -> list[Finding]:
+    """Lines that are kept for ever and are not what was written."""
+    rows = await db.fetch(SQL.kept_differences, first, last, FINDINGS_MAX)
+    return [
+        Finding(
+            Check.KEPT,
+            f"kept entry {row['number']}",
+            "it is missing" if row["missing"] else "it was never written" if row["extra"] else "it was changed",
+            block,
+        )
+        for row in rows
+    ]
+
+
+async def list_rollups(db: Connection, blocks: tuple[int, int], parts: Iterable[tuple[int, int]]) -> list[Finding]:
+    """Rollups that are not what the lines come to. The lines are added up part by part: a quarter of an hour has
+    millions, and its rollups are few."""
+    due: dict[Key, Sum] = {}
+    for first, last in parts:
+        for key, more in _sums(await db.fetch(SQL.sums_of_entries, first, last)):
+            due[key] = _together(due[key], more) if key in due else more
+    wrong: dict[Key, Sum | None] = {}
+    missing = set(due)
+    for key, said in _sums(await db.fetch(SQL.rollups, *blocks)):
+        missing.discard(key)
+        if due.get(key) != said:
+            wrong[key] = said
+    wrong.update(dict.fromkeys(missing))
+    return [_rollup(key, wrong[key], due.get(key), blocks[1]) for key in sorted(wrong)[:FINDINGS_MAX]]
+
+
+def _sums(rows: list[Any]) -> Iterator[tuple[Key, Sum]]:
+    for account, lease, type_, count, amount, micros, *rest in rows:
+        yield (account, lease, type_), Sum(count, int(amount), int(micros), *rest)
+
+
+def _together(one: Sum, other: Sum) -> Sum:
+    return Sum(
+        one.entries + other.entries,
+        one.amount + other.amount,
+        one.micros + other.micros,
+        min(one.first, other.first),
+        max(one.last, other.last),
+        min(one.begin or other.begin, other.begin or one.begin),
+        max(one.until, other.until),
+    )
+
+
+def _rollup(key: Key, said: Sum | None, due: Sum | None, block: int) -> Finding:
+    account, lease, type_ = key
+    where = f"rollup of block {block}, {_account(account)}" + (f", {lease_name(lease)}" if lease else "") + f", {type_}"
+    amounts = said.amount if said else None, due.amount if due else None
+    return Finding(Check.ROLLUP, where, _differs(*amounts, "its entries come to"), block)
+
+
+async def load_rollup_sum(db: Connection, first_block: int, last_block: int) -> tuple[int, int | None, int | None]:
+    """What rollups come to, and which blocks have any."""
+    row = await db.fetchrow(SQL.rollup_sum, first_block, last_block)
+    return int(row["amount"]), row["first_block"], row["last_block"]
+
+
+async def list_balances_of_block(db: Connection, block: int, first: int, last: int) -> list[Finding]:
+    return _balances(await db.fetch(SQL.balances_against_entries, block, first, last, FINDINGS_MAX), block)
+
+
+async def list_balances_of_page(db: Connection, first_block: int, last_block: int) -> list[Finding]:
+    return _balances(await db.fetch(SQL.balances_against_rollups, first_block, last_block, FINDINGS_MAX), last_block)
+
+
+def _balances(rows: list[Any], block: int) -> list[Finding]:
+    return [
+        Finding(
+            Check.BALANCE,
+            f"balance of {_account(row['account'])} after block {block}",
+            "nothing moved it"
+            if row["extra"]
+            else _differs(row["said"], row["due"], "with what moved it, it comes to"),
+            block,
+        )
+        for row in rows
+    ]
+
+
+async def list_ended(db: Connection, blocks: tuple[int, int], times: tuple[int, int], sealed: int) -> list[Finding]:
+    """Leases that ended within some blocks, between two times, and had other entries than they say."""
+    ended = [(row["id"], row["quarters"]) for row in await db.fetch(SQL.ended_leases, *blocks, *times)]
+    found: list[Finding] = []
+    for leases in _slices(ended):
+        rows = await db.fetch(SQL.ended_differences, leases, sealed, FINDINGS_MAX)
+        found += _amounts(Check.LEASE, "posted of lease", rows, "entries")
+    return [Finding(one.check, one.where, one.message, blocks[1]) for one in found[:FINDINGS_MAX]]
+
+
+def _slices(leases: list[tuple[int, int]]) -> Iterator[list[int]]:
+    """Leases with the quarters of an hour for which they ran, as many together as may be added up at once."""
+    together: list[int] = []
+    total = 0
+    for number, quarters in leases:
+        if together and (total + quarters > QUARTERS_MAX or len(together) >= LEASES_MAX):
+            yield together
+            together, total = [], 0
+        together.append(number)
+        total += quarters
+    if together:
+        yield together
+
+
+async def list_leases(db: Connection, sealed: int, after: int) -> tuple[list[Finding], int]:
+    """Of the next leases after one, those that say something else than their entries; and how far that is."""
+    through: int | None = await db.fetchval(SQL.some_leases, after, LEASES_MAX, QUARTERS_MAX)
+    if through is None:
+        return [], LEASE_MAX
+    rows = await db.fetch(SQL.lease_posted_differences, sealed, after, through, FINDINGS_MAX)
+    found = _amounts(Check.LEASE, "posted of lease", rows, "entries")
+    return [replace(one, lease=row["id"]) for one, row in zip(found, rows, strict=True)], through
+
+
+async def list_present(db: Connection, head: int, sealed: int) -> list[Finding]:
+    """What is said of the present: of accounts, what leases hold, and entries that are not sealed yet."""
+    found = [
+        Finding(Check.CHAIN, f"block {row['block']}", "it is missing: there are rollups or balances of it")
+        for row in await db.fetch(SQL.stray_rollups, head, FINDINGS_MAX)
+    ]
+    found += await _tail(db, sealed)
+    found += _amounts(Check.BALANCE, "account", await db.fetch(SQL.posted_differences, sealed, FINDINGS_MAX), "entries")
+    found += [
+        Finding(Check.BALANCE, f"account {row['account']}", "it has entries and does not exist")
+        for row in await db.fetch(SQL.strangers, FINDINGS_MAX)
+    ]
+    found += [_held(row) for row in await db.fetch(SQL.held_differences, FINDINGS_MAX)]
+    found += _amounts(Check.LEASE, "held of lease", await db.fetch(SQL.lease_held_differences, FINDINGS_MAX), "window")
+    found += [
+        Finding(Check.NEGATIVE, row["name"], f"{row['what']} is {credits_of(int(row['amount']))}")
+        for row in await db.fetch(SQL.negative, FINDINGS_MAX)
+    ]
+    if total := int(await db.fetchval(SQL.sum_of_balances)):
+        found.append(Finding(Check.SUM, "ledger", f"all accounts together have {credits_of(total)}, and not nothing"))
+    return found
+
+
+async def _tail(db: Connection, sealed: int) -> list[Finding]:
+    row = await db.fetchrow(SQL.tail, sealed)
+    if row["count"] == row["last"] - sealed and (row["newest"] or sealed) == row["last"]:
+        return await list_untimely(db, sealed + 1, row["last"])
+    found = await list_missing(db, sealed + 1, row["last"])
+    if (row["newest"] or 0) > row["last"]:
+        found.append(Finding(Check.ENTRY, f"entry {row['newest']}", f"the ledger's last one is {row['last']}"))
+    return found
+
+
+def _amounts(check: Check, what: str, rows: list[Any], of: str) -> list[Finding]:
+    said = f"its {of} come to" if of == "entries" else f"its {of} comes to"
+    return [Finding(check, f"{what} {row['id']}", _differs(row["said"], row["due"], said)) for row in rows]
+
+
+def _held(row: Any) -> Finding:
+    if row["said"] != row["due"]:
+        said = f"it holds {credits_of(int(row['said']))}, its open leases hold {credits_of(int(row['due']))}"
+    else:
+        said = f"it uses {row['gpus_said']} thousandths of a GPU, its open leases use {row['gpus_due']}"
+    return Finding(Check.HELD, f"account {row['id']}", said)
+
+
+def _differs(said: Any, due: Any, of: str) -> str:
+    if said is None:
+        return f"it is missing: {of} {credits_of(int(due))}"
+    if due is None:
+        return f"it says {credits_of(int(said))}, and there are no such entries"
+    if said == due:
+        return "its count, its time or its entries are not right"
+    return f"it says {credits_of(int(said))}, {of} {credits_of(int(due))}"
+
+
+def _account(number: int) -> str:
+    return SYSTEM_ACCOUNTS.get(number, f"account {number}")

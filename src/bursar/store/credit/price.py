@@ -1,0 +1,65 @@
+"""Prices in the database: versions that are added and never changed; those to come may be taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from bursar.core.credit.price import Price, PriceList
+from bursar.store.db.database import Connection
+from bursar.store.db.sql_loader import statements
+
+SQL = statements("credit/price")
+
+
+class PriceRow(NamedTuple):
+    """A price, and who set it when."""
+
+    price: Price
+    created_at: datetime
+    created_by: str
+
+
+async def load_version(db: Connection) -> int:
+    """Rises with every new price."""
+    version: int = await db.fetchval(SQL.version)
+    return version
+
+
+async def load_all(db: Connection) -> PriceList:
+    return PriceList.of(Price(*row) for row in await db.fetch(SQL.read_all))
+
+
+async def list_prices(db: Connection) -> list[PriceRow]:
+    """By resource, class and time."""
+    return [PriceRow(Price(*row[:4]), row[4], row[5]) for row in map(tuple, await db.fetch(SQL.list))]
+
+
+async def raise_version(db: Connection) -> None:
+    """Whoever knows prices reads them again. Locks the ledger's row."""
+    await db.execute(SQL.raise_version)
+
+
+async def drop(db: Connection, prices: Sequence[Price]) -> int:
+    """Take prices back that have not begun; how many there were."""
+    rows = await db.fetch(
+        SQL.drop,
+        [one.resource for one in prices],
+        [one.klass for one in prices],
+        [one.effective_from for one in prices],
+    )
+    return len(rows)
+
+
+async def add(db: Connection, prices: Sequence[tuple[Price, str]]) -> int:
+    """Add prices, each with who sets it; how many were new."""
+    rows = await db.fetch(
+        SQL.add,
+        [price.resource for price, _ in prices],
+        [price.klass for price, _ in prices],
+        [price.per_second for price, _ in prices],
+        [price.effective_from for price, _ in prices],
+        [actor for _, actor in prices],
+    )
+    return len(rows)

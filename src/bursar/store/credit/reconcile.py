@@ -1,0 +1,115 @@
+"""Leases that have ended and what was measured of them, in the database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from bursar.core.credit.drift import Drift
+from bursar.core.values.money import MICROS
+from bursar.store.db.database import Connection
+from bursar.store.db.sql_loader import statements
+
+SQL = statements("credit/reconcile")
+
+
+class Ended(NamedTuple):
+    lease: int
+    account: int
+
+
+class LastWord(NamedTuple):
+    """For how many microseconds something ran on a node, as that said in the end."""
+
+    uid: str
+    epoch: int
+    node: str
+    micros: int
+
+
+class Measures(NamedTuple):
+    """What is known of how long leases ran, under locks. Those that somebody has reconciled meanwhile are not here."""
+
+    by_node: Mapping[int, int | None]  # microseconds, of every lease
+    told: Mapping[int, int]  # the same, of those of which their nodes had the last word
+    by_events: Mapping[int, int]  # amounts, of those that have events
+    missing: int  # numbers of events that never came
+
+
+async def load_due(db: Connection, wait_micros: int, gap_micros: int, limit: int) -> list[Ended]:
+    """Leases that can be reconciled now, the oldest first."""
+    return [Ended(*row) for row in await db.fetch(SQL.due, wait_micros, gap_micros, limit)]
+
+
+async def lock_sums(db: Connection, leases: Sequence[int]) -> dict[int, int]:
+    """Lock what the events of these leases come to, and read it where there are any."""
+    await db.execute(SQL.claim_sums, leases)
+    rows = await db.fetch(SQL.lock_sums, leases)
+    return {row["lease"]: int(row["amount"]) for row in rows if row["events"]}
+
+
+async def load_measures(db: Connection, leases: Sequence[int], sums: Mapping[int, int]) -> Measures:
+    """After everything is locked."""
+    rows = await db.fetch(SQL.open_questions, leases)
+    by_node = {row["id"]: None if row["seconds"] is None else round(row["seconds"] * MICROS) for row in rows}
+    told = {row["id"]: row["told"] for row in rows if row["told"] is not None}
+    return Measures(by_node, told, sums, await db.fetchval(SQL.missing, leases))
+
+
+async def save_last_words(db: Connection, words: Sequence[LastWord]) -> None:
+    """Of leases that ended without them; a lease has one last word."""
+    last = sorted({(one.uid, one.epoch, one.node): one for one in words}.values())
+    await db.execute(SQL.save_last_words, *(list(column) for column in zip(*last, strict=True)))
+
+
+async def save_settled(db: Connection, measured: Mapping[int, int | None]) -> None:
+    await db.execute(SQL.settle, list(measured), list(measured.values()))
+
+
+async def count(db: Connection, outcomes: Mapping[str, tuple[int, int]]) -> None:
+    """Add leases and amounts to what each outcome has come to."""
+    names = sorted(outcomes)
+    await db.execute(SQL.count, names, [outcomes[name][0] for name in names], [outcomes[name][1] for name in names])
+
+
+class MoreDrift(NamedTuple):
+    """Drift that is added to that of an account in the present hour."""
+
+    leases: int = 0
+    amount: int = 0
+    alerted: bool = False
+
+
+async def load_drifts(db: Connection, accounts: Iterable[int], first_hour: int) -> dict[int, Drift]:
+    """The drift of these accounts since an hour, where there is any."""
+    rows = await db.fetch(SQL.drifts, sorted(set(accounts)), first_hour)
+    return {row["account"]: Drift(int(row["amount"]), row["alerted"]) for row in rows}
+
+
+async def add_drifts(db: Connection, hour: int, more: Mapping[int, MoreDrift]) -> None:
+    """Under the locks of the accounts."""
+    accounts = sorted(more)
+    columns = zip(*(more[one] for one in accounts), strict=True)
+    await db.execute(SQL.add_drifts, hour, accounts, *(list(column) for column in columns))
+
+
+async def count_drifting(db: Connection, first_hour: int, limit: int) -> int:
+    """Count the accounts whose drift since an hour is above a limit."""
+    count: int = await db.fetchval(SQL.drifting, first_hour, limit)
+    return count
+
+
+async def forget_drifts(db: Connection, first_hour: int) -> None:
+    """Drop the drift of all accounts before an hour."""
+    await db.execute(SQL.forget_drifts, first_hour)
+
+
+async def load_totals(db: Connection) -> dict[str, tuple[int, int]]:
+    """Leases and nanocredits, by outcome."""
+    return {row["outcome"]: (row["leases"], int(row["amount"])) for row in await db.fetch(SQL.totals)}
+
+
+async def load_backlog(db: Connection, wait_micros: int) -> tuple[int, int]:
+    """How many leases wait to be reconciled longer than they should, and since when, in microseconds."""
+    row = await db.fetchrow(SQL.backlog, wait_micros)
+    return row["leases"], row["oldest_micros"]

@@ -1,0 +1,231 @@
+"""Blocks and pages of entries in the database; partitions of entries, dropped once what they come to is proven."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import msgspec
+
+from bursar.core.credit.hash_chain import Block, Finding, Page, micros_of, time_of
+from bursar.store.db.database import Connection
+from bursar.store.db.sql_loader import statements
+
+SQL = statements("credit/seal")
+
+_decode = msgspec.json.Decoder(list[Finding]).decode
+
+
+class Digest(NamedTuple):
+    """What the lines of a range come to; the same fields as a block's."""
+
+    lines: int
+    amount: int
+    first_at: int
+    last_at: int
+    checksum: int
+    weighted: int
+    entries_hash: bytes
+    kept_hash: bytes
+
+
+class Partition(NamedTuple):
+    name: str
+    pending: bool
+    first: int
+    last: int
+
+
+class Standing(NamedTuple):
+    """How far the ledger is sealed and verified, and what is wrong with it."""
+
+    last: int  # the last entry
+    sealed: int  # the last one that is in a block
+    block: int
+    hash: bytes
+    sealed_at: datetime | None
+    floor: int  # the first entry that is kept line by line
+    verified: int  # blocks that were verified since they were sealed
+    reviewed: int  # how far they were verified again
+    leases: int  # how far leases were
+    checked_at: datetime | None
+    findings: list[Finding]
+
+    @property
+    def unsealed(self) -> int:
+        return self.last - self.sealed
+
+
+async def lock(db: Connection) -> bool:
+    """Whether nobody else seals; held until the end of the transaction."""
+    return bool(await db.fetchval(SQL.lock))
+
+
+async def load_head(db: Connection) -> Block | None:
+    row = await db.fetchrow(SQL.head)
+    return _block(row) if row else None
+
+
+async def load_time(db: Connection, entry: int) -> int | None:
+    at = await db.fetchval(SQL.time_of_entry, entry)
+    return micros_of(at) if at else None
+
+
+async def find_first_since(db: Connection, first: int, last: int, at: int) -> int | None:
+    number: int | None = await db.fetchval(SQL.first_since, first, last, time_of(at))
+    return number
+
+
+async def load_digest(db: Connection, first: int, last: int) -> Digest:
+    row = await db.fetchrow(SQL.digest, first, last)
+    return Digest(
+        row["count"],
+        int(row["amount"]),
+        micros_of(row["first_at"]) if row["first_at"] else 0,
+        micros_of(row["last_at"]) if row["last_at"] else 0,
+        int(row["checksum"]),
+        int(row["weighted"]),
+        row["entries_hash"],
+        row["kept_hash"],
+    )
+
+
+async def load_kept_hash(db: Connection, first: int, last: int) -> bytes:
+    found: bytes = await db.fetchval(SQL.kept_hash, first, last)
+    return found
+
+
+async def save_sums(db: Connection, block: int, first: int, last: int) -> bytes:
+    """What the lines of a block come to; the hash of that."""
+    await db.execute(SQL.save_kept, first, last)
+    await db.execute(SQL.save_rollups, block, first, last)
+    await db.execute(SQL.save_balances, block)
+    return await load_rollup_hash(db, block)
+
+
+async def load_rollup_hash(db: Connection, block: int) -> bytes:
+    found: bytes = await db.fetchval(SQL.rollup_hash, block)
+    return found
+
+
+async def save_block(db: Connection, block: Block) -> None:
+    await db.execute(
+        SQL.save_block, block.number, block.first, block.last, block.amount, time_of(block.first_at),
+        time_of(block.last_at), block.checksum, block.weighted, block.entries_hash, block.kept_hash, block.rollup_hash,
+        block.previous, block.hash,
+    )  # fmt: skip
+
+
+async def load_blocks(db: Connection, after: int, until: int, limit: int) -> list[Block]:
+    """Blocks in (after, until], in order."""
+    return [_block(row) for row in await db.fetch(SQL.blocks, after, until, limit)]
+
+
+async def load_last_page(db: Connection) -> Page | None:
+    return _page(await db.fetchrow(SQL.last_page))
+
+
+async def load_block_before(db: Connection, number: int) -> Block | None:
+    row = await db.fetchrow(SQL.block_before, number)
+    return _block(row) if row else None
+
+
+async def load_page_before(db: Connection, number: int) -> Page | None:
+    return _page(await db.fetchrow(SQL.page_before, number))
+
+
+async def load_page_of_block(db: Connection, block: int) -> Page | None:
+    return _page(await db.fetchrow(SQL.page_of_block, block))
+
+
+async def load_page_of_entry(db: Connection, entry: int) -> Page | None:
+    return _page(await db.fetchrow(SQL.page_of_entry, entry))
+
+
+async def load_last_page_before(db: Connection, days: float) -> Page | None:
+    return _page(await db.fetchrow(SQL.last_page_before, days))
+
+
+async def merge_rollups(db: Connection, first_block: int, last_block: int) -> bytes:
+    """Roll the blocks of a page up together; the hash of what they come to."""
+    await db.execute(SQL.merge_rollups, first_block, last_block)
+    await db.execute(SQL.drop_merged, first_block, last_block)
+    return await load_rollup_hash(db, last_block)
+
+
+async def save_page(db: Connection, page: Page) -> None:
+    await db.execute(
+        SQL.save_page, page.number, page.first_block, page.last_block, page.first, page.last, page.rollup_hash,
+        page.previous, page.hash,
+    )  # fmt: skip
+
+
+async def raise_floor(db: Connection, floor: int, before: int) -> None:
+    """Below it nobody may count on lines from now on."""
+    # The row of `seal` comes last: others write to it meanwhile.
+    await db.execute(SQL.thin_balances, floor, before)
+    await db.execute(SQL.raise_floor, floor)
+
+
+async def list_partitions(db: Connection) -> list[Partition]:
+    return [Partition(*row) for row in await db.fetch(SQL.partitions)]
+
+
+async def drop_partition(db: Connection, partition: Partition) -> None:
+    """In three steps, none of which makes a writer wait. Whoever finds one of them done goes on with the next."""
+    how = "FINALIZE" if partition.pending else "CONCURRENTLY"
+    await db.execute(f"ALTER TABLE entry DETACH PARTITION {partition.name} {how}")
+    await drop_orphans(db)
+
+
+async def drop_orphans(db: Connection) -> list[str]:
+    names = [row["name"] for row in await db.fetch(SQL.orphans)]
+    for name in names:
+        await db.execute(f"DROP TABLE IF EXISTS {name}")
+    return names
+
+
+async def load_standing(db: Connection) -> Standing:
+    row = await db.fetchrow(SQL.standing)
+    return Standing(
+        row["last"],
+        row["sealed"],
+        row["block"],
+        row["hash"] or b"",
+        row["sealed_at"],
+        row["floor"],
+        row["verified"],
+        row["reviewed"],
+        row["leases"],
+        row["checked_at"],
+        _decode(row["findings"]),
+    )
+
+
+async def claim_check(db: Connection, seconds: float) -> bool:
+    """Whether it is time to verify again, and nobody else does."""
+    return await db.fetchval(SQL.claim_check, seconds) is not None
+
+
+async def claim_drop(db: Connection, seconds: float) -> bool:
+    return await db.fetchval(SQL.claim_drop, seconds) is not None
+
+
+async def save_check(db: Connection, verified: int, reviewed: int, leases: int, findings: list[Finding]) -> None:
+    await db.execute(SQL.save_check, verified, reviewed, leases, msgspec.json.encode(findings))
+
+
+async def save_checked(db: Connection) -> None:
+    """All that is to be looked at each time was."""
+    await db.execute(SQL.save_checked)
+
+
+def _block(row: Any) -> Block:
+    number, first, last, amount, first_at, last_at, checksum, weighted, *hashes = row
+    return Block(
+        number, first, last, int(amount), micros_of(first_at), micros_of(last_at), int(checksum), int(weighted), *hashes
+    )
+
+
+def _page(row: Any) -> Page | None:
+    return Page(*row) if row else None

@@ -1,0 +1,127 @@
+"""Measured usage of jobs in the database: events, each once, and what those of a lease come to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+from bursar.core.credit.usage_events import PayingLease, UsageEvent
+from bursar.core.values.money import MICROS
+from bursar.store.db.database import Connection
+from bursar.store.db.sql_loader import statements
+
+SQL = statements("credit/usage_events")
+
+# How long after its end usage of a lease is taken. Events are kept longer than that: none is ever counted twice.
+LATE_MICROS_MAX = 30 * 86_400 * MICROS
+KEPT_MICROS = LATE_MICROS_MAX + 86_400 * MICROS
+
+
+class EventKey(NamedTuple):
+    account: int
+    job: str
+    seq: int
+
+
+class MeteredEvent(NamedTuple):
+    """An event, and the lease that it is of."""
+
+    event: UsageEvent
+    payer: PayingLease
+
+    @property
+    def key(self) -> EventKey:
+        return EventKey(self.payer.account, self.event.job, self.event.seq)
+
+
+class Sum(NamedTuple):
+    """What some events of one lease add to its sum."""
+
+    account: int
+    job: str
+    lease: int
+    events: int
+    seq_min: int
+    seq_max: int
+    amount: int
+
+
+async def load_payers(db: Connection, jobs: Iterable[str]) -> dict[str, list[PayingLease]]:
+    """The leases of these jobs."""
+    found: dict[str, list[PayingLease]] = {}
+    for row in await db.fetch(SQL.payers, sorted(set(jobs)), LATE_MICROS_MAX):
+        found.setdefault(row["job"], []).append(PayingLease(*row))
+    return found
+
+
+async def save(db: Connection, lines: Sequence[MeteredEvent]) -> set[EventKey]:
+    """Write these, no key twice among them; which of them were new. Waits for whoever is writing the same."""
+    events, payers = [line.event for line in lines], [line.payer for line in lines]
+    rows = await db.fetch(
+        SQL.save,
+        [one.account for one in payers],
+        [one.job for one in events],
+        [one.seq for one in events],
+        [one.id for one in payers],
+        [one.node for one in events],
+        [one.klass for one in events],
+        [one.gpus for one in events],
+        [one.begin for one in events],
+        [one.end for one in events],
+        [one.micros for one in events],
+        [one.monotonic for one in events],
+        [one.utilization for one in events],
+    )
+    return {EventKey(*row) for row in rows}
+
+
+async def load(db: Connection, keys: Sequence[EventKey]) -> dict[EventKey, tuple[int, UsageEvent]]:
+    """Those that were written before, each with its lease."""
+    rows = await db.fetch(SQL.load, *(list(column) for column in zip(*keys, strict=True)))
+    return {
+        EventKey(row["account"], row["job"], row["seq"]): (
+            row["lease"],
+            UsageEvent(
+                row["job"], row["seq"], row["begin_us"], row["end_us"], row["micros"], row["class"], row["gpus"],
+                row["node"], row["monotonic"], row["utilization"],
+            ),
+        )
+        for row in rows
+    }  # fmt: skip
+
+
+async def add_up(db: Connection, sums: Iterable[Sum]) -> None:
+    """Raise the sums of these leases; rows stay locked, so that nobody reconciles before this is committed."""
+    columns = [list(column) for column in zip(*sums, strict=True)]
+    await db.execute(SQL.add_up, *columns)
+
+
+async def reopen(db: Connection, leases: Iterable[int]) -> set[int]:
+    """Have those of them that were reconciled already reconciled again; which these are."""
+    return {row["id"] for row in await db.fetch(SQL.reopen, sorted(set(leases)))}
+
+
+async def forget(db: Connection, limit: int = 10_000) -> int:
+    """Drop what was measured of leases that ended too long ago to be reconciled again, so many rows at a time."""
+    before = datetime.now(UTC) - timedelta(microseconds=KEPT_MICROS)
+    if events := _count(await db.execute(SQL.forget_events, before, KEPT_MICROS, limit)):
+        return events
+    return _count(await db.execute(SQL.forget_sums, before, KEPT_MICROS, limit))
+
+
+def sums_of(lines: Iterable[tuple[MeteredEvent, int]]) -> list[Sum]:
+    """What these events, each with its amount, add to the sums of their leases."""
+    found: dict[tuple[int, str, int], Sum] = {}
+    for (event, payer), amount in lines:
+        key = (payer.account, event.job, payer.id)
+        before = found.get(key) or Sum(*key, 0, event.seq, event.seq, 0)
+        found[key] = Sum(
+            *key, before.events + 1, min(before.seq_min, event.seq), max(before.seq_max, event.seq),
+            before.amount + amount,
+        )  # fmt: skip
+    return list(found.values())
+
+
+def _count(tag: str) -> int:
+    return int(tag.rpartition(" ")[2])

@@ -1,0 +1,248 @@
+"""Nodes' beats in the database: when each was heard, on which stream, until when its leases run, and what it runs.
+
+Everything here is about many nodes at once, and costs what those nodes have placed, however large the rest is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from bursar.core.credit.shortfall import Shortfall
+from bursar.core.nodes.liveness import Standing
+from bursar.core.nodes.node_claim import Claim as NodeClaim
+from bursar.core.objects.allocation import Peer
+from bursar.core.objects.object import Key
+from bursar.store.db.columns import documents, numbers, texts
+from bursar.store.db.database import Connection
+from bursar.store.db.sql_loader import statements
+
+SQL = statements("nodes/heartbeat")
+
+_decode_peers = msgspec.json.Decoder(tuple[Peer, ...]).decode
+_decode_claim = msgspec.json.Decoder(NodeClaim).decode
+
+LOAD_SECONDS_MAX = 300  # what was measured before says nothing of now
+
+
+class SeenBeat(Struct, frozen=True):
+    """One beat. `generation` is that of the node's certificate; 0 where the door is insecure and none was shown."""
+
+    node: str
+    session: str
+    generation: int
+    lease_seconds: int
+    address: str = ""
+    agent: str = ""
+
+    @property
+    def stream(self) -> tuple[str, str]:
+        return self.node, self.session
+
+
+class Claim(NamedTuple):
+    """What is placed on a node, of that which the node spoke of."""
+
+    key: Key
+    uid: str
+    epoch: int
+    gang: str
+    phase: str
+    lease: int = 0  # what pays for it; 0 where nobody does
+    frozen: bool = False  # it is recorded that it stands still; what was placed a moment ago does not
+    short: Shortfall | None = None  # it is recorded that no more of its time is paid for; the same holds
+
+
+class WantedPlace(NamedTuple):
+    """What is placed on a node, and whether it is to run there or to stop."""
+
+    key: Key
+    uid: str
+    tenant: str
+    epoch: int
+    wanted: bool
+    gang: str
+    doc: bytes
+    status: bytes
+    lease: int = 0
+
+
+class WantedSet(NamedTuple):
+    """All of it, at this revision."""
+
+    revision: int
+    places: tuple[WantedPlace, ...]
+    claim: NodeClaim | None = None  # whose the node is, where it is claimed
+
+
+class UsageRow(NamedTuple):
+    """What a placement has used on a node, from its start on."""
+
+    uid: str
+    epoch: int
+    node: str
+    seconds: float
+    cpu_seconds: float
+    memory_bytes: int
+    memory_bytes_max: int
+    gpu_seconds: float
+
+
+async def save_first(db: Connection, beats: Sequence[SeenBeat]) -> dict[str, tuple[str, int]]:
+    """First beats of streams, one per node: each stream becomes its node's. The nodes that may speak, and as what each
+    stands: Ready, or what was said of its silence; and when that was, by the clock that money is counted by."""
+    rows = await db.fetch(
+        SQL.meet, *_beats(beats), texts([one.address for one in beats]), texts([one.agent for one in beats])
+    )
+    return {row["node"]: (row["silent"] or Standing.READY, row["began"]) for row in rows}
+
+
+async def save_next(db: Connection, beats: Sequence[SeenBeat]) -> dict[tuple[str, str], str]:
+    """Later beats. By (node, session) those that count, and as what each node stands.
+
+    Rows are locked in the order in which they are sent: that of the nodes' names, as everywhere.
+    """
+    sessions = {one.node: one.session for one in beats}
+    if len(sessions) == len(beats):
+        rows = await db.fetch(SQL.beat, *_beats(sorted(beats, key=lambda one: one.node)))
+        return {(row["node"], sessions[row["node"]]): row["silent"] or Standing.READY for row in rows}
+    # Two streams of one node: only one of them is the node's, and one row could not tell which.
+    heard: dict[tuple[str, str], str] = {}
+    rest = list(beats)
+    while rest:
+        some = {one.node: one for one in reversed(rest)}
+        heard |= await save_next(db, list(some.values()))
+        rest = [one for one in rest if some[one.node] is not one]
+    return heard
+
+
+def _beats(beats: Sequence[SeenBeat]) -> tuple[str, str, str, str]:
+    return (
+        texts([one.node for one in beats]),
+        texts([one.session for one in beats]),
+        numbers([one.generation for one in beats]),
+        numbers([one.lease_seconds for one in beats]),
+    )
+
+
+async def load_claims(db: Connection, asked: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Claim]:
+    """By (node, uid), those of the asked that are placed on that node."""
+    rows = await db.fetch(SQL.claims, texts([node for node, _ in asked]), texts([uid for _, uid in asked]))
+    return {
+        (row["node"], row["uid"]): Claim(
+            Key("Allocation", row["namespace"], row["name"]),
+            row["uid"],
+            row["epoch"],
+            row["gang"],
+            row["phase"] or "",
+            row["lease"] or 0,
+        )
+        for row in rows
+    }
+
+
+async def load_wanted(db: Connection, nodes: Iterable[str]) -> dict[str, WantedSet]:
+    """The whole wanted set of each node."""
+    revision = 0
+    places: dict[str, list[WantedPlace]] = {}
+    claims: dict[str, NodeClaim] = {}
+    for row in await db.fetch(SQL.wanted, sorted(set(nodes))):
+        revision = row["revision"]
+        there = places.setdefault(row["node"], [])
+        if row["claim"] is not None:
+            claims[row["node"]] = _decode_claim(row["claim"])
+        if row["uid"] is not None:
+            there.append(
+                WantedPlace(
+                    Key("Allocation", row["namespace"], row["name"]), row["uid"], row["tenant"], row["epoch"],
+                    row["wanted"], row["gang"], row["doc"], row["status"] or b"{}",
+                    row["lease"] or 0,
+                )
+            )  # fmt: skip
+    return {node: WantedSet(revision, tuple(some), claims.get(node)) for node, some in places.items()}
+
+
+class Needed(NamedTuple):
+    """A placement, and what it has to be given before it is started."""
+
+    key: Key
+    epoch: int
+    doc: bytes
+    status: bytes
+    peers: tuple[Peer, ...] = ()
+    stdin: bytes | None = None  # None where nobody has sent it yet
+
+
+async def load_needed(db: Connection, node: str, uid: str) -> Needed | None:
+    """Of what is placed on a node; None where it is not."""
+    row = await db.fetchrow(SQL.prepare, node, uid)
+    if row is None:
+        return None
+    key = Key("Allocation", row["namespace"], row["name"])
+    peers = _decode_peers(row["peers"]) if row["peers"] else ()
+    return Needed(key, row["epoch"], row["doc"], row["status"] or b"{}", peers, row["stdin"])
+
+
+async def load_addresses(db: Connection, nodes: Iterable[str]) -> dict[str, str]:
+    """Where nodes can be reached: as an administrator says, else where the agent serves its calls; else empty."""
+    return {row["name"]: row["address"] for row in await db.fetch(SQL.addresses, sorted(set(nodes)))}
+
+
+async def load_address(db: Connection, node: str) -> str:
+    """Where a node's agent can be called; empty where it said nothing of it, or there is none."""
+    return await db.fetchval(SQL.address, node) or ""
+
+
+async def save_usage(db: Connection, rows: Iterable[UsageRow]) -> None:
+    """What was measured; of each placement the last that is named. What is placed elsewhere is passed over."""
+    last = list({(one.uid, one.epoch, one.node): one for one in rows}.values())
+    await db.execute(
+        SQL.save_usage,
+        texts([one.uid for one in last]),
+        numbers([one.epoch for one in last]),
+        texts([one.node for one in last]),
+        _reals([one.seconds for one in last]),
+        _reals([one.cpu_seconds for one in last]),
+        numbers([one.memory_bytes for one in last]),
+        numbers([one.memory_bytes_max for one in last]),
+        _reals([one.gpu_seconds for one in last]),
+    )
+
+
+async def save_loads(db: Connection, loads: Mapping[str, bytes]) -> None:
+    """What is in use on these nodes, as they measure it: JSON, resource by resource."""
+    nodes = sorted(loads)
+    await db.execute(SQL.save_load, texts(nodes), documents([loads[node] for node in nodes]))
+
+
+async def load_loads(db: Connection, nodes: Sequence[str] | None = None) -> dict[str, bytes]:
+    """What was measured lately, of these nodes or of all."""
+    rows = await db.fetch(SQL.load, LOAD_SECONDS_MAX, None if nodes is None else list(nodes))
+    return {row["node"]: row["used"] for row in rows}
+
+
+async def forget_usage(db: Connection, before: datetime, limit: int = 10_000) -> int:
+    """Drop what was measured before, so many rows at a time; how many were dropped."""
+    return _count(await db.execute(SQL.forget_usage, before, limit))
+
+
+async def forget_gone(db: Connection) -> int:
+    """Drop when nodes were heard that are no more; how many were dropped."""
+    return _count(await db.execute(SQL.forget_gone))
+
+
+def _count(tag: str) -> int:
+    return int(tag.rpartition(" ")[2])
+
+
+def _reals(values: Sequence[float]) -> str:
+    return ",".join(map(repr, map(float, values)))
+
+
+async def load_agents(db: Connection) -> int:
+    """How many nodes have agents."""
+    return int(await db.fetchval(SQL.agents))

@@ -1,0 +1,201 @@
+"""The feed in the database: read in order, kept in partitions, dropped a partition at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import asyncpg
+
+from bursar.core.objects.object import Key
+from bursar.store.db.database import Connection
+from bursar.store.db.sql_loader import statements
+
+SQL = statements("objects/change")
+
+PARTITION_SIZE = 1_000_000
+# Compressing rows a little above 2 kB, as PostgreSQL would, costs more than all else that is done with them.
+INLINE_BYTES_MAX = 4080
+CHANNEL = "bursar_change"  # tells the number of the last change
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    revision: int
+    key: Key
+    uid: str
+    tenant: str
+    type: str
+    labels: bytes
+    fields: bytes
+    before_labels: bytes | None
+    before_fields: bytes | None
+    before_tenant: str | None
+    doc: bytes
+    status: bytes
+    at: datetime
+
+
+class Seen(NamedTuple):
+    """A change as the scheduler reads it: of allocations it knows already, the document is left out."""
+
+    revision: int
+    key: Key
+    uid: str
+    tenant: str
+    type: str
+    labels: bytes
+    fields: bytes
+    doc: bytes | None
+    status: bytes
+    bare: bool = False  # neither labels nor fields nor status were read
+
+
+class Happening(NamedTuple):
+    """A line of the audit log."""
+
+    revision: int
+    key: Key
+    uid: str
+    tenant: str
+    type: str
+    actor: str
+    verb: str
+    reason: str
+    at: datetime
+    status: str | None = None  # of an allocation that changed
+
+
+class Note(NamedTuple):
+    """A line of the audit log about something that is no object. Its document holds no secret."""
+
+    kind: str
+    name: str
+    tenant: str
+    type: str
+    doc: bytes
+    actor: str
+    verb: str
+    reason: str = ""
+
+
+class Position(NamedTuple):
+    revision: int
+    floor: int
+
+
+def _change(row: Any) -> Change:
+    return Change(
+        row["revision"],
+        Key(row["kind"], row["namespace"], row["name"]),
+        row["uid"],
+        row["tenant"],
+        row["type"],
+        row["labels"],
+        row["fields"],
+        row["before_labels"],
+        row["before_fields"],
+        row["before_tenant"],
+        row["doc"],
+        row["status"] or b"{}",
+        row["at"],
+    )
+
+
+async def load_since(db: Connection, revision: int, limit: int) -> list[Change]:
+    return [_change(row) for row in await db.fetch(SQL.since, revision, limit)]
+
+
+async def load_seen(db: Connection, revision: int, limit: int, binder: str) -> list[Seen]:
+    """What happened since; of the placements of `binder`, only that they did."""
+    return [
+        Seen(
+            row[0], Key(row[1], row[2], row[3]), row[4], row[5], row[6], row[7].encode(), row[8].encode(), row[9],
+            row[10] or b"{}", row[11],
+        )
+        for row in await db.fetch(SQL.for_scheduler, revision, limit, binder)
+    ]  # fmt: skip
+
+
+async def load_between(db: Connection, after: int, until: int, kind: str, namespace: str, limit: int) -> list[Change]:
+    """Changes of one kind in (after, until], oldest first."""
+    return [_change(row) for row in await db.fetch(SQL.of_kind_between, after, until, kind, namespace, limit)]
+
+
+async def load_position(db: Connection) -> Position:
+    row = await db.fetchrow(SQL.position)
+    return Position(row["value"], row["floor"])
+
+
+def _happening(row: Any) -> Happening:
+    return Happening(
+        row["revision"],
+        Key(row["kind"], row["namespace"], row["name"]),
+        row["uid"],
+        row["tenant"],
+        row["type"],
+        row["actor"],
+        row["verb"],
+        row["reason"],
+        row["at"],
+        row["status"],
+    )
+
+
+async def was_placed(db: Connection, key: Key, uid: str, node: str, epoch: int) -> bool:
+    """Whether the feed still knows of a placement of this allocation on a node."""
+    return bool(await db.fetchval(SQL.was_placed, key.namespace, key.name, uid, node, epoch))
+
+
+async def load_happenings_of(db: Connection, namespace: str, name: str, kind: str, limit: int) -> list[Happening]:
+    return [_happening(row) for row in await db.fetch(SQL.events_of_object, name, namespace, kind, limit)]
+
+
+async def load_happenings(
+    db: Connection, since: int, namespace: str, tenants: Sequence[str] | None, limit: int
+) -> list[Happening]:
+    return [_happening(row) for row in await db.fetch(SQL.events, since, namespace, tenants, limit)]
+
+
+async def save_notes(db: Connection, notes: Sequence[Note]) -> None:
+    """Write lines of the audit log, last of all in a transaction: the revision is held from here on."""
+    if notes:
+        await db.execute(SQL.note, *([*column] for column in zip(*notes, strict=True)))
+
+
+async def ensure_partitions(db: Connection) -> None:
+    """Room for the next numbers, well before they come."""
+    position = await load_position(db)
+    first = position.revision // PARTITION_SIZE
+    there = {row["name"] for row in await db.fetch(SQL.partitions)}
+    for index in (first, first + 1):
+        name = f"change_{index:09d}"
+        if name not in there:
+            try:
+                await db.execute(
+                    f"CREATE TABLE {name} PARTITION OF change "
+                    f"FOR VALUES FROM ({index * PARTITION_SIZE}) TO ({(index + 1) * PARTITION_SIZE}) "
+                    f"WITH (toast_tuple_target = {INLINE_BYTES_MAX})"
+                )
+            except (asyncpg.DuplicateTableError, asyncpg.UniqueViolationError):
+                continue  # another process was faster
+
+
+async def raise_floor(db: Connection, revision: int) -> None:
+    """Nothing at or below this revision can be watched from any more."""
+    await db.execute(SQL.raise_floor, revision)
+
+
+async def drop_before(db: Connection, revision: int) -> list[str]:
+    """Drop the partitions that lie wholly below a revision; the feed's floor is raised first."""
+    dropped: list[str] = []
+    for row in await db.fetch(SQL.partitions):
+        name: str = row["name"]
+        end = (int(name.rpartition("_")[2]) + 1) * PARTITION_SIZE
+        if end <= revision:
+            await raise_floor(db, end)
+            await db.execute(f"DROP TABLE IF EXISTS {name}")
+            dropped.append(name)
+    return dropped

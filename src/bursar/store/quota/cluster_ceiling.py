@@ -1,0 +1,28 @@
+"""The nodes' documents, as far as they changed: what the sizes of all nodes are kept up to date from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bursar.store.db.database import Connection
+from bursar.store.db.sql_loader import statements
+
+SQL = statements("quota/cluster_ceiling")
+
+
+@dataclass(frozen=True, slots=True)
+class Edition:
+    """How many nodes there are, and the revision of the one that changed last."""
+
+    nodes: int = 0
+    revision: int = 0
+
+
+async def load_edition(db: Connection) -> Edition:
+    row = await db.fetchrow(SQL.edition)
+    return Edition(row["nodes"], row["revision"])
+
+
+async def load_nodes(db: Connection, since: int = 0) -> list[tuple[str, bytes, bytes]]:
+    """(name, document, status) of the nodes that changed after a revision."""
+    return [(row["name"], row["doc"], row["status"] or b"{}") for row in await db.fetch(SQL.nodes_since, since)]

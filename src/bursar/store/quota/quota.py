@@ -1,0 +1,112 @@
+"""Counters in the database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from bursar.core.quota.quota import Counter, Pair
+from bursar.core.quota.tenant_tree import Enforcement, Row, Tree, enforcement_of, hard_of
+from bursar.core.values.quantity import UNLIMITED
+from bursar.store.db.columns import texts
+from bursar.store.db.database import Connection
+from bursar.store.db.sql_loader import statements
+
+SQL = statements("quota/quota")
+
+
+def counters_of(found: Iterable[Any]) -> dict[Row, Counter]:
+    return {
+        (row["scope"], row["dimension"]): Counter(row["hard"], row["soft"], row["accepted"], row["bound"])
+        for row in found
+    }
+
+
+def text_columns(rows: Iterable[Row]) -> tuple[str, str]:
+    """Which counters are meant, as columns of those who lock them."""
+    ordered = sorted(rows)
+    return texts([row[0] for row in ordered]), texts([row[1] for row in ordered])
+
+
+def _columns(rows: Iterable[Row]) -> tuple[list[str], list[str]]:
+    ordered = sorted(rows)
+    return [row[0] for row in ordered], [row[1] for row in ordered]
+
+
+async def ensure(db: Connection, tree: Tree, rows: Iterable[Row]) -> None:
+    ordered = sorted(rows)
+    await db.execute(SQL.ensure, *_columns(ordered), [hard_of(tree, row) for row in ordered])
+
+
+async def lock(db: Connection, rows: Iterable[Row]) -> dict[Row, Counter]:
+    """Lock the counters that exist, in order; what they count."""
+    return counters_of(await db.fetch(SQL.lock, *text_columns(rows)))
+
+
+async def load_scopes(db: Connection, scopes: Sequence[str]) -> dict[Row, Counter]:
+    return counters_of(await db.fetch(SQL.read_scopes, list(scopes)))
+
+
+async def load_tenants(db: Connection) -> dict[Row, Counter]:
+    return counters_of(await db.fetch(SQL.read_tenants))
+
+
+async def load_limited(db: Connection) -> dict[Row, Counter]:
+    """The counters that have a hard limit."""
+    return counters_of(await db.fetch(SQL.read_limited))
+
+
+async def load_all(db: Connection) -> dict[Row, Counter]:
+    return counters_of(await db.fetch(SQL.read_all))
+
+
+def delta_columns(tree: Tree, changes: Mapping[Row, Pair]) -> tuple[list[Any], ...]:
+    """What a batch moves, as the columns of the statement that saves it."""
+    ordered = sorted(changes)
+    return (
+        *_columns(ordered),
+        [changes[row][0] for row in ordered],
+        [changes[row][1] for row in ordered],
+        [enforcement_of(tree, row[0]) is Enforcement.REJECT for row in ordered],
+    )
+
+
+async def put(db: Connection, counters: Mapping[Row, Counter]) -> None:
+    """Set counters to what a change of the tree made them. The tree is held exclusively: nobody else is charging."""
+    ordered = sorted(counters)
+    values = [counters[row] for row in ordered]
+    await db.execute(
+        SQL.put,
+        *_columns(ordered),
+        [min(value.hard, UNLIMITED) for value in values],
+        [value.soft for value in values],
+        [value.accepted for value in values],
+        [value.bound for value in values],
+    )
+
+
+async def remove(db: Connection, rows: Iterable[Row]) -> None:
+    await db.execute(SQL.remove, *_columns(rows))
+
+
+async def prune(db: Connection) -> int:
+    """Drop the counters of what nobody uses or limits any more; the tree must be held alone."""
+    tag: str = await db.execute(SQL.prune)
+    return int(tag.rpartition(" ")[2])
+
+
+async def load_trend(db: Connection, scopes: Sequence[str], at: datetime) -> dict[Row, tuple[int, int]]:
+    """(hard, accepted) of each counter about then."""
+    found = await db.fetch(SQL.trend, list(scopes), at)
+    return {(row["scope"], row["dimension"]): (row["hard"], row["accepted"]) for row in found}
+
+
+async def forget_samples(db: Connection, before: datetime, limit: int = 10_000) -> int:
+    """Drop old samples, so many at a time; how many were dropped."""
+    tag: str = await db.execute(SQL.forget_samples, before, limit)
+    return int(tag.rpartition(" ")[2])
+
+
+async def save_sample(db: Connection, now: datetime) -> None:
+    await db.execute(SQL.sample, now)

@@ -1,0 +1,80 @@
+"""The tree's lock, and the rows that the tree is made of."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from bursar.core.objects.object import Key
+from bursar.store.db.database import Connection
+from bursar.store.db.sql_loader import statements
+
+SQL = statements("quota/tenant_tree")
+
+ERA_VERSIONS = 1_000_000_000
+
+
+class TreeChange(NamedTuple):
+    key: Key
+    deleted: bool
+    doc: bytes
+    revision: int = 0  # of the change, where it is one of the feed
+
+
+class Position(NamedTuple):
+    version: int
+    revision: int
+    floor: int
+
+
+async def lock_shared(db: Connection) -> int:
+    """Hold the tree still; returns its version."""
+    version: int = await db.fetchval(SQL.lock_shared)
+    return version
+
+
+async def lock_exclusive(db: Connection) -> int:
+    """Hold the tree alone, to change it. Row locks let sharers overtake a waiter for ever; table locks queue."""
+    await db.execute(SQL.lock_exclusive_table)
+    position = await db.fetchrow(SQL.version)
+    version: int = position["version"]
+    return version
+
+
+def era_of(version: int) -> int:
+    """In which era a version of the tree is: 0 in a database that was never restored."""
+    return version // ERA_VERSIONS
+
+
+async def begin_era(db: Connection) -> None:
+    """After a restore, before anything else: what was given out since the backup is never given again."""
+    await db.execute(SQL.begin_era)
+
+
+async def bump(db: Connection) -> None:
+    await db.fetchval(SQL.bump)
+
+
+async def load_position(db: Connection) -> Position:
+    row = await db.fetchrow(SQL.version)
+    return Position(row["version"], row["revision"], row["floor"])
+
+
+async def load_all(db: Connection) -> list[TreeChange]:
+    rows = await db.fetch(SQL.objects)
+    return [TreeChange(Key(row["kind"], row["namespace"], row["name"]), False, row["doc"]) for row in rows]
+
+
+async def load_since(db: Connection, revision: int) -> list[TreeChange]:
+    rows = await db.fetch(SQL.changes_since, revision)
+    return [
+        TreeChange(
+            Key(row["kind"], row["namespace"], row["name"]), row["type"] == "DELETED", row["doc"], row["revision"]
+        )
+        for row in rows
+    ]
+
+
+async def load_ended(db: Connection) -> list[tuple[str, int]]:
+    """Tenants that were deleted, by name, with the revision; in order. What the feed has forgotten is older than all
+    that it still tells."""
+    return [(row["name"], row["revision"]) for row in await db.fetch(SQL.ended)]

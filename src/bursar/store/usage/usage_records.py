@@ -1,0 +1,66 @@
+"""Where records of what ran are kept: a month each, made ahead and dropped when nobody asks for it any more."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from itertools import pairwise
+
+import asyncpg
+
+from bursar.store.db.database import Connection
+from bursar.store.db.sql_loader import statements
+
+SQL = statements("usage/usage_records")
+
+MONTHS_AHEAD = 2
+_MONTH = re.compile(r"usage_record_(\d{4})_(\d{2})")
+
+
+async def ensure_partitions(db: Connection, now: datetime) -> None:
+    """Room for the records of this month and the next ones, well before they come."""
+    there = {row["name"] for row in await db.fetch(SQL.partitions)}
+    for begin, end in _months(now, MONTHS_AHEAD):
+        name = f"usage_record_{begin:%Y_%m}"
+        if name not in there:
+            try:
+                await _add_partition(db, name, begin, end)
+            except (asyncpg.DuplicateTableError, asyncpg.UniqueViolationError):
+                continue  # another process was faster
+
+
+async def _add_partition(db: Connection, name: str, begin: datetime, end: datetime) -> None:
+    """Records that came before there was a place for their month are brought there."""
+    bounds = f"FROM ('{begin.isoformat()}') TO ('{end.isoformat()}')"
+    if not await db.fetchval(SQL.has_strays, begin, end):
+        await db.execute(f"CREATE TABLE {name} PARTITION OF usage_record FOR VALUES {bounds}")
+        return
+    async with db.transaction():
+        await db.execute(SQL.lock_all)
+        await db.execute(SQL.add_stray)
+        await db.execute(SQL.take_strays, begin, end)
+        await db.execute(f"CREATE TABLE {name} PARTITION OF usage_record FOR VALUES {bounds}")
+        await db.execute(SQL.put_strays)
+
+
+def _months(now: datetime, ahead: int) -> list[tuple[datetime, datetime]]:
+    begins = [
+        datetime(now.year + (now.month - 1 + one) // 12, (now.month - 1 + one) % 12 + 1, 1, tzinfo=UTC)
+        for one in range(ahead + 2)
+    ]
+    return list(pairwise(begins))
+
+
+async def drop_records(db: Connection, before: datetime) -> list[str]:
+    """Drop the months that are wholly over by then. First it is said from when on there are records."""
+    dropped: list[str] = []
+    for row in await db.fetch(SQL.partitions):
+        found = _MONTH.fullmatch(row["name"])
+        if found is None:
+            continue
+        ((_, end),) = _months(datetime(int(found[1]), int(found[2]), 1, tzinfo=UTC), 0)
+        if end <= before:
+            await db.execute(SQL.raise_records_from, end)
+            await db.execute(f"DROP TABLE IF EXISTS {row['name']}")
+            dropped.append(row["name"])
+    return dropped

@@ -1,0 +1,100 @@
+"""What reports ask for beside windows: who there is, and hours and days of which none is a predecessor's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+
+from bursar.core.usage.usage_levels import DAY, EVERYBODY, HOUR
+from bursar.store.db.database import Connection
+from bursar.store.db.sql_loader import statements
+from bursar.store.usage.usage_levels import (
+    Grain,
+    SeriesRow,
+    Tariffs,
+    load_series,
+    load_several_series,
+    load_user_window,
+    load_window,
+)
+
+SQL = statements("usage/usage_report")
+
+
+async def load_tenants(db: Connection) -> list[str]:
+    """Whoever ever used anything, also those that are gone."""
+    return [row["tenant"] for row in await db.fetch(SQL.tenants)]
+
+
+async def load_namesakes(db: Connection, name: str) -> list[str]:
+    """Users of this name who ever used anything, as `tenant/name`."""
+    return [row["username"] for row in await db.fetch(SQL.namesakes, name)]
+
+
+async def load_own_series(
+    db: Connection,
+    tenant: str,
+    begin: datetime,
+    end: datetime,
+    grain: Grain = "day",
+    *,
+    since: datetime | None = None,
+    user: str = EVERYBODY,
+    tariffs: Tariffs | None = None,
+) -> list[SeriesRow]:
+    """What was used day by day, or hour by hour. The one of `since` is counted from then on: what was used of a name
+    before its tenant was created is somebody else's. Call it in a snapshot."""
+    size = DAY if grain == "day" else HOUR
+    if since is None or since <= _start(begin, size):
+        return await load_series(db, tenant, begin, end, grain, user=user, tariffs=tariffs)
+    following = _start(since, size) + timedelta(seconds=size)
+    rows: list[SeriesRow] = []
+    if since < end:
+        rows = await _first(db, tenant, user, since, min(following, end), grain, tariffs)
+    if following < end:
+        rows += await load_series(db, tenant, following, end, grain, user=user, tariffs=tariffs)
+    return rows
+
+
+async def load_several_own_series(
+    db: Connection,
+    tenants: Mapping[str, datetime | None],
+    begin: datetime,
+    end: datetime,
+    grain: Grain = "day",
+    *,
+    user: str = EVERYBODY,
+    tariffs: Tariffs | None = None,
+) -> list[SeriesRow]:
+    """The same of several tenants, by when they were created: of all at once that were created before, one by one of
+    those few that were created since."""
+    start = _start(begin, DAY if grain == "day" else HOUR)
+    old = [tenant for tenant, since in tenants.items() if since is None or since <= start]
+    several = await load_several_series(db, old, begin, end, grain, user=user, tariffs=tariffs) if old else {}
+    rows = [row for some in several.values() for row in some]
+    for tenant in tenants.keys() - several.keys():
+        rows += await load_own_series(db, tenant, begin, end, grain, since=tenants[tenant], user=user, tariffs=tariffs)
+    return rows
+
+
+async def _first(
+    db: Connection, tenant: str, user: str, since: datetime, end: datetime, grain: Grain, tariffs: Tariffs | None
+) -> list[SeriesRow]:
+    """The rest of an hour or day. Its peak may have come before `since`, and that of the window, where it has one yet,
+    after the end: the lower one is told."""
+    whole = await load_series(db, tenant, since, end, grain, user=user, tariffs=tariffs)
+    if user == EVERYBODY:
+        used = (await load_window(db, [tenant], since, end, tariffs=tariffs))[tenant]
+    else:
+        used = (await load_user_window(db, user, [tenant], since, end, tariffs=tariffs)).get((tenant, user), {})
+    own = ((row, used.get((row.resource, row.klass))) for row in whole)
+    return [
+        SeriesRow(row.at, row.resource, row.klass, one.total, one.cost, min(row.peak, one.peak or row.peak))
+        for row, one in own
+        if one is not None and (one.total or one.cost)
+    ]
+
+
+def _start(at: datetime, size: int) -> datetime:
+    """When the hour or day of a time begins."""
+    return datetime.fromtimestamp(int(at.timestamp()) // size * size, UTC)
