@@ -17,7 +17,7 @@ from bursar.ops.command import Reply
 from bursar.ops.dispatch import create_command
 from bursar.ops.office import Office
 from bursar.store.nodes import node as node_store
-from bursar.wire.kinds import BY_NAME
+from bursar.wire.kinds.registry import BY_NAME
 from offices import change
 
 EVERYTHING = Reach(everything=True)

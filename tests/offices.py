@@ -28,7 +28,7 @@ from bursar.store.db.idempotency import Claim, RequestKey
 from bursar.store.objects import object as object_store
 from bursar.store.quota import quota as quota_store
 from bursar.store.quota import tenant_tree as tree_store
-from bursar.wire.kinds import BY_NAME
+from bursar.wire.kinds.registry import BY_NAME
 
 TEST = Origin("user:test", "test")
 BINDING = Origin("user:test", "bind")

@@ -3,7 +3,7 @@
 from bursar.core.values.money import MICROS, nanocredits
 from bursar.ops.office import Office
 from bursar.ops.proof import verify
-from bursar.wire.node import TRACELESS
+from bursar.wire.kinds.node import TRACELESS
 from claims import allow, claim, joins
 from evictions import assert_books_balance as assert_rooms_balance
 from ledgers import assert_books_balance, pass_time, priced, stop_clock

@@ -12,7 +12,7 @@ from bursar.ops.command import Reply
 from bursar.ops.dispatch import create_command
 from bursar.ops.office import Office
 from bursar.ops.report import Report, report
-from bursar.wire.kinds import BY_NAME
+from bursar.wire.kinds.registry import BY_NAME
 from ledgers import priced
 from offices import TEST, change, code, create, get
 

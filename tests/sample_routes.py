@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 from bursar.api.route import JSON, Call, Outcome, Param, Route
-from bursar.wire.allocation import ALLOCATION
-from bursar.wire.kind import Kind
-from bursar.wire.kinds import KINDS
-from bursar.wire.node import NODE
+from bursar.wire.kinds.allocation import ALLOCATION
+from bursar.wire.kinds.node import NODE
+from bursar.wire.kinds.registry import KINDS
+from bursar.wire.shared.kind import Kind
 
 PATCHES = (
     "application/merge-patch+json",

@@ -28,7 +28,7 @@ from bursar.store.db.database import Connection
 from bursar.store.nodes import node as node_store
 from bursar.store.objects import change as change_store
 from bursar.store.objects.change import Change
-from bursar.wire.kinds import BY_NAME
+from bursar.wire.kinds.registry import BY_NAME
 from evictions import assert_books_balance
 from offices import TEST, code, counters, create, get
 

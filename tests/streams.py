@@ -23,9 +23,9 @@ from bursar.ops.certificate import OUR_LIFE
 from bursar.ops.feed import Feed
 from bursar.ops.office import Office
 from bursar.rpc.serve import opened_grpc
-from bursar.wire.document import decode
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 from bursar.wire.scheduler.v1 import node_agent_pb2_grpc as pb_grpc
+from bursar.wire.shared.document import decode
 from offices import TEST, allocation, bind, document, node
 
 RUN, STOP = pb.DIRECTIVE_TYPE_RUN, pb.DIRECTIVE_TYPE_STOP

@@ -21,8 +21,8 @@ from bursar.core.nodes.liveness import Patience
 from bursar.core.objects.pending_reason import Why
 from bursar.core.values.money import credits_of
 from bursar.main import api, controller, serve
-from bursar.wire.kinds import KINDS
-from bursar.wire.settings import RECORD_DAYS, CreditSettings, NodeSettings, SchedulingSettings, UsageSettings
+from bursar.wire.kinds.registry import KINDS
+from bursar.wire.kinds.settings import RECORD_DAYS, CreditSettings, NodeSettings, SchedulingSettings, UsageSettings
 from server import data_directory
 
 ROOT = Path(__file__).resolve().parent.parent

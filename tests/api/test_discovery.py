@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from bursar.api.discovery import documents
-from bursar.wire.kinds import KINDS
+from bursar.wire.kinds.registry import KINDS
 from sample_routes import ROUTES
 
 DOCUMENTS = {path: msgspec.json.decode(body) for path, body in documents(ROUTES, release="1.2.3").items()}

@@ -21,7 +21,7 @@ from bursar.core.values.refusal import Refusal
 from bursar.loops.answers import run_answers
 from bursar.ops import object as object_ops
 from bursar.ops.leader import resign, stand
-from bursar.wire.ask import ask_of
+from bursar.wire.to_scheduler.ask import ask_of
 from houses import Site, allocation
 from offices import bind, node
 

@@ -9,7 +9,7 @@ import pytest
 
 from bursar.api import body as body_module
 from bursar.api.house import BODY_BYTES_MAX
-from bursar.wire import faults
+from bursar.wire.shared import faults
 from houses import APPLY, JSON_PATCH, MERGE, STRATEGIC, Site, allocation
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

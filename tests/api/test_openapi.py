@@ -15,7 +15,7 @@ from bursar.api.openapi import document, documents, kubectl_document, operation_
 from bursar.api.openapi_words import EXAMPLES, FIELD_WORDS
 from bursar.api.route import Route
 from bursar.api.routes import build_routes
-from bursar.wire.kinds import BY_NAME, KINDS
+from bursar.wire.kinds.registry import BY_NAME, KINDS
 from sample_routes import ROUTES, nobody
 
 DOCUMENT = document(ROUTES, release="1.2.3")

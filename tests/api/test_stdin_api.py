@@ -6,7 +6,7 @@ import pytest
 
 from bursar.core.objects.allocation import Phase
 from bursar.store.objects import stdin as store
-from bursar.wire.allocation import STDIN_BYTES_MAX
+from bursar.wire.kinds.allocation import STDIN_BYTES_MAX
 from houses import Site, node
 from offices import bind, end
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bursar.api.table import UNKNOWN_AGE, age, table, wants_table
-from bursar.wire.allocation import ALLOCATION
-from bursar.wire.priorityclass import PRIORITY_CLASS
+from bursar.wire.kinds.allocation import ALLOCATION
+from bursar.wire.kinds.priorityclass import PRIORITY_CLASS
 
 V1 = "application/json;as=Table;v=v1;g=meta.k8s.io"
 V1BETA1 = "application/json;as=Table;v=v1beta1;g=meta.k8s.io"

@@ -10,7 +10,7 @@ from bursar.api.serve import opened_house
 from bursar.core.values.refusal import Refusal
 from bursar.ops.ceiling import unsatisfiable
 from bursar.store.embedded import Embedded
-from bursar.wire.allocation import AllocationSpec, Resources
+from bursar.wire.kinds.allocation import AllocationSpec, Resources
 from houses import APPLY, Document, Reply, Site, allocation, opened_site
 from postgres import _url, clone_database, drop_database
 

@@ -23,7 +23,7 @@ from bursar.store.objects import change as change_store
 from bursar.store.objects import listing
 from bursar.store.objects.change import Change
 from bursar.store.objects.listing import Query
-from bursar.wire.kinds import BY_NAME
+from bursar.wire.kinds.registry import BY_NAME
 from houses import TABLE, Document, Site, allocation
 from offices import bind, end
 from watches import newest, take, told, watching

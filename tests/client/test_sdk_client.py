@@ -11,7 +11,7 @@ import pytest
 import bursar.client
 from bursar.client import ApiError, AsyncClient, AsyncResource, Client, ConfigError, ConnectionFailed, Resource, Retries
 from bursar.client.http import failure
-from bursar.wire.kinds import KINDS
+from bursar.wire.kinds.registry import KINDS
 
 URL = "http://127.0.0.1:9"
 

@@ -21,8 +21,8 @@ from bursar.client import (
     Resource,
     Unauthorized,
 )
-from bursar.wire.meta import ObjectMeta
-from bursar.wire.tenant import Tenant, TenantSpec
+from bursar.wire.kinds.tenant import Tenant, TenantSpec
+from bursar.wire.shared.meta import ObjectMeta
 from client.cable import cable_to
 from server import Server, data_directory, started
 

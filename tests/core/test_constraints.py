@@ -11,7 +11,7 @@ from bursar.core.objects.ask import Ask, Company, Effect, Requirement, Spread, T
 from bursar.core.objects.ask import Operator as Is
 from bursar.core.objects.pending_reason import Why
 from bursar.core.scheduling.state.cluster_state import World
-from bursar.wire.ask import ask_of
+from bursar.wire.to_scheduler.ask import ask_of
 from core.worlds import (
     FPGA,
     GPU,

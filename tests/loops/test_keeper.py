@@ -26,7 +26,7 @@ from bursar.ops.office import Office, now
 from bursar.ops.report import Report, report
 from bursar.store.db.database import Connection
 from bursar.store.objects.listing import Query, load_page
-from bursar.wire.allocation import CHECKPOINT_INTERVAL, DATA_READY
+from bursar.wire.kinds.allocation import CHECKPOINT_INTERVAL, DATA_READY
 from evictions import PREEMPTED
 from offices import TEST, bind, bind_unit, change, code, create, delete, end, member, namespace, node, quota, tenant
 from schedulers import (

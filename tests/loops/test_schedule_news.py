@@ -5,7 +5,7 @@ import pytest
 from bursar.loops import schedule
 from bursar.loops.schedule import Scheduler
 from bursar.ops.office import Office
-from bursar.wire.allocation import DATA_READY
+from bursar.wire.kinds.allocation import DATA_READY
 from offices import node
 from schedulers import annotate, is_in, scheduling, settled, status, submit, until, waits_for
 

@@ -23,7 +23,7 @@ from bursar.store.objects import change as change_store
 from bursar.store.objects.change import PARTITION_SIZE
 from bursar.store.objects.listing import Query, load_page
 from bursar.store.quota import quota as quota_store
-from bursar.wire.kinds import BY_NAME
+from bursar.wire.kinds.registry import BY_NAME
 from offices import (
     allocation,
     assert_counters_equal_charges,

@@ -18,8 +18,8 @@ from bursar.ops import claim as ops
 from bursar.ops import object as object_ops
 from bursar.ops.dispatch import change_command
 from bursar.ops.office import Office
-from bursar.wire.kinds import BY_NAME
-from bursar.wire.node import TRACELESS
+from bursar.wire.kinds.node import TRACELESS
+from bursar.wire.kinds.registry import BY_NAME
 from claims import EVERYTHING, allow, claim, claim_of, holders, joins, origin, release, submit
 from offices import bind, change, code, delete, document, end, namespace, node, opened, refusal, tenant
 

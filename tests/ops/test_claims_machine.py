@@ -11,7 +11,7 @@ from bursar.core.values.refusal import Refusal
 from bursar.ops import claim as ops
 from bursar.store.embedded import Embedded
 from bursar.store.nodes import node as node_store
-from bursar.wire.node import TRACELESS, WIPES
+from bursar.wire.kinds.node import TRACELESS, WIPES
 from claims import allow, claim, joins, origin, release, submit
 from hourly import assert_hours_agree
 from machines import SOAK, OfficeMachine, follow

@@ -10,7 +10,7 @@ from bursar.core.objects.allocation import Phase
 from bursar.core.values.refusal import Refusal
 from bursar.ops import claim as ops
 from bursar.ops.office import Office
-from bursar.wire.node import TRACELESS, WIPES
+from bursar.wire.kinds.node import TRACELESS, WIPES
 from claims import allow, claim, claim_of, is_clean, joins, origin, release, submit
 from ledgers import funded
 from offices import bind, change, code, delete, document, end, namespace, node, refusal, tenant
@@ -272,7 +272,7 @@ async def test_a_node_that_says_nothing_of_isolation_has_none_and_tenants_below_
 
 
 def test_the_word_is_required_or_none() -> None:
-    from bursar.wire.kinds import BY_NAME
+    from bursar.wire.kinds.registry import BY_NAME
 
     one = msgspec.convert({"metadata": {"name": "t"}, "spec": {"isolation": "maybe"}}, BY_NAME["Tenant"].type)
     assert [fault.field for fault in BY_NAME["Tenant"].check(one)] == ["spec.isolation"]

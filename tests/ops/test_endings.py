@@ -25,7 +25,7 @@ from bursar.ops.report import Report, report
 from bursar.store.nodes import node as node_store
 from bursar.store.objects import change as change_store
 from bursar.store.objects.listing import Query
-from bursar.wire.kinds import BY_NAME
+from bursar.wire.kinds.registry import BY_NAME
 from offices import (
     TEST,
     allocation,

@@ -9,8 +9,8 @@ import pytest
 from bursar.ops import object as object_ops
 from bursar.ops.dispatch import change_command
 from bursar.ops.office import Office
-from bursar.wire.allocation import GANG_SIZE, MAX_WAIT
-from bursar.wire.kinds import BY_NAME
+from bursar.wire.kinds.allocation import GANG_SIZE, MAX_WAIT
+from bursar.wire.kinds.registry import BY_NAME
 from offices import (
     GPU,
     TEST,

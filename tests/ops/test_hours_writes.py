@@ -15,7 +15,7 @@ from bursar.ops.dispatch import create_command
 from bursar.ops.fence import fence
 from bursar.ops.office import Office
 from bursar.ops.report import Report
-from bursar.wire.kinds import BY_NAME
+from bursar.wire.kinds.registry import BY_NAME
 from evictions import assert_books_balance, key, running, says, status, stop
 from hourly import assert_hours_agree, opened_now, records
 from offices import TEST, allocation, bind, code, create, delete, end, node

@@ -19,7 +19,7 @@ from bursar.ops.dispatch import delete_command
 from bursar.ops.jobstep import step
 from bursar.ops.object import Preconditions
 from bursar.ops.office import Office
-from bursar.wire.kinds import BY_NAME
+from bursar.wire.kinds.registry import BY_NAME
 from jobs import cancel, eight_gpus, finish, job, key, phases, run, status, stored
 from offices import (
     GPU,

@@ -13,7 +13,7 @@ from bursar.ops import object as object_ops
 from bursar.ops.dispatch import change_command
 from bursar.ops.liveness import EndLost, node_alive, node_key, set_readiness, settle
 from bursar.ops.office import Office
-from bursar.wire.node import NODE, Node, NodeStatus
+from bursar.wire.kinds.node import NODE, Node, NodeStatus
 from evictions import assert_books_balance, running, says, status, stop, stored
 from offices import TEST, allocation, bind, bind_unit, change, code, delete, document, node, opened, refusal
 from silences import (

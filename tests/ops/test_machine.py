@@ -23,7 +23,7 @@ from bursar.ops.dispatch import change_command
 from bursar.ops.evict import evict
 from bursar.ops.hours import roll
 from bursar.store.embedded import Embedded
-from bursar.wire.kinds import BY_NAME
+from bursar.wire.kinds.registry import BY_NAME
 from hourly import assert_hours_agree
 from machines import SOAK, OfficeMachine, follow
 from offices import (

@@ -18,7 +18,7 @@ from bursar.ops.dispatch import change_command
 from bursar.ops.office import Office
 from bursar.ops.report import Report
 from bursar.store.nodes import node as node_store
-from bursar.wire.kinds import BY_NAME
+from bursar.wire.kinds.registry import BY_NAME
 from offices import (
     GPU,
     TEST,

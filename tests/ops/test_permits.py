@@ -13,7 +13,7 @@ from bursar.ops.dispatch import change_command, create_command
 from bursar.ops.evict import Preempt, Victim, preempt
 from bursar.ops.office import Office, now
 from bursar.ops.priority import Priorities
-from bursar.wire.kinds import BY_NAME
+from bursar.wire.kinds.registry import BY_NAME
 from offices import (
     assert_counters_equal_charges,
     bind,

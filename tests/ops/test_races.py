@@ -24,7 +24,7 @@ from bursar.ops.office import Office
 from bursar.store.db.database import Connection, connect
 from bursar.store.nodes import node as node_store
 from bursar.store.objects import object as object_store
-from bursar.wire.kinds import BY_NAME
+from bursar.wire.kinds.registry import BY_NAME
 from offices import (
     TEST,
     allocation,

@@ -12,7 +12,7 @@ from bursar.ops import object as object_ops
 from bursar.ops.dispatch import change_command
 from bursar.ops.office import Office
 from bursar.store.db.idempotency import Claim, RequestKey
-from bursar.wire.kinds import BY_NAME
+from bursar.wire.kinds.registry import BY_NAME
 from offices import (
     TEST,
     allocation,

@@ -14,7 +14,7 @@ from bursar.ops.object import Preconditions
 from bursar.ops.office import Office
 from bursar.store.db.database import connect
 from bursar.store.scheduling.queue import count_in
-from bursar.wire.kinds import BY_NAME
+from bursar.wire.kinds.registry import BY_NAME
 from offices import TEST, allocation, bind, change, code, create, delete, end, get, node, opened, refusal
 from schedulers import edit
 

@@ -17,7 +17,7 @@ from bursar.ops.command import Reply
 from bursar.ops.dispatch import change_command
 from bursar.ops.ledger import Receipt
 from bursar.ops.office import Office
-from bursar.wire.kinds import BY_NAME
+from bursar.wire.kinds.registry import BY_NAME
 from offices import (
     GPU,
     TEST,

@@ -7,7 +7,7 @@ import msgspec
 from bursar.api.show import show
 from bursar.ops.cluster import ClusterCache
 from bursar.store.objects.listing import Item
-from bursar.wire.node import NODE
+from bursar.wire.kinds.node import NODE
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 from offices import node
 from silences import stored_node

@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from bursar.wire.allocation import ALLOCATION, CHECKPOINT_INTERVAL, DATA_READY, GANG_SIZE, Allocation
-from bursar.wire.job import JOB, Job
+from bursar.wire.kinds.allocation import ALLOCATION, CHECKPOINT_INTERVAL, DATA_READY, GANG_SIZE, Allocation
+from bursar.wire.kinds.job import JOB, Job
 
 TERM = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
 NODES = {"nodeSelectorTerms": [TERM]}

@@ -25,9 +25,13 @@ from bursar.core.objects.ask import (
 from bursar.core.objects.charge import NOTHING, Charge
 from bursar.core.values.refusal import Cause
 from bursar.core.values.selector import EVERYTHING, Op, Selector, Term
-from bursar.wire.affinity import selector_of
-from bursar.wire.allocation import ALLOCATION, Allocation, charge_of
-from bursar.wire.ask import (
+from bursar.wire.kinds.allocation import ALLOCATION, Allocation, charge_of
+from bursar.wire.kinds.job import JOB, Job
+from bursar.wire.kinds.node import allocatable_in, capacity_in
+from bursar.wire.shared.affinity import selector_of
+from bursar.wire.shared.document import encode, encode_object
+from bursar.wire.shared.meta import LabelSelector
+from bursar.wire.to_scheduler.ask import (
     NodeView,
     PriorityClassView,
     TenantShare,
@@ -38,10 +42,6 @@ from bursar.wire.ask import (
     submitted_at,
     tenant_share_of,
 )
-from bursar.wire.document import encode, encode_object
-from bursar.wire.job import JOB, Job
-from bursar.wire.meta import LabelSelector
-from bursar.wire.node import allocatable_in, capacity_in
 
 PRIORITIES = {
     "high": PriorityClassView(1000),
@@ -434,5 +434,5 @@ def test_queues_and_priority_classes() -> None:
 
 
 def test_reading_needs_no_numpy() -> None:
-    script = "import sys, bursar.wire.ask, bursar.ops.ceiling; sys.exit('numpy' in sys.modules)"
+    script = "import sys, bursar.wire.to_scheduler.ask, bursar.ops.ceiling; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

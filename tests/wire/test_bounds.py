@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bursar.wire import protobuf, yaml_text
-from bursar.wire.allocation import Allocation
-from bursar.wire.bounds import (
+from bursar.wire.kinds.allocation import Allocation
+from bursar.wire.shared import protobuf, yaml_text
+from bursar.wire.shared.bounds import (
     VALUES_MAX,
     RepeatedKey,
     TooManyValues,
@@ -18,8 +18,8 @@ from bursar.wire.bounds import (
     has_more_values_json,
     require_unique_keys,
 )
-from bursar.wire.faults import VALUES_COMPARED_MAX, all_faults
-from bursar.wire.yaml_text import YamlError
+from bursar.wire.shared.faults import VALUES_COMPARED_MAX, all_faults
+from bursar.wire.shared.yaml_text import YamlError
 
 TEXT = st.text(alphabet='ab,:[]{}" \\\n\u00e9', max_size=6)
 VALUES = st.recursive(

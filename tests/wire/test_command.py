@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from bursar.wire.allocation import ALLOCATION, Allocation
-from bursar.wire.job import JOB, Job
+from bursar.wire.kinds.allocation import ALLOCATION, Allocation
+from bursar.wire.kinds.job import JOB, Job
 
 
 def faults(spec: dict[str, Any]) -> dict[str, str]:

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from bursar.core.credit.statement import Forecast, Item, LeaseLine, Statement
 from bursar.core.values.money import NANO, MoneyError, credits_of, nanocredits
-from bursar.wire.credit import credit_faults, zone_faults
-from bursar.wire.instant import InstantError, micros_of, time_text
-from bursar.wire.statement import forecast_view, lasting, statement_csv, statement_view
-from bursar.wire.usage import NewUsage, event_of, usage_faults
+from bursar.wire.reports.credit import credit_faults, zone_faults
+from bursar.wire.reports.statement import forecast_view, lasting, statement_csv, statement_view
+from bursar.wire.reports.usage_events import NewUsage, event_of, usage_faults
+from bursar.wire.shared.instant import InstantError, micros_of, time_text
 
 LAST = micros_of("9998-12-31T23:59:59.999999Z")
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bursar.wire.allocation import Allocation
-from bursar.wire.faults import FAULTS_MAX, VALUE_CHARS_MAX, all_faults, dotted
-from bursar.wire.job import Job
-from bursar.wire.kinds import KINDS
-from bursar.wire.node import Node
+from bursar.wire.kinds.allocation import Allocation
+from bursar.wire.kinds.job import Job
+from bursar.wire.kinds.node import Node
+from bursar.wire.kinds.registry import KINDS
+from bursar.wire.shared.faults import FAULTS_MAX, VALUE_CHARS_MAX, all_faults, dotted
 
 
 def test_every_fault_is_listed_at_once() -> None:

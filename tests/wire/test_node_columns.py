@@ -2,7 +2,7 @@
 
 import pytest
 
-from bursar.wire.node import NODE
+from bursar.wire.kinds.node import NODE
 
 
 @pytest.mark.parametrize(

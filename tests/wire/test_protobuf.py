@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bursar.wire.protobuf import MAGIC, MEDIA_TYPE, MESSAGES, ProtobufError, decode
+from bursar.wire.shared.protobuf import MAGIC, MEDIA_TYPE, MESSAGES, ProtobufError, decode
 
 # Recorded from kubectl 1.32.5, by pointing it at a recording server.
 CREATE_NAMESPACE = (

@@ -9,7 +9,7 @@ from bursar.core.credit.billing_terms import CreditPolicy
 from bursar.core.nodes.liveness import Patience
 from bursar.core.scheduling.cycle.plan import Policy
 from bursar.core.values.refusal import field_fault
-from bursar.wire.settings import (
+from bursar.wire.kinds.settings import (
     SETTINGS,
     CreditSettings,
     NodeSettings,

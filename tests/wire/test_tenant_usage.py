@@ -2,7 +2,7 @@
 
 from bursar.core.usage.usage_levels import HOUR, Used
 from bursar.core.values.money import NANO
-from bursar.wire.tenant_usage import cost_of, days_of, resources_of, table_lines, users_of
+from bursar.wire.reports.tenant_usage import cost_of, days_of, resources_of, table_lines, users_of
 
 GPU = "nvidia.com/gpu"
 

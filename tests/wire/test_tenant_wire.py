@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from bursar.wire.tenant import FLAT_FIELDS, SOFT_FIELDS, TENANT, Tenant, TenantSpec, merge_from_flat, to_tree
+from bursar.wire.kinds.tenant import FLAT_FIELDS, SOFT_FIELDS, TENANT, Tenant, TenantSpec, merge_from_flat, to_tree
 
 
 def tenant(status: dict[str, Any] | None = None, **spec: Any) -> Tenant:

@@ -32,7 +32,7 @@ from bursar.ops import credit as ops
 from bursar.ops.ledger import Receipt
 from bursar.store.credit import ledger as store
 from bursar.store.credit import reconcile as reconcile_store
-from bursar.wire.credit import (
+from bursar.wire.reports.credit import (
     GPU,
     AccountChange,
     AccountList,
@@ -53,9 +53,9 @@ from bursar.wire.credit import (
     status_faults,
     zone_faults,
 )
-from bursar.wire.document import encode
-from bursar.wire.instant import time_text
-from bursar.wire.limits import quantity_text
+from bursar.wire.shared.document import encode
+from bursar.wire.shared.instant import time_text
+from bursar.wire.shared.limits import quantity_text
 
 ACCOUNTS_MAX = 500
 

@@ -10,7 +10,7 @@ from bursar.api.body import claim_of, dry_run, read_document
 from bursar.api.route import Call
 from bursar.core.values.refusal import Cause, Refusal, field_fault, invalid
 from bursar.store.db.idempotency import Claim
-from bursar.wire.faults import all_faults
+from bursar.wire.shared.faults import all_faults
 
 GRACE_SECONDS_MAX = 10**7
 WORDS_CHARS_MAX = 1024

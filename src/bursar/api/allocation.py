@@ -31,8 +31,8 @@ from bursar.ops.command import Written
 from bursar.ops.report import Report, report
 from bursar.store.objects import listing
 from bursar.store.objects.listing import Query
-from bursar.wire.allocation import AllocationStatus
-from bursar.wire.document import encode, is_ending
+from bursar.wire.kinds.allocation import AllocationStatus
+from bursar.wire.shared.document import encode, is_ending
 
 REPORTED = (Phase.RUNNING, Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED)
 

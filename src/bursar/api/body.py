@@ -17,8 +17,8 @@ from bursar.api.route import JSON, UNREAD, Call
 from bursar.core.values.names import dns_subdomain
 from bursar.core.values.refusal import Cause, Code, Refusal, field_fault, invalid
 from bursar.store.db.idempotency import Claim, RequestKey
-from bursar.wire import protobuf, yaml_text
-from bursar.wire.bounds import (
+from bursar.wire.shared import protobuf, yaml_text
+from bursar.wire.shared.bounds import (
     VALUES_MAX,
     RepeatedKey,
     TooManyValues,
@@ -26,9 +26,9 @@ from bursar.wire.bounds import (
     has_more_values_json,
     require_unique_keys,
 )
-from bursar.wire.faults import VALUES_COMPARED_MAX, all_faults, dotted, leave_out, told_by, without_faulty
-from bursar.wire.kind import Kind, Object
-from bursar.wire.meta import API_VERSION, meta_faults
+from bursar.wire.shared.faults import VALUES_COMPARED_MAX, all_faults, dotted, leave_out, told_by, without_faulty
+from bursar.wire.shared.kind import Kind, Object
+from bursar.wire.shared.meta import API_VERSION, meta_faults
 
 YAML = ("application/yaml", "application/x-yaml", "text/yaml")
 PROTOBUF = "application/vnd.kubernetes.protobuf"

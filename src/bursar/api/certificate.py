@@ -25,8 +25,8 @@ from bursar.ops import object as object_ops
 from bursar.ops.certificate import Issued, fingerprint, read_request
 from bursar.ops.dispatch import create_command
 from bursar.ops.office import timestamp
-from bursar.wire.document import encode
-from bursar.wire.kind import Object
+from bursar.wire.shared.document import encode
+from bursar.wire.shared.kind import Object
 
 NO_DOOR = Refusal(
     Code.UNAVAILABLE,

@@ -17,7 +17,7 @@ from bursar.ops import claim as ops
 from bursar.ops.claim import NOBODYS, ReleaseNode
 from bursar.ops.object import submitter
 from bursar.store.db.idempotency import Claim as RequestClaim
-from bursar.wire.document import encode
+from bursar.wire.shared.document import encode
 
 # Who may end others' claims as well, and claim for them: those that they see.
 _ADMINS = frozenset({Role.SYSTEM_ADMIN, Role.TENANT_ADMIN})

@@ -24,7 +24,7 @@ from bursar.ops.fence import load_patience
 from bursar.ops.office import now, timestamp
 from bursar.store.db.database import AWAY
 from bursar.store.nodes import liveness as liveness_store
-from bursar.wire.document import encode
+from bursar.wire.shared.document import encode
 
 # The cluster's own figures come without the scheduler's, should it not be there to tell them.
 FIGURES_SECONDS_MAX = 1.0

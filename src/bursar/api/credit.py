@@ -22,10 +22,10 @@ from bursar.core.values.refusal import Cause, Code, Refusal, field_fault, invali
 from bursar.ops.ledger import ledger_claim
 from bursar.store.credit import ledger as store
 from bursar.store.db.idempotency import Claim
-from bursar.wire.credit import Order
-from bursar.wire.document import encode
-from bursar.wire.faults import all_faults
-from bursar.wire.instant import InstantError, micros_of
+from bursar.wire.reports.credit import Order
+from bursar.wire.shared.document import encode
+from bursar.wire.shared.faults import all_faults
+from bursar.wire.shared.instant import InstantError, micros_of
 
 P = TypeVar("P", bound=tuple[Any, ...])
 T = TypeVar("T", bound=Order)

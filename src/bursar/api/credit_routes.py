@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from bursar.api import account, lease, ledger, price, statement, usage
 from bursar.api.credit import ACCOUNT
 from bursar.api.route import JSON, Param, Route
-from bursar.wire import credit as wire
-from bursar.wire import statement as statements
-from bursar.wire.usage import NewUsage, UsageTaken
+from bursar.wire.reports import credit as wire
+from bursar.wire.reports import statement as statements
+from bursar.wire.reports.usage_events import NewUsage, UsageTaken
 
 MONEY = (403, 404, 409, 422)
 PAGING = (Param("limit", "At most so many; the rest follows with continue.", "integer"),

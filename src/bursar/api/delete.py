@@ -19,8 +19,8 @@ from bursar.ops.dispatch import delete_command
 from bursar.ops.object import Preconditions
 from bursar.store.objects import listing
 from bursar.store.objects.listing import Item, Query
-from bursar.wire.document import render_list
-from bursar.wire.kind import Kind
+from bursar.wire.shared.document import render_list
+from bursar.wire.shared.kind import Kind
 
 AT_ONCE = 256
 POLICIES = ("Background", "Foreground", "Orphan")

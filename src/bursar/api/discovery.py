@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from bursar.api.route import Route
-from bursar.wire.kind import Kind
-from bursar.wire.kinds import KINDS
+from bursar.wire.kinds.registry import KINDS
+from bursar.wire.shared.kind import Kind
 
 CORE = "v1"
 # The release of Kubernetes whose behaviour is followed; clients compare it with their own.

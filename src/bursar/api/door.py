@@ -27,7 +27,7 @@ from bursar.core.values.access import Identity, Role, allows
 from bursar.core.values.refusal import Code, Refusal, invalid
 from bursar.ops.lane import Closed, Overloaded
 from bursar.store.db.database import AWAY
-from bursar.wire.document import encode
+from bursar.wire.shared.document import encode
 
 log = structlog.get_logger()
 

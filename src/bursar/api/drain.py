@@ -11,7 +11,7 @@ from bursar.core.values.refusal import Code, Refusal
 from bursar.ops import drain as ops
 from bursar.ops.command import Written
 from bursar.ops.drain import GRACE_SECONDS, Drain, Standing
-from bursar.wire.document import encode
+from bursar.wire.shared.document import encode
 
 LEFT_SHOWN_MAX = 100
 

@@ -40,9 +40,9 @@ from bursar.ops import object as ops
 from bursar.ops.command import Command, Written
 from bursar.ops.dispatch import change_command, owner_of
 from bursar.ops.object import conflict
-from bursar.wire.bounds import VALUES_MAX, has_more_values
-from bursar.wire.kind import Kind, Object
-from bursar.wire.node import Node, cap_by_spec
+from bursar.wire.kinds.node import Node, cap_by_spec
+from bursar.wire.shared.bounds import VALUES_MAX, has_more_values
+from bursar.wire.shared.kind import Kind, Object
 
 MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"

@@ -24,7 +24,7 @@ from bursar.ops.warn import BUDGETS
 from bursar.store.db.database import Connection
 from bursar.store.objects import change as store
 from bursar.store.objects.change import Happening
-from bursar.wire.document import encode
+from bursar.wire.shared.document import encode
 
 EVENTS_MAX = 500
 # Of so many the selector chooses, where it asks for more than one object's.

@@ -32,8 +32,8 @@ from bursar.ops.feed import FedChange, Lagging
 from bursar.store.db.database import AWAY
 from bursar.store.objects import listing
 from bursar.store.objects.listing import Query
-from bursar.wire.document import encode
-from bursar.wire.meta import ObjectMeta
+from bursar.wire.shared.document import encode
+from bursar.wire.shared.meta import ObjectMeta
 
 GRACE_SECONDS = 30
 

@@ -49,11 +49,11 @@ from bursar.ops.priority import load_classes
 from bursar.ops.quote import Quote, quote, refused_time
 from bursar.ops.rehearsal import rehearse
 from bursar.store.objects import job as job_store
-from bursar.wire.allocation import ALLOCATION
-from bursar.wire.ask import PriorityClassView
-from bursar.wire.document import encode
-from bursar.wire.job import JOB, JOB_LABEL, plan_of
-from bursar.wire.kind import Kind
+from bursar.wire.kinds.allocation import ALLOCATION
+from bursar.wire.kinds.job import JOB, JOB_LABEL, plan_of
+from bursar.wire.shared.document import encode
+from bursar.wire.shared.kind import Kind
+from bursar.wire.to_scheduler.ask import PriorityClassView
 
 ITEMS_MAX = 64
 KIND: Final = "Explanation"

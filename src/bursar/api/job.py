@@ -19,10 +19,10 @@ from bursar.ops.command import Reply, Written
 from bursar.ops.member import progress_in
 from bursar.store.db.idempotency import Claim
 from bursar.store.objects import job as job_store
-from bursar.wire.document import decode, encode
-from bursar.wire.job import JOB_LABEL
-from bursar.wire.priorityclass import priority_faults
-from bursar.wire.scheduling import duration_faults
+from bursar.wire.kinds.job import JOB_LABEL
+from bursar.wire.kinds.priorityclass import priority_faults
+from bursar.wire.shared.document import decode, encode
+from bursar.wire.shared.scheduling import duration_faults
 
 
 class CancelJob(msgspec.Struct, rename="camel", forbid_unknown_fields=True):

@@ -32,7 +32,7 @@ from bursar.ops import credit as ops
 from bursar.ops.ledger import Receipt
 from bursar.store.credit import lease as lease_store
 from bursar.store.credit import ledger as store
-from bursar.wire.credit import (
+from bursar.wire.reports.credit import (
     GPU,
     ClosedLease,
     CloseLease,
@@ -46,9 +46,9 @@ from bursar.wire.credit import (
     name_faults,
     seconds_faults,
 )
-from bursar.wire.document import encode
-from bursar.wire.instant import time_text
-from bursar.wire.limits import amounts, amounts_faults, quantity_text
+from bursar.wire.shared.document import encode
+from bursar.wire.shared.instant import time_text
+from bursar.wire.shared.limits import amounts, amounts_faults, quantity_text
 
 LEASES_MAX = 500
 CLASS_CHARS_MAX = 63

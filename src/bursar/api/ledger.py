@@ -15,7 +15,7 @@ from bursar.core.values.refusal import Refusal, field_fault, invalid
 from bursar.ops import proof, seal
 from bursar.ops.office import timestamp
 from bursar.ops.statement import system_balances
-from bursar.wire.document import encode
+from bursar.wire.shared.document import encode
 
 PARAMS: Final = (
     Param("after", "Go on after this block: a whole ledger is verified in several requests.", "integer"),

@@ -15,9 +15,9 @@ from bursar.core.values.replace import replace
 from bursar.ops.command import Written
 from bursar.ops.inquiry import Look
 from bursar.ops.office import timestamp
-from bursar.wire.allocation import Allocation
-from bursar.wire.document import encode
-from bursar.wire.job import Job, allocation_spec
+from bursar.wire.kinds.allocation import Allocation
+from bursar.wire.kinds.job import Job, allocation_spec
+from bursar.wire.shared.document import encode
 
 QUEUED = frozenset({"Allocation", "Job"})
 WAITING = ("Pending", "Queued")

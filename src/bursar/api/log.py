@@ -26,7 +26,7 @@ from bursar.core.values.refusal import Cause, Code, Refusal, invalid
 from bursar.ops.output import Cut, Output, Piece, Reading
 from bursar.store.objects import change as change_store
 from bursar.store.objects.listing import Query
-from bursar.wire.allocation import ALLOCATION
+from bursar.wire.kinds.allocation import ALLOCATION
 
 CONTAINER = "allocation"  # what the one container of our pods is called
 TEXT = "text/plain; charset=utf-8"

@@ -19,7 +19,7 @@ from bursar.ops.office import now
 from bursar.ops.pay import pay_on
 from bursar.store.db.database import Connection
 from bursar.store.nodes import node as node_store
-from bursar.wire.document import encode
+from bursar.wire.shared.document import encode
 
 
 async def register(call: Call) -> Outcome:

@@ -33,11 +33,11 @@ from bursar.ops.object import not_found
 from bursar.store.db.idempotency import Claim
 from bursar.store.objects import listing
 from bursar.store.objects.listing import Item, Page, Query
-from bursar.wire.allocation import gang_of
-from bursar.wire.document import encode, finalizers_of, is_ending, render_list
-from bursar.wire.job import allocation_spec, gang_size
-from bursar.wire.kind import Kind, Object
-from bursar.wire.namespace import DEFAULT_TENANT, TENANT_LABEL
+from bursar.wire.kinds.allocation import gang_of
+from bursar.wire.kinds.job import allocation_spec, gang_size
+from bursar.wire.kinds.namespace import DEFAULT_TENANT, TENANT_LABEL
+from bursar.wire.shared.document import encode, finalizers_of, is_ending, render_list
+from bursar.wire.shared.kind import Kind, Object
 
 LIMIT_MAX = 10_000
 PAGE_MAX = 200  # objects that are read by one statement

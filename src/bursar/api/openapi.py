@@ -20,9 +20,9 @@ from bursar.api.discovery import Noun, nouns
 from bursar.api.openapi_words import EXAMPLES, FIELD_WORDS, REFUSAL_HEADERS, REFUSAL_WORDS
 from bursar.api.route import JSON, Route
 from bursar.core.values.access import MONEY, OURS
-from bursar.wire.faults import schema_components
-from bursar.wire.kind import Kind
-from bursar.wire.kinds import KINDS
+from bursar.wire.kinds.registry import KINDS
+from bursar.wire.shared.faults import schema_components
+from bursar.wire.shared.kind import Kind
 
 Document = dict[str, Any]
 

@@ -24,9 +24,9 @@ from bursar.core.values.refusal import Code, Refusal, invalid
 from bursar.core.values.selector import Op, Selector, SelectorError, matches_fields, parse, parse_fields
 from bursar.store.objects import listing
 from bursar.store.objects.listing import Item, Query
-from bursar.wire.document import encode, render
-from bursar.wire.kind import Kind, column
-from bursar.wire.meta import Wire
+from bursar.wire.shared.document import encode, render
+from bursar.wire.shared.kind import Kind, column
+from bursar.wire.shared.meta import Wire
 
 SELECTABLE = ("metadata.name", "metadata.namespace", "spec.nodeName", "status.phase")
 

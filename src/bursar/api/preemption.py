@@ -16,8 +16,8 @@ from bursar.ops import evict as ops
 from bursar.ops.allocation import request_in
 from bursar.ops.command import Reply, Written
 from bursar.ops.object import get
-from bursar.wire.ask import queue_profile_of
-from bursar.wire.document import encode
+from bursar.wire.shared.document import encode
+from bursar.wire.to_scheduler.ask import queue_profile_of
 
 GRACE_SECONDS = 30
 

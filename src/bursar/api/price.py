@@ -11,7 +11,7 @@ from bursar.core.values.refusal import Cause, Refusal, field_fault, invalid
 from bursar.ops import credit as ops
 from bursar.store.credit import ledger as ledger_store
 from bursar.store.credit import price as store
-from bursar.wire.credit import (
+from bursar.wire.reports.credit import (
     NewPrice,
     PriceList,
     credit_faults,
@@ -20,8 +20,8 @@ from bursar.wire.credit import (
     price_faults,
     price_view,
 )
-from bursar.wire.document import encode
-from bursar.wire.instant import instant_faults, micros_of
+from bursar.wire.shared.document import encode
+from bursar.wire.shared.instant import instant_faults, micros_of
 
 CLASS_CHARS_MAX = 63
 

@@ -10,7 +10,7 @@ from bursar.api.body import read_document
 from bursar.api.route import Answer, Call, Outcome
 from bursar.core.values.access import allows, rules
 from bursar.core.values.refusal import Refusal, invalid
-from bursar.wire.document import encode
+from bursar.wire.shared.document import encode
 
 
 class WhoAmI(msgspec.Struct, omit_defaults=True):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from bursar.core.values.access import Identity
 from bursar.core.values.refusal import Refusal
-from bursar.wire.kind import Kind
+from bursar.wire.shared.kind import Kind
 
 if TYPE_CHECKING:
     from bursar.api.house import House

@@ -41,8 +41,8 @@ from bursar.api.route import JSON, Handler, Param, Route
 from bursar.api.tenant_usage import usage_routes
 from bursar.api.watch import SSE
 from bursar.api.webhook import webhook_routes
-from bursar.wire.kind import Kind
-from bursar.wire.kinds import KINDS
+from bursar.wire.kinds.registry import KINDS
+from bursar.wire.shared.kind import Kind
 
 ROOT = "/api/v1"
 

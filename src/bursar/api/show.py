@@ -24,9 +24,9 @@ from bursar.store.nodes import heartbeat as beat_store
 from bursar.store.nodes import node as node_store
 from bursar.store.objects.listing import Item
 from bursar.store.quota import quota as quota_store
-from bursar.wire.document import encode, render
-from bursar.wire.kind import Kind
-from bursar.wire.limits import dimension_name
+from bursar.wire.shared.document import encode, render
+from bursar.wire.shared.kind import Kind
+from bursar.wire.shared.limits import dimension_name
 
 JOINED = frozenset({"ResourceQuota", "Node"})
 

@@ -22,16 +22,16 @@ from bursar.core.values.access import reach
 from bursar.core.values.refusal import Code, Refusal, field_fault, invalid
 from bursar.ops import statement as ops
 from bursar.store.credit import ledger as store
-from bursar.wire.credit import balance_of
-from bursar.wire.document import encode
-from bursar.wire.instant import micros_of
-from bursar.wire.statement import (
+from bursar.wire.reports.credit import balance_of
+from bursar.wire.reports.statement import (
     forecast_view,
     past_balance,
     statement_csv,
     statement_view,
     tenant_statement_view,
 )
+from bursar.wire.shared.document import encode
+from bursar.wire.shared.instant import micros_of
 
 CSV = "text/csv"
 LINES_MAX = 1000

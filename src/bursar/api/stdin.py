@@ -14,8 +14,8 @@ from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.allocation import phase_of, status_of
 from bursar.ops.object import not_found, submitter
 from bursar.store.objects import stdin as store
-from bursar.wire.allocation import STDIN_BYTES_MAX
-from bursar.wire.document import encode
+from bursar.wire.kinds.allocation import STDIN_BYTES_MAX
+from bursar.wire.shared.document import encode
 
 
 class Sent(Struct):

@@ -20,7 +20,7 @@ from bursar.core.values.refusal import Code, Refusal
 from bursar.store.db.database import AWAY
 from bursar.store.objects import change as change_store
 from bursar.store.quota import quota as quota_store
-from bursar.wire.document import encode
+from bursar.wire.shared.document import encode
 
 if TYPE_CHECKING:
     from bursar.api.house import House

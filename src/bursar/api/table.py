@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, Final, Literal
 
 from bursar.core.values.duration import format_age
-from bursar.wire.kind import Column, Kind
+from bursar.wire.shared.kind import Column, Kind
 
 META_VERSION: Final = "meta.k8s.io/v1"
 UNKNOWN_AGE: Final = "<unknown>"

@@ -17,8 +17,8 @@ from bursar.core.values.quantity import UNLIMITED, format_amount
 from bursar.core.values.refusal import Refusal, invalid
 from bursar.ops.object import not_found
 from bursar.store.quota import quota as quota_store
-from bursar.wire.document import encode
-from bursar.wire.tenant import BILLING_MODE, FLAT_FIELDS, SOFT_FIELDS, merge_from_flat
+from bursar.wire.kinds.tenant import BILLING_MODE, FLAT_FIELDS, SOFT_FIELDS, merge_from_flat
+from bursar.wire.shared.document import encode
 
 _FLAT_HINT = f"max_<dimension> sets a limit; the others are {', '.join((*SOFT_FIELDS, *FLAT_FIELDS, BILLING_MODE))}."
 

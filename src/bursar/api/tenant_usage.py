@@ -40,10 +40,8 @@ from bursar.store.quota import quota as quota_store
 from bursar.store.usage import budget as budget_store
 from bursar.store.usage import usage_levels as store
 from bursar.store.usage import usage_report
-from bursar.wire.ask import tenant_share_of
-from bursar.wire.document import encode
-from bursar.wire.kinds import BY_NAME
-from bursar.wire.tenant_usage import (
+from bursar.wire.kinds.registry import BY_NAME
+from bursar.wire.reports.tenant_usage import (
     DayUse,
     PeriodCost,
     PeriodFigures,
@@ -56,6 +54,8 @@ from bursar.wire.tenant_usage import (
     tenants_of,
     users_of,
 )
+from bursar.wire.shared.document import encode
+from bursar.wire.to_scheduler.ask import tenant_share_of
 
 DAYS_MAX: Final = 3650
 USERS_MAX: Final = 1000

@@ -18,7 +18,7 @@ from bursar.store.access.token import TokenRecord
 from bursar.store.db import idempotency as request_store
 from bursar.store.db.database import Connection
 from bursar.store.quota import tenant_tree as tree_store
-from bursar.wire.document import encode
+from bursar.wire.shared.document import encode
 
 # A secret is remembered nowhere, so that a repeated request has one effect like any other, but not the same answer.
 REPEATED = Refusal(

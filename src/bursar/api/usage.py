@@ -14,9 +14,9 @@ from bursar.core.credit.lease import lease_number
 from bursar.core.values.refusal import Cause, Refusal, field_fault, invalid
 from bursar.ops.usage import Measure, Noted, note_usage
 from bursar.store.credit import ledger as store
-from bursar.wire.document import encode
-from bursar.wire.faults import all_faults
-from bursar.wire.usage import NewUsage, RefusedUsage, UsageBatch, UsageTaken, event_of, usage_faults
+from bursar.wire.reports.usage_events import NewUsage, RefusedUsage, UsageBatch, UsageTaken, event_of, usage_faults
+from bursar.wire.shared.document import encode
+from bursar.wire.shared.faults import all_faults
 
 EVENTS_MAX = 1000
 

@@ -23,7 +23,7 @@ from bursar.ops.office import now
 from bursar.store.db.database import AWAY, snapshot
 from bursar.store.usage import usage_report
 from bursar.store.usage.usage_levels import SeriesRow, Tariffs, load_created, load_tariffs, load_user_window
-from bursar.wire.tenant_usage import COLUMNS, USER_COLUMNS, table_lines
+from bursar.wire.reports.tenant_usage import COLUMNS, USER_COLUMNS, table_lines
 
 CSV: Final = "text/csv"
 DAYS_MAX: Final = 3660

@@ -32,9 +32,9 @@ from bursar.store.objects import change as change_store
 from bursar.store.objects import listing
 from bursar.store.objects.change import Change
 from bursar.store.objects.listing import Item, Query
-from bursar.wire.document import EMPTY, encode, render
-from bursar.wire.kind import Kind
-from bursar.wire.meta import API_VERSION
+from bursar.wire.shared.document import EMPTY, encode, render
+from bursar.wire.shared.kind import Kind
+from bursar.wire.shared.meta import API_VERSION
 
 SSE = "text/event-stream"
 CATCH_UP = 1000

@@ -14,9 +14,9 @@ from bursar.core.values.refusal import Refusal, invalid
 from bursar.ops import notice as ops
 from bursar.ops.office import timestamp
 from bursar.store.objects.webhook import Pending, Webhook
-from bursar.wire.credit import Moved
-from bursar.wire.document import encode
-from bursar.wire.notice import TYPE_PREFIX, event_id
+from bursar.wire.reports.cloud_event import TYPE_PREFIX, event_id
+from bursar.wire.reports.credit import Moved
+from bursar.wire.shared.document import encode
 
 DELIVERIES_MAX = 500
 PAGING = (Param("limit", "At most so many; the rest follows with continue.", "integer"),

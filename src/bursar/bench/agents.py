@@ -30,7 +30,7 @@ from bursar.ops.allocation import request_in
 from bursar.ops.dispatch import create_command
 from bursar.ops.office import Office
 from bursar.sim.local import register
-from bursar.wire.kinds import BY_NAME
+from bursar.wire.kinds.registry import BY_NAME
 
 JOIN_SECONDS_MAX = 300.0
 ANSWER_SECONDS_MAX = 60.0

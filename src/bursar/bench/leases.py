@@ -36,7 +36,7 @@ from bursar.ops.ledger import Extend, Receipt
 from bursar.ops.office import Office
 from bursar.store.credit import ledger as store
 from bursar.store.embedded.binaries import find_binaries
-from bursar.wire.kinds import BY_NAME
+from bursar.wire.kinds.registry import BY_NAME
 
 GPU = "nvidia.com/gpu"
 BENCH = Origin("system:bench", "create")

@@ -40,7 +40,7 @@ from bursar.ops.feed import Feed
 from bursar.ops.leader import resign, stand
 from bursar.ops.office import Office
 from bursar.sim.local import register
-from bursar.wire.kinds import BY_NAME
+from bursar.wire.kinds.registry import BY_NAME
 
 GIB = 1 << 30
 GANG_SIZE = 8

@@ -33,7 +33,7 @@ from bursar.ops.office import Office
 from bursar.store.db.database import AWAY
 from bursar.store.objects import webhook as store
 from bursar.store.objects.webhook import Delivery
-from bursar.wire.notice import MEDIA_TYPE, cloud_event, event_id
+from bursar.wire.reports.cloud_event import MEDIA_TYPE, cloud_event, event_id
 
 log = structlog.get_logger()
 

@@ -62,7 +62,7 @@ def create(
 
 
 def plain(connection: Connection, kind: str, name: str, tenant: str) -> Manifest:
-    from bursar.wire.namespace import TENANT_LABEL
+    from bursar.wire.kinds.namespace import TENANT_LABEL
 
     noun = find(kind, connection.client)
     metadata: dict[str, Any] = {"name": name}

@@ -98,7 +98,7 @@ def find(word: str, client: Client) -> Noun:
 
 
 def known() -> list[Noun]:
-    from bursar.wire.kinds import KINDS
+    from bursar.wire.kinds.registry import KINDS
 
     return [Noun(kind.name, kind.plural, kind.namespaced, kind.short_names) for kind in KINDS]
 

@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 from bursar.client.calls import Place
 from bursar.client.flow import Retries
-from bursar.wire.kinds import BY_PLURAL
+from bursar.wire.kinds.registry import BY_PLURAL
 
 R = TypeVar("R")
 

@@ -42,7 +42,7 @@ from bursar.ops.inquiry import (
 from bursar.ops.office import Office
 from bursar.store.db.database import AWAY, Connection
 from bursar.store.scheduling import leader_query as store
-from bursar.wire.ask import PriorityClassView, ask_of
+from bursar.wire.to_scheduler.ask import PriorityClassView, ask_of
 
 log = structlog.get_logger()
 

@@ -24,8 +24,8 @@ from bursar.store.db.database import AWAY, RACES
 from bursar.store.objects import listing
 from bursar.store.objects import object as object_store
 from bursar.store.objects.listing import Query
-from bursar.wire.ask import tenant_share_of
-from bursar.wire.tenant import BUDGET_FIELD
+from bursar.wire.kinds.tenant import BUDGET_FIELD
+from bursar.wire.to_scheduler.ask import tenant_share_of
 
 log = structlog.get_logger()
 

@@ -27,7 +27,7 @@ from bursar.ops.office import Office, now
 from bursar.store.db.database import AWAY
 from bursar.store.objects import listing
 from bursar.store.objects.listing import Query
-from bursar.wire.job import JOB, JOB_LABEL
+from bursar.wire.kinds.job import JOB, JOB_LABEL
 
 log = structlog.get_logger()
 

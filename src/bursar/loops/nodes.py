@@ -20,7 +20,7 @@ from bursar.ops.office import Office
 from bursar.store.db.database import AWAY
 from bursar.store.nodes import liveness as store
 from bursar.store.nodes.liveness import Look
-from bursar.wire.settings import patience_of
+from bursar.wire.kinds.settings import patience_of
 
 log = structlog.get_logger()
 

@@ -32,9 +32,9 @@ from bursar.store.objects import change, listing, stdin
 from bursar.store.objects.listing import Query
 from bursar.store.quota import quota, tenant_tree
 from bursar.store.usage import usage_levels, usage_records
-from bursar.wire.document import deleted_at, finalizers_of, is_ending
-from bursar.wire.kind import Kind
-from bursar.wire.kinds import KINDS
+from bursar.wire.kinds.registry import KINDS
+from bursar.wire.shared.document import deleted_at, finalizers_of, is_ending
+from bursar.wire.shared.kind import Kind
 
 log = structlog.get_logger()
 

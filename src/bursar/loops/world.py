@@ -46,7 +46,8 @@ from bursar.store.objects import listing
 from bursar.store.objects.change import Seen
 from bursar.store.objects.listing import Query
 from bursar.store.quota import quota as quota_store
-from bursar.wire.ask import (
+from bursar.wire.kinds.settings import policy_of
+from bursar.wire.to_scheduler.ask import (
     NodeView,
     PriorityClassView,
     TenantShare,
@@ -57,7 +58,6 @@ from bursar.wire.ask import (
     tenant_share_of,
     tier_weight_of,
 )
-from bursar.wire.settings import policy_of
 
 log = structlog.get_logger()
 

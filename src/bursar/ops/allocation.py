@@ -26,8 +26,8 @@ from bursar.ops.command import Command, Result, Written
 from bursar.ops.object import NO_PRECONDITIONS, Preconditions, conflict, not_found
 from bursar.ops.office import timestamp
 from bursar.ops.removal import remove
-from bursar.wire.allocation import Allocation, request_of
-from bursar.wire.document import encode
+from bursar.wire.kinds.allocation import Allocation, request_of
+from bursar.wire.shared.document import encode
 
 GRACE_SECONDS = 30
 

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 from bursar.store.access.token import TokenRecord
 from bursar.store.objects.change import Note
 from bursar.store.objects.webhook import Webhook
-from bursar.wire.document import encode
-from bursar.wire.meta import API_VERSION
+from bursar.wire.shared.document import encode
+from bursar.wire.shared.meta import API_VERSION
 
 TOKEN, WEBHOOK = "Token", "Webhook"
 # Kinds of lines that only those who may list such things are shown.

@@ -7,7 +7,7 @@ from bursar.core.objects.object import Key
 from bursar.core.values.refusal import Refusal
 from bursar.ops.object import get
 from bursar.ops.office import Office
-from bursar.wire.settings import SYSTEM, credit_policy_of
+from bursar.wire.kinds.settings import SYSTEM, credit_policy_of
 
 
 async def load_credit_policy(office: Office) -> CreditPolicy:

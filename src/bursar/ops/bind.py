@@ -37,8 +37,8 @@ from bursar.ops.command import Command, Reply, Result
 from bursar.ops.feeding import feed
 from bursar.ops.object import not_found, sight_of
 from bursar.ops.office import Office, timestamp
-from bursar.wire.allocation import job_index_in
-from bursar.wire.ask import tolerations_in
+from bursar.wire.kinds.allocation import job_index_in
+from bursar.wire.to_scheduler.ask import tolerations_in
 
 STOPPED = frozenset(Stopped)
 

@@ -16,9 +16,9 @@ from bursar.ops.office import Office
 from bursar.store.db.database import Database, connect
 from bursar.store.db.migrate import migrate
 from bursar.store.quota.tenant_tree import begin_era
-from bursar.wire.kinds import BY_NAME
-from bursar.wire.namespace import DEFAULT_TENANT, TENANT_LABEL
-from bursar.wire.settings import SYSTEM
+from bursar.wire.kinds.namespace import DEFAULT_TENANT, TENANT_LABEL
+from bursar.wire.kinds.registry import BY_NAME
+from bursar.wire.kinds.settings import SYSTEM
 
 log = structlog.get_logger()
 

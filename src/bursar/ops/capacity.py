@@ -19,10 +19,10 @@ from bursar.ops.allocation import set_condition
 from bursar.ops.command import Command, Reply
 from bursar.ops.dispatch import change_command
 from bursar.ops.office import Office, timestamp
-from bursar.wire.kinds import BY_NAME
-from bursar.wire.limits import amounts, dimension_name
-from bursar.wire.meta import Quantity
-from bursar.wire.node import STDIN_LABEL, Node, isolation_condition
+from bursar.wire.kinds.node import STDIN_LABEL, Node, isolation_condition
+from bursar.wire.kinds.registry import BY_NAME
+from bursar.wire.shared.limits import amounts, dimension_name
+from bursar.wire.shared.meta import Quantity
 
 NODE = BY_NAME["Node"]
 

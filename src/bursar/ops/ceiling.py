@@ -18,8 +18,8 @@ from bursar.core.values.refusal import Refusal
 from bursar.store.db.database import Connection, Database
 from bursar.store.quota import cluster_ceiling as store
 from bursar.store.quota.cluster_ceiling import Edition
-from bursar.wire.allocation import AllocationSpec, Resources, requests_of
-from bursar.wire.node import allocatable_in
+from bursar.wire.kinds.allocation import AllocationSpec, Resources, requests_of
+from bursar.wire.kinds.node import allocatable_in
 
 if TYPE_CHECKING:
     from bursar.ops.office import Office

@@ -44,8 +44,8 @@ from bursar.ops.object import not_found
 from bursar.ops.office import Office, new_uid, timestamp
 from bursar.store.db.idempotency import Claim as RequestClaim
 from bursar.store.nodes import node as node_store
-from bursar.wire.document import encode
-from bursar.wire.settings import SYSTEM
+from bursar.wire.kinds.settings import SYSTEM
+from bursar.wire.shared.document import encode
 
 FAILED = "WipeFailed"
 RELEASED = "Released"  # how the use of a claimed node ends

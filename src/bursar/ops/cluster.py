@@ -19,10 +19,10 @@ from bursar.store.nodes import heartbeat as beat_store
 from bursar.store.nodes import node as node_store
 from bursar.store.quota import cluster_ceiling as store
 from bursar.store.quota.cluster_ceiling import Edition
-from bursar.wire.ask import node_of
-from bursar.wire.limits import amounts
-from bursar.wire.meta import Quantity
-from bursar.wire.node import capacity_in
+from bursar.wire.kinds.node import capacity_in
+from bursar.wire.shared.limits import amounts
+from bursar.wire.shared.meta import Quantity
+from bursar.wire.to_scheduler.ask import node_of
 
 AGE_SECONDS_MAX = 1.0
 

@@ -18,11 +18,11 @@ from bursar.ops.node import ChangeNode, DeleteNode, RegisterNode
 from bursar.ops.object import Change, Create, Delete, Preconditions, changed_draft, new_draft, submitter
 from bursar.ops.revise import Revise, revisable
 from bursar.store.db.idempotency import Claim
-from bursar.wire.allocation import GANG_SIZE, MAX_WAIT, Allocation, asking_of, facts_of, gang_of
-from bursar.wire.job import disown, keep_owner
-from bursar.wire.kind import Kind, Object
-from bursar.wire.namespace import TENANT_LABEL, tenant_of
-from bursar.wire.node import Node, NodeSpec, allocatable_of, gate_of, said_at_joining
+from bursar.wire.kinds.allocation import GANG_SIZE, MAX_WAIT, Allocation, asking_of, facts_of, gang_of
+from bursar.wire.kinds.job import disown, keep_owner
+from bursar.wire.kinds.namespace import TENANT_LABEL, tenant_of
+from bursar.wire.kinds.node import Node, NodeSpec, allocatable_of, gate_of, said_at_joining
+from bursar.wire.shared.kind import Kind, Object
 
 
 def create_command(

@@ -27,7 +27,7 @@ from bursar.ops.object import get, not_found
 from bursar.ops.office import Office, now, timestamp
 from bursar.store.nodes import node as node_store
 from bursar.store.objects import object as object_store
-from bursar.wire.document import encode
+from bursar.wire.shared.document import encode
 
 GRACE_SECONDS = 300
 

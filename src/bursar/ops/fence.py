@@ -24,7 +24,7 @@ from bursar.ops.object import get, not_found
 from bursar.ops.office import Office, timestamp
 from bursar.ops.silence import sighting_of, silenced, standing_of
 from bursar.store.db.idempotency import Claim
-from bursar.wire.settings import SYSTEM, patience_of
+from bursar.wire.kinds.settings import SYSTEM, patience_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

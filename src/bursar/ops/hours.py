@@ -33,8 +33,8 @@ from bursar.store.db.database import Connection, Database
 from bursar.store.objects import object as object_store
 from bursar.store.usage import budget as budget_store
 from bursar.store.usage import usage_levels as store
-from bursar.wire.ask import TenantShare, tenant_share_of
-from bursar.wire.settings import BUDGET_PERIOD_DAYS, RECORD_DAYS, SYSTEM, budget_period_days_of, record_days_of
+from bursar.wire.kinds.settings import BUDGET_PERIOD_DAYS, RECORD_DAYS, SYSTEM, budget_period_days_of, record_days_of
+from bursar.wire.to_scheduler.ask import TenantShare, tenant_share_of
 
 STEPS_MAX = 20_000  # entered at a time
 LEVELS_MAX = 2_000

@@ -19,7 +19,7 @@ from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.lane import Lane, Overloaded
 from bursar.store.db.database import AWAY, Connection, Database
 from bursar.store.scheduling import leader_query as store
-from bursar.wire.ask import PriorityClassView
+from bursar.wire.to_scheduler.ask import PriorityClassView
 
 log = structlog.get_logger()
 

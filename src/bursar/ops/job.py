@@ -57,10 +57,10 @@ from bursar.ops.object import (
 from bursar.ops.office import Office, now, timestamp
 from bursar.ops.removal import marked, remove
 from bursar.store.db.idempotency import Claim
-from bursar.wire.document import encode, finalizers_of, is_ending
-from bursar.wire.job import JOB, PARALLELISM_MAX, Job, JobSpec, asking_in, job_gang, plan_of
-from bursar.wire.meta import given
-from bursar.wire.priorityclass import PriorityClass
+from bursar.wire.kinds.job import JOB, PARALLELISM_MAX, Job, JobSpec, asking_in, job_gang, plan_of
+from bursar.wire.kinds.priorityclass import PriorityClass
+from bursar.wire.shared.document import encode, finalizers_of, is_ending
+from bursar.wire.shared.meta import given
 
 # Commands on more objects than this go through a lane of their own.
 MANY = 16

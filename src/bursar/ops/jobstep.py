@@ -36,7 +36,7 @@ from bursar.ops.office import Office, now, timestamp
 from bursar.ops.removal import remove
 from bursar.store.objects import gang as gang_store
 from bursar.store.objects import job as job_store
-from bursar.wire.job import PARALLELISM_MAX, plan_of
+from bursar.wire.kinds.job import PARALLELISM_MAX, plan_of
 
 CONTROLLER = Origin("system:jobs", "step")
 # How long a job rests that others were always faster to change.

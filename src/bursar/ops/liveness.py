@@ -43,7 +43,7 @@ from bursar.ops.report import Report
 from bursar.ops.silence import heard, is_silent, sighting_of, silenced, standing_of
 from bursar.store.nodes import node as node_store
 from bursar.store.objects import object as object_store
-from bursar.wire.document import is_ending
+from bursar.wire.shared.document import is_ending
 
 CONTROLLER = "system:nodes"
 NODES_AT_ONCE = 100  # whose work is read in one statement

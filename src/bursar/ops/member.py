@@ -27,9 +27,8 @@ from bursar.core.values.replace import replace
 from bursar.ops.allocation import set_condition, status_of
 from bursar.ops.object import new_draft
 from bursar.ops.office import new_uid, timestamp
-from bursar.wire.allocation import ALLOCATION, JOB_INDEX, Allocation
-from bursar.wire.document import encode, finalizers_of, is_ending
-from bursar.wire.job import (
+from bursar.wire.kinds.allocation import ALLOCATION, JOB_INDEX, Allocation
+from bursar.wire.kinds.job import (
     JOB_LABEL,
     Job,
     JobSpec,
@@ -40,7 +39,8 @@ from bursar.wire.job import (
     template_labels,
     with_min_members,
 )
-from bursar.wire.meta import API_VERSION, ObjectMeta, OwnerReference
+from bursar.wire.shared.document import encode, finalizers_of, is_ending
+from bursar.wire.shared.meta import API_VERSION, ObjectMeta, OwnerReference
 
 BLOCKED = "Blocked"
 

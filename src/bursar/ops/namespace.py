@@ -12,7 +12,7 @@ from bursar.ops.allocation import set_condition, status_of, unchanged
 from bursar.ops.command import Command, Result
 from bursar.ops.object import Delete, not_found
 from bursar.ops.office import timestamp
-from bursar.wire.document import encode, is_ending
+from bursar.wire.shared.document import encode, is_ending
 
 REMAINING = "NamespaceContentRemaining"
 

@@ -22,7 +22,7 @@ from bursar.ops.object import Change, Create, Delete, not_found
 from bursar.ops.office import timestamp
 from bursar.ops.removal import finish, remove
 from bursar.ops.silence import is_silent, keep_silence
-from bursar.wire.document import finalizers_of, is_ending
+from bursar.wire.shared.document import finalizers_of, is_ending
 
 log = structlog.get_logger()
 

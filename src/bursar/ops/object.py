@@ -28,9 +28,9 @@ from bursar.core.values.replace import replace
 from bursar.ops import removal
 from bursar.ops.command import Command, Reply, Result, weight_of_drafts
 from bursar.ops.office import Office, new_uid, now, timestamp
-from bursar.wire.document import EMPTY, decode, encode, encode_object
-from bursar.wire.kind import Kind, Object, user_field
-from bursar.wire.kinds import BY_NAME
+from bursar.wire.kinds.registry import BY_NAME
+from bursar.wire.shared.document import EMPTY, decode, encode, encode_object
+from bursar.wire.shared.kind import Kind, Object, user_field
 
 TRIES_MAX = 32
 

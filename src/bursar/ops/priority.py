@@ -17,7 +17,7 @@ from bursar.store.objects import job as job_store
 from bursar.store.objects import listing
 from bursar.store.objects.job import Boosted
 from bursar.store.objects.listing import Query
-from bursar.wire.ask import PriorityClassView, global_default, priority_class_of
+from bursar.wire.to_scheduler.ask import PriorityClassView, global_default, priority_class_of
 
 AGE_SECONDS_MAX = 1.0
 

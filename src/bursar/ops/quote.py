@@ -22,7 +22,7 @@ from bursar.ops.office import Office, now
 from bursar.store.credit import ledger as ledger_store
 from bursar.store.nodes import node as node_store
 from bursar.store.objects import object as object_store
-from bursar.wire.instant import time_text
+from bursar.wire.shared.instant import time_text
 
 
 @dataclass(frozen=True, slots=True)

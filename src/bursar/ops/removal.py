@@ -15,7 +15,7 @@ from bursar.core.objects.object import Origin, Stored
 from bursar.core.values.replace import replace
 from bursar.ops.command import Result, Written
 from bursar.ops.office import timestamp
-from bursar.wire.document import encode, finalizers_of, is_ending
+from bursar.wire.shared.document import encode, finalizers_of, is_ending
 
 
 def remove(sheet: Sheet, before: Stored, origin: Origin, last: Stored | None = None) -> Result:

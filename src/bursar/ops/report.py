@@ -46,7 +46,7 @@ from bursar.ops.evict import members_of, stop_members, told_to_stop
 from bursar.ops.object import conflict, not_found
 from bursar.ops.office import Office, new_uid, timestamp
 from bursar.ops.removal import remove
-from bursar.wire.document import is_ending
+from bursar.wire.shared.document import is_ending
 
 
 def _new_id() -> str:

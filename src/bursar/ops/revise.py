@@ -25,9 +25,9 @@ from bursar.core.values.replace import replace
 from bursar.ops.allocation import phase_of, status_of
 from bursar.ops.command import Result
 from bursar.ops.object import Change, absent_refusal, conflict, not_found, sight_of, submitter
-from bursar.wire.allocation import Allocation, AllocationSpec
-from bursar.wire.document import encode, is_ending
-from bursar.wire.scheduling import Scheduling
+from bursar.wire.kinds.allocation import Allocation, AllocationSpec
+from bursar.wire.shared.document import encode, is_ending
+from bursar.wire.shared.scheduling import Scheduling
 
 MAY_CHANGE = "priority, priorityClass, queue, ttl and scheduling.tolerations"
 

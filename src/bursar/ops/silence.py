@@ -17,8 +17,8 @@ from bursar.core.objects.object import Stored
 from bursar.core.values.replace import replace
 from bursar.ops.allocation import set_condition
 from bursar.ops.office import timestamp
-from bursar.wire.document import encode, is_ending
-from bursar.wire.node import SILENT, SILENT_SINCE
+from bursar.wire.kinds.node import SILENT, SILENT_SINCE
+from bursar.wire.shared.document import encode, is_ending
 
 # The reasons of the condition Ready that are ours; any other is the node's own word.
 SILENT_REASON, LOST_REASON, FENCED_REASON = "NodeSilent", "NodeLost", "NodeFenced"

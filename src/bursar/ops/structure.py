@@ -55,9 +55,9 @@ from bursar.store.quota import quota as quota_store
 from bursar.store.quota import tenant_tree as tree_store
 from bursar.store.quota.tenant_tree import TreeChange
 from bursar.store.scheduling import queue as queue_store
-from bursar.wire.ask import queue_profile_of
-from bursar.wire.document import is_ending
-from bursar.wire.kinds import KINDS
+from bursar.wire.kinds.registry import KINDS
+from bursar.wire.shared.document import is_ending
+from bursar.wire.to_scheduler.ask import queue_profile_of
 
 DELETED = "its tenant was deleted"
 NAMESPACED = [kind.name for kind in KINDS if kind.namespaced]

@@ -13,7 +13,7 @@ from bursar.core.quota.tenant_tree import Tree
 from bursar.store.db.database import Connection
 from bursar.store.quota import tenant_tree as store
 from bursar.store.quota.tenant_tree import TreeChange
-from bursar.wire import namespace, priorityclass, resourcequota, settings, tenant, tier
+from bursar.wire.kinds import namespace, priorityclass, resourcequota, settings, tenant, tier
 
 # A cache that fell this far behind is read anew.
 BEHIND_MAX = 2_000_000

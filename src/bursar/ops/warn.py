@@ -31,9 +31,9 @@ from bursar.ops.allocation import set_condition, status_of, unchanged
 from bursar.ops.command import Command, Reply, Result
 from bursar.ops.object import not_found
 from bursar.ops.office import Office, timestamp
-from bursar.wire.ask import tenant_share_of
-from bursar.wire.document import encode
-from bursar.wire.tenant import BUDGET_EXHAUSTED, BUDGET_FIELD, BUDGET_WARNING
+from bursar.wire.kinds.tenant import BUDGET_EXHAUSTED, BUDGET_FIELD, BUDGET_WARNING
+from bursar.wire.shared.document import encode
+from bursar.wire.to_scheduler.ask import tenant_share_of
 
 BUDGETS: Final = "system:budgets"  # who tells it, in the audit log
 

@@ -39,8 +39,8 @@ from bursar.rpc.speech import (
 )
 from bursar.rpc.wipe import wipe_of_change
 from bursar.store.db.database import AWAY
+from bursar.wire.kinds.settings import SYSTEM, credit_policy_of, patience_of
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
-from bursar.wire.settings import SYSTEM, credit_policy_of, patience_of
 
 log = structlog.get_logger()
 

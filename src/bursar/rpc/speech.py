@@ -30,10 +30,10 @@ from bursar.core.values.quantity import format_amount, is_bytes
 from bursar.core.values.refusal import Code, Refusal, invalid
 from bursar.store.nodes.heartbeat import UsageRow, WantedPlace
 from bursar.store.objects.change import Change
-from bursar.wire.allocation import JOB_INDEX
-from bursar.wire.limits import amounts_faults
-from bursar.wire.meta import Quantity
+from bursar.wire.kinds.allocation import JOB_INDEX
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
+from bursar.wire.shared.limits import amounts_faults
+from bursar.wire.shared.meta import Quantity
 
 PROTOCOL_OLDEST: Final = 1
 PROTOCOL_NEWEST: Final = 1

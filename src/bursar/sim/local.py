@@ -35,8 +35,8 @@ from bursar.store.objects import change as change_store
 from bursar.store.objects import listing
 from bursar.store.objects.change import Change
 from bursar.store.objects.listing import Query
-from bursar.wire.allocation import Allocation, gang_of
-from bursar.wire.kinds import BY_NAME
+from bursar.wire.kinds.allocation import Allocation, gang_of
+from bursar.wire.kinds.registry import BY_NAME
 
 # Two batches of the lane under way, and two more to follow them.
 PACE = Pace(speakers=4, batch_max=256)

@@ -8,7 +8,7 @@ from typing import Any
 
 from bursar.core.objects.charge import NOTHING, Charge
 from bursar.core.values.refusal import Cause
-from bursar.wire.meta import Wire
+from bursar.wire.shared.meta import Wire
 
 Object = Any  # a Struct with api_version, kind, metadata, spec and status
 Fields = dict[str, str]

@@ -21,10 +21,10 @@ from bursar.core.quota.tenant_tree import PermitPolicy
 from bursar.core.values.duration import SECONDS_MAX
 from bursar.core.values.money import MoneyError, nanocredits
 from bursar.core.values.refusal import Cause, field_fault
-from bursar.wire.kind import Column, Kind
-from bursar.wire.limits import amounts, amounts_faults, show_amounts
-from bursar.wire.meta import ObjectMeta, Quantity, Text, Wire
-from bursar.wire.priorityclass import priority_faults
+from bursar.wire.kinds.priorityclass import priority_faults
+from bursar.wire.shared.kind import Column, Kind
+from bursar.wire.shared.limits import amounts, amounts_faults, show_amounts
+from bursar.wire.shared.meta import ObjectMeta, Quantity, Text, Wire
 
 SYSTEM = "system"
 

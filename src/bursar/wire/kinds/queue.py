@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec import UNSET, UnsetType
 
 from bursar.core.values.refusal import Cause, field_fault
-from bursar.wire.kind import Kind, column
-from bursar.wire.meta import ObjectMeta, Text, Wire
+from bursar.wire.shared.kind import Kind, column
+from bursar.wire.shared.meta import ObjectMeta, Text, Wire
 
 PROFILES = ("default", "hpc", "ml", "service", "sensitive", "interactive")
 

@@ -11,13 +11,13 @@ from bursar.core.quota import tenant_tree
 from bursar.core.quota.quota_messages import dimension_of
 from bursar.core.usage.budget import BudgetState
 from bursar.core.values.refusal import Cause, field_fault
-from bursar.wire.affinity import toleration_of
-from bursar.wire.billing import Billing, billing_faults, said_in
-from bursar.wire.kind import Column, Fields, Kind, column
-from bursar.wire.limits import amounts, amounts_faults, show_amounts
-from bursar.wire.meta import Condition, ObjectMeta, Quantity, Text, Wire
-from bursar.wire.priorityclass import priority_faults
-from bursar.wire.scheduling import Toleration, toleration_list_faults
+from bursar.wire.kinds.priorityclass import priority_faults
+from bursar.wire.shared.affinity import toleration_of
+from bursar.wire.shared.billing import Billing, billing_faults, said_in
+from bursar.wire.shared.kind import Column, Fields, Kind, column
+from bursar.wire.shared.limits import amounts, amounts_faults, show_amounts
+from bursar.wire.shared.meta import Condition, ObjectMeta, Quantity, Text, Wire
+from bursar.wire.shared.scheduling import Toleration, toleration_list_faults
 
 ENFORCEMENTS = tuple(tenant_tree.Enforcement)
 

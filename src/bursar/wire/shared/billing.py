@@ -12,7 +12,7 @@ from bursar.core.credit.billing_terms import NOTHING_SAID, SaidTerms
 from bursar.core.credit.billing_terms import Billing as Pays
 from bursar.core.credit.lease import Mode
 from bursar.core.values.refusal import Cause, field_fault
-from bursar.wire.meta import Text, Wire
+from bursar.wire.shared.meta import Text, Wire
 
 MODES: Final = tuple(Pays)
 LEASE_MODES: Final = tuple(Mode)

@@ -21,8 +21,8 @@ from bursar.core.credit.price import Price
 from bursar.core.values.money import MICROS, MoneyError, credits_of, nanocredits
 from bursar.core.values.quantity import QuantityError, amount, format_amount
 from bursar.core.values.refusal import Cause, field_fault
-from bursar.wire.instant import time_text
-from bursar.wire.limits import quantity_text
+from bursar.wire.shared.instant import time_text
+from bursar.wire.shared.limits import quantity_text
 
 GPU: Final = "nvidia.com/gpu"
 JOB_CHARS_MAX: Final = 253

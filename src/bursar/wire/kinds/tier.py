@@ -6,11 +6,11 @@ from msgspec import UNSET, UnsetType
 
 from bursar.core.quota import tenant_tree
 from bursar.core.values.refusal import Cause, field_fault
-from bursar.wire.billing import Billing, billing_faults, said_in
-from bursar.wire.kind import Column, Kind
-from bursar.wire.limits import amounts, amounts_faults, show_amounts
-from bursar.wire.meta import ObjectMeta, Quantity, Text, Wire
-from bursar.wire.priorityclass import priority_faults
+from bursar.wire.kinds.priorityclass import priority_faults
+from bursar.wire.shared.billing import Billing, billing_faults, said_in
+from bursar.wire.shared.kind import Column, Kind
+from bursar.wire.shared.limits import amounts, amounts_faults, show_amounts
+from bursar.wire.shared.meta import ObjectMeta, Quantity, Text, Wire
 
 
 class TierSpec(Wire):

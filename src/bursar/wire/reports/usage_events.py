@@ -10,9 +10,9 @@ from bursar.core.credit.usage_events import UsageEvent
 from bursar.core.values.money import MICROS, NANO, MoneyError, nanocredits
 from bursar.core.values.quantity import amount
 from bursar.core.values.refusal import Cause, field_fault
-from bursar.wire.credit import GPU, Devices, device_faults
-from bursar.wire.instant import instant_faults, moment_of
-from bursar.wire.limits import quantity_text
+from bursar.wire.reports.credit import GPU, Devices, device_faults
+from bursar.wire.shared.instant import instant_faults, moment_of
+from bursar.wire.shared.limits import quantity_text
 
 Moment: TypeAlias = Annotated[str | int | float, Meta(description="A time: RFC 3339, or seconds since 1970.")]
 Seconds: TypeAlias = Annotated[str | int | float, Meta(description="Seconds, to the microsecond.")]

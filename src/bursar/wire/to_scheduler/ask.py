@@ -22,8 +22,7 @@ from bursar.core.objects.charge import Charge
 from bursar.core.quota.permit import has_fractions, may_name, permit_of, permitted, priority_in_force
 from bursar.core.quota.tenant_tree import Tree
 from bursar.core.values.duration import DurationError, parse_seconds
-from bursar.wire.affinity import where_of
-from bursar.wire.allocation import (
+from bursar.wire.kinds.allocation import (
     CHECKPOINT_INTERVAL,
     SPEC_KEPT_BYTES_MAX,
     SPECS_KEPT,
@@ -35,10 +34,11 @@ from bursar.wire.allocation import (
     gang_spec,
     requests_of,
 )
-from bursar.wire.job import JOB_LABEL
-from bursar.wire.meta import ObjectMeta, OwnerReference, given
-from bursar.wire.node import NOT_ISOLATED, REFUSED, STDIN_LABEL
-from bursar.wire.scheduling import GangScheduling
+from bursar.wire.kinds.job import JOB_LABEL
+from bursar.wire.kinds.node import NOT_ISOLATED, REFUSED, STDIN_LABEL
+from bursar.wire.shared.affinity import where_of
+from bursar.wire.shared.meta import ObjectMeta, OwnerReference, given
+from bursar.wire.shared.scheduling import GangScheduling
 
 QUEUE_DEFAULT = "default"
 PROFILE_DEFAULT = "default"

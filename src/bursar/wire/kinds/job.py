@@ -16,7 +16,7 @@ from bursar.core.values.duration import SECONDS_MAX
 from bursar.core.values.names import annotations as annotation_faults
 from bursar.core.values.names import labels as label_faults
 from bursar.core.values.refusal import Cause, field_fault
-from bursar.wire.allocation import (
+from bursar.wire.kinds.allocation import (
     ALLOCATION,
     GANG_SIZE,
     Allocation,
@@ -26,10 +26,10 @@ from bursar.wire.allocation import (
     gang_spec,
     spec_faults,
 )
-from bursar.wire.kind import USER_FIELD, Column, Fields, Kind, column, read, user_field
-from bursar.wire.meta import Condition, ObjectMeta, Text, Wire, given
-from bursar.wire.priorityclass import priority_faults
-from bursar.wire.scheduling import GangScheduling, Scheduling
+from bursar.wire.kinds.priorityclass import priority_faults
+from bursar.wire.shared.kind import USER_FIELD, Column, Fields, Kind, column, read, user_field
+from bursar.wire.shared.meta import Condition, ObjectMeta, Text, Wire, given
+from bursar.wire.shared.scheduling import GangScheduling, Scheduling
 
 JOB_LABEL = "bursar.io/job"
 

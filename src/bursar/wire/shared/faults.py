@@ -20,7 +20,7 @@ import msgspec
 from jsonschema_rs import Draft202012Validator, ValidationError, ValidationErrorKind
 
 from bursar.core.values.redaction import in_environment, variable_name
-from bursar.wire.bounds import has_more_values
+from bursar.wire.shared.bounds import has_more_values
 
 FAULTS_MAX = 50
 VALUES_COMPARED_MAX = 512

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import yaml
 
-from bursar.wire.bounds import RepeatedKey
+from bursar.wire.shared.bounds import RepeatedKey
 
 DEPTH_MAX: Final = 64
 EVENTS_MAX: Final = 20_000

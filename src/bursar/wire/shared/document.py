@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from bursar.wire.kind import Kind, Object
-from bursar.wire.meta import API_VERSION
+from bursar.wire.shared.kind import Kind, Object
+from bursar.wire.shared.meta import API_VERSION
 
 _encoder = msgspec.json.Encoder()
 _METADATA = b'"metadata":{'

@@ -14,8 +14,8 @@ from bursar.core.objects import ask
 from bursar.core.objects.ask import ANYWHERE, Company, Operator, Requirement, Requirements, Spread, Where
 from bursar.core.values.refusal import Cause, field_fault
 from bursar.core.values.selector import EVERYTHING, Op, Selector, Term
-from bursar.wire.meta import LabelSelector
-from bursar.wire.scheduling import (
+from bursar.wire.shared.meta import LabelSelector
+from bursar.wire.shared.scheduling import (
     Affinity,
     NodeAffinity,
     NodeSelector,

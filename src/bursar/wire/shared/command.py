@@ -14,8 +14,8 @@ from msgspec import UNSET, UnsetType
 
 from bursar.core.values.redaction import variable_name
 from bursar.core.values.refusal import Cause, field_fault
-from bursar.wire.meta import Text, Wire
-from bursar.wire.scheduling import count_faults
+from bursar.wire.shared.meta import Text, Wire
+from bursar.wire.shared.scheduling import count_faults
 
 ENV_MAX = 1000
 WORDS_MAX = 10_000

@@ -8,8 +8,8 @@ from msgspec import UNSET, UnsetType
 
 from bursar.core.quota import tenant_tree
 from bursar.core.values.refusal import Cause, field_fault
-from bursar.wire.kind import Column, Kind, column
-from bursar.wire.meta import ObjectMeta, Text, Wire
+from bursar.wire.shared.kind import Column, Kind, column
+from bursar.wire.shared.meta import ObjectMeta, Text, Wire
 
 PRIORITY_MAX = 1_000_000_000
 TENANTS_MAX = 1000

@@ -9,8 +9,8 @@ from msgspec import UNSET, UnsetType
 from bursar.core.quota import tenant_tree
 from bursar.core.values.names import dns_label
 from bursar.core.values.refusal import Cause, field_fault
-from bursar.wire.kind import Column, Kind, column
-from bursar.wire.meta import Condition, ObjectMeta, Text, Wire, given
+from bursar.wire.shared.kind import Column, Kind, column
+from bursar.wire.shared.meta import Condition, ObjectMeta, Text, Wire, given
 
 TENANT_LABEL = "bursar.io/tenant"
 DEFAULT_TENANT = "default"

@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 from bursar.core.values.duration import SECONDS_MAX, DurationError, parse_seconds
 from bursar.core.values.names import dns_subdomain, label_key, label_value
 from bursar.core.values.refusal import Cause, field_fault
-from bursar.wire.meta import LabelSelector, Text, Wire, given
+from bursar.wire.shared.meta import LabelSelector, Text, Wire, given
 
 NODE_OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt", "Gte", "Lte")
 LABEL_OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist")

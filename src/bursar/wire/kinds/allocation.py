@@ -17,13 +17,13 @@ from bursar.core.objects.charge import NOTHING, Charge, Facts
 from bursar.core.quota.permit import NOTHING_ASKED, Asking
 from bursar.core.values.duration import parse_seconds
 from bursar.core.values.refusal import Cause, field_fault
-from bursar.wire.affinity import contradiction_faults, toleration_of
-from bursar.wire.command import EnvVar, command_faults
-from bursar.wire.kind import USER_FIELD, Column, Fields, Kind, column, read, user_field
-from bursar.wire.limits import amounts, amounts_faults
-from bursar.wire.meta import Condition, ObjectMeta, Quantity, Text, Wire, given
-from bursar.wire.priorityclass import priority_faults
-from bursar.wire.scheduling import (
+from bursar.wire.kinds.priorityclass import priority_faults
+from bursar.wire.shared.affinity import contradiction_faults, toleration_of
+from bursar.wire.shared.command import EnvVar, command_faults
+from bursar.wire.shared.kind import USER_FIELD, Column, Fields, Kind, column, read, user_field
+from bursar.wire.shared.limits import amounts, amounts_faults
+from bursar.wire.shared.meta import Condition, ObjectMeta, Quantity, Text, Wire, given
+from bursar.wire.shared.scheduling import (
     NODES_MAX,
     GangScheduling,
     Scheduling,

@@ -13,10 +13,10 @@ from bursar.core.objects.ask import Effect
 from bursar.core.values.names import label_key, label_value
 from bursar.core.values.quantity import amount, is_bytes
 from bursar.core.values.refusal import Cause, field_fault
-from bursar.wire.kind import Column, Kind, column, read
-from bursar.wire.limits import amounts, amounts_faults, dimension_name
-from bursar.wire.meta import Condition, ObjectMeta, Quantity, Text, Wire
-from bursar.wire.scheduling import EFFECTS, count_faults
+from bursar.wire.shared.kind import Column, Kind, column, read
+from bursar.wire.shared.limits import amounts, amounts_faults, dimension_name
+from bursar.wire.shared.meta import Condition, ObjectMeta, Quantity, Text, Wire
+from bursar.wire.shared.scheduling import EFFECTS, count_faults
 
 HOSTNAME_LABEL = "kubernetes.io/hostname"
 STDIN_LABEL = "bursar.io/stdin"  # on nodes whose agents can give commands a standard input; theirs to say

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeAlias
 
-from bursar.wire.bounds import VALUES_MAX, TooManyValues
+from bursar.wire.shared.bounds import VALUES_MAX, TooManyValues
 
 MEDIA_TYPE: Final = "application/vnd.kubernetes.protobuf"
 MAGIC: Final = b"k8s\x00"

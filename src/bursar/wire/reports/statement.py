@@ -14,8 +14,8 @@ from bursar.core.credit.lease import lease_name
 from bursar.core.credit.statement import BalanceAt, Forecast, Item, LeaseLine, Statement, TenantStatement
 from bursar.core.values.money import MICROS, credits_of
 from bursar.core.values.quantity import format_amount
-from bursar.wire.credit import GPU
-from bursar.wire.instant import time_text
+from bursar.wire.reports.credit import GPU
+from bursar.wire.shared.instant import time_text
 
 
 class PastBalance(Struct):

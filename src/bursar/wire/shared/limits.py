@@ -10,7 +10,7 @@ from msgspec import UnsetType
 from bursar.core.values.names import qualified_name
 from bursar.core.values.quantity import QuantityError, amount, format_amount
 from bursar.core.values.refusal import Cause, field_fault
-from bursar.wire.meta import Quantity
+from bursar.wire.shared.meta import Quantity
 
 DIMENSIONS_MAX = 64
 

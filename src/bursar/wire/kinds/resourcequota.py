@@ -8,9 +8,9 @@ from msgspec import UNSET, UnsetType
 
 from bursar.core.quota import tenant_tree
 from bursar.core.values.refusal import Cause, field_fault
-from bursar.wire.kind import Column, Kind
-from bursar.wire.limits import amounts, amounts_faults, canonical
-from bursar.wire.meta import ObjectMeta, Quantity, Text, Wire, given
+from bursar.wire.shared.kind import Column, Kind
+from bursar.wire.shared.limits import amounts, amounts_faults, canonical
+from bursar.wire.shared.meta import ObjectMeta, Quantity, Text, Wire, given
 
 SCOPES = ("Terminating", "NotTerminating", "BestEffort", "NotBestEffort", "PriorityClass")
 OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist")
