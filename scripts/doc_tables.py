@@ -15,7 +15,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from bursar.api import metrics as api_metrics
 from bursar.api.problem import TABLE
 from bursar.core.values.access import table as access_table
-from bursar.ops import metrics as ops_metrics
+from bursar.ops.runtime import metrics as ops_metrics
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 

@@ -13,8 +13,8 @@ from typing import Any
 from agents import Agent
 from bursar.agent.clock import boot_seconds
 from bursar.core.values.money import MICROS, cost
-from bursar.ops.office import Office
-from bursar.ops.seal import seal
+from bursar.ops.credit.seal import seal
+from bursar.ops.runtime.runtime import Office
 from ledgers import assert_books_balance
 from server import BURSAR, Server
 from tellers import Teller, paid_in

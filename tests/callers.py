@@ -9,9 +9,9 @@ from bursar.core.scheduling.cycle.plan import Policy
 from bursar.core.values.access import Role
 from bursar.loops.answers import run_answers
 from bursar.loops.world import Keeper
-from bursar.ops.leader import resign, stand
-from bursar.ops.office import now
-from bursar.ops.token import create_token
+from bursar.ops.access.token import create_token
+from bursar.ops.runtime.runtime import now
+from bursar.ops.scheduling.leader import resign, stand
 from families import Family, Mark, Marks, absent
 from houses import Site
 

@@ -20,8 +20,8 @@ from bursar.agent.stream import Stream
 from bursar.agent.work import Directive, Status
 from bursar.core.values.certificate import NodeIdentity
 from bursar.core.values.refusal import Refusal
-from bursar.ops import certificate
-from bursar.ops.certificate import Authority, new_authority, read_request, sign_node
+from bursar.ops.nodes import x509
+from bursar.ops.nodes.x509 import Authority, new_authority, read_request, sign_node
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 from bursar.wire.scheduler.v1.node_agent_pb2_grpc import NodeAgentServicer, add_NodeAgentServicer_to_server
 
@@ -142,7 +142,7 @@ async def living(home: Path, control: Control, *, probe: Probe | None = None) ->
 
 
 def server_credentials(authority: Authority, hosts: Sequence[str] = ("localhost", "127.0.0.1")) -> Any:
-    pair = certificate.sign_server(authority, hosts, datetime.now(UTC))
+    pair = x509.sign_server(authority, hosts, datetime.now(UTC))
     return grpc.ssl_server_credentials([(pair.key, pair.certificate)], authority.pem, require_client_auth=True)
 
 

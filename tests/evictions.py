@@ -8,10 +8,10 @@ from bursar.core.nodes.eviction import Notice, Reason, Rule
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.charge import Amounts
 from bursar.core.objects.object import Key, Stored
-from bursar.ops.command import Reply
-from bursar.ops.evict import evict
-from bursar.ops.office import Office
-from bursar.ops.report import Report, report
+from bursar.ops.runtime.command import Reply
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.scheduling.evict import evict
+from bursar.ops.workloads.report import Report, report
 from bursar.store.nodes import node as node_store
 from hourly import assert_hours_agree
 from offices import TEST, allocation, assert_counters_equal_charges, bind, code, get, one_moment

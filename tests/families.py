@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bursar.core.values.redaction import LAST_APPLIED
-from bursar.ops.command import Written
+from bursar.ops.runtime.command import Written
 from houses import Document, Reply, Site
 from offices import bind
 

@@ -23,7 +23,7 @@ from anyio.from_thread import start_blocking_portal
 
 from agents import Agent, joined_agent, part, status_of, until, users_of
 from bursar.client import Client
-from bursar.ops.office import Office
+from bursar.ops.runtime.runtime import Office
 from offices import opened
 from server import Server
 

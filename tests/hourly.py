@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from bursar.core.usage.usage_levels import Used
-from bursar.ops.office import Office
+from bursar.ops.runtime.runtime import Office
 from bursar.store.usage import usage_levels as store
 from offices import one_moment
 

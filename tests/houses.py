@@ -19,9 +19,9 @@ from bursar.api.house import House
 from bursar.api.routes import build_routes
 from bursar.api.serve import Server, opened_house
 from bursar.core.values.access import Role
-from bursar.ops.bootstrap import bootstrap
-from bursar.ops.office import now
-from bursar.ops.token import create_token
+from bursar.ops.access.token import create_token
+from bursar.ops.objects.bootstrap import bootstrap
+from bursar.ops.runtime.runtime import now
 from bursar.store.objects import object as object_store
 from bursar.store.objects.change import load_position
 from bursar.store.quota import quota as quota_store

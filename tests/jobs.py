@@ -6,9 +6,9 @@ import msgspec
 
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key, Origin, Stored
-from bursar.ops import job as job_ops
-from bursar.ops.command import Reply
-from bursar.ops.office import Office
+from bursar.ops.runtime.command import Reply
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.workloads import job as job_ops
 from bursar.store.db.idempotency import Claim
 from bursar.store.objects.listing import Query, load_page
 from offices import (

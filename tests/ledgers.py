@@ -5,10 +5,10 @@ from msgspec.structs import replace
 from bursar.core.credit.account import FIRST_ACCOUNT, Account, Owner
 from bursar.core.values.money import MICROS, nanocredits
 from bursar.core.values.refusal import Refusal
-from bursar.ops import credit
-from bursar.ops.credit import OpenLease, PutPrice
-from bursar.ops.ledger import Receipt
-from bursar.ops.office import Office
+from bursar.ops.credit import credit
+from bursar.ops.credit.credit import OpenLease, PutPrice
+from bursar.ops.credit.ledger import Receipt
+from bursar.ops.runtime.runtime import Office
 from bursar.store.credit import ledger as store
 from offices import one_moment
 

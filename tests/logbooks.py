@@ -8,9 +8,9 @@ from pathlib import Path
 from bursar.agent.door import Snapshot, opened_door
 from bursar.agent.identity import Identity
 from bursar.agent.work import Directive, Place
-from bursar.ops.authority import enrol
-from bursar.ops.certificate import Issued
-from bursar.ops.office import Office, now
+from bursar.ops.nodes.node_ca import enrol
+from bursar.ops.nodes.x509 import Issued
+from bursar.ops.runtime.runtime import Office, now
 from bursar.store.nodes import heartbeat
 from bursar.store.nodes.heartbeat import SeenBeat
 from certificates import new_key, pem_of, request_for

@@ -11,11 +11,11 @@ from bursar.core.credit.usage_events import UsageEvent
 from bursar.core.values.money import MICROS, nanocredits
 from bursar.core.values.refusal import Refusal
 from bursar.loops.reconcile import reconcile_due, reconciler
-from bursar.ops.credit import CloseLease, OpenLease, PutPrice, close_lease, open_lease, put_price, top_up
-from bursar.ops.ledger import Receipt
-from bursar.ops.office import Office
-from bursar.ops.reconcile import Reconciled
-from bursar.ops.usage import Measure, Noted, note_usage
+from bursar.ops.credit.credit import CloseLease, OpenLease, PutPrice, close_lease, open_lease, put_price, top_up
+from bursar.ops.credit.ledger import Receipt
+from bursar.ops.credit.reconcile import Reconciled
+from bursar.ops.credit.usage_events import Measure, Noted, note_usage
+from bursar.ops.runtime.runtime import Office
 from bursar.store.credit import ledger as ledger_store
 from offices import change
 

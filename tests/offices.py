@@ -14,15 +14,15 @@ from bursar.core.objects.object import Key, Origin, Stored
 from bursar.core.quota.quota import Counter, Move, deltas
 from bursar.core.quota.tenant_tree import Row
 from bursar.core.values.refusal import Refusal
-from bursar.ops import allocation as allocation_ops
-from bursar.ops import bind as bind_ops
-from bursar.ops import object as object_ops
-from bursar.ops import report as report_ops
-from bursar.ops.bootstrap import bootstrap
-from bursar.ops.command import Reply, Written
-from bursar.ops.dispatch import change_command, create_command, delete_command
-from bursar.ops.object import Preconditions
-from bursar.ops.office import Office
+from bursar.ops.objects import object as object_ops
+from bursar.ops.objects.bootstrap import bootstrap
+from bursar.ops.objects.dispatch import change_command, create_command, delete_command
+from bursar.ops.objects.object import Preconditions
+from bursar.ops.runtime.command import Reply, Written
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.scheduling import bind as bind_ops
+from bursar.ops.workloads import allocation as allocation_ops
+from bursar.ops.workloads import report as report_ops
 from bursar.store.db.database import Connection, Database
 from bursar.store.db.idempotency import Claim, RequestKey
 from bursar.store.objects import object as object_store

@@ -1,8 +1,8 @@
 """Short words for tests of claimed nodes that are paid for beforehand, and what must hold after each step."""
 
 from bursar.core.values.money import MICROS, nanocredits
-from bursar.ops.office import Office
-from bursar.ops.proof import verify
+from bursar.ops.credit.ledger_verify import verify
+from bursar.ops.runtime.runtime import Office
 from bursar.wire.kinds.node import TRACELESS
 from claims import allow, claim, joins
 from evictions import assert_books_balance as assert_rooms_balance

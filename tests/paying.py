@@ -7,11 +7,11 @@ import msgspec
 from bursar.core.credit.billing_terms import Billing
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key, Origin
-from bursar.ops import object as object_ops
-from bursar.ops.command import Reply
-from bursar.ops.dispatch import create_command
-from bursar.ops.office import Office
-from bursar.ops.report import Report, report
+from bursar.ops.objects import object as object_ops
+from bursar.ops.objects.dispatch import create_command
+from bursar.ops.runtime.command import Reply
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.workloads.report import Report, report
 from bursar.wire.kinds.registry import BY_NAME
 from ledgers import priced
 from offices import TEST, change, code, create, get

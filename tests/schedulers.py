@@ -17,11 +17,11 @@ from bursar.core.scheduling.state.placed_columns import Placed
 from bursar.core.values.quantity import UNLIMITED
 from bursar.loops.schedule import Scheduler
 from bursar.loops.world import Keeper
-from bursar.ops import object as object_ops
-from bursar.ops.command import Reply
-from bursar.ops.dispatch import change_command
-from bursar.ops.leader import stand
-from bursar.ops.office import Office
+from bursar.ops.objects import object as object_ops
+from bursar.ops.objects.dispatch import change_command
+from bursar.ops.runtime.command import Reply
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.scheduling.leader import stand
 from bursar.sim.local import LocalNodes
 from bursar.sim.work import SECONDS
 from bursar.store.db.database import Connection

@@ -12,12 +12,12 @@ import asyncpg
 
 from bursar.core.credit.account import QUARTER, Owner
 from bursar.core.values.money import MICROS, nanocredits
-from bursar.ops import credit, ledger
-from bursar.ops.credit import CloseLease, PutAccount
-from bursar.ops.ledger import Extend
-from bursar.ops.office import Office
-from bursar.ops.proof import verify
-from bursar.ops.seal import seal
+from bursar.ops.credit import credit, ledger
+from bursar.ops.credit.credit import CloseLease, PutAccount
+from bursar.ops.credit.ledger import Extend
+from bursar.ops.credit.ledger_verify import verify
+from bursar.ops.credit.seal import seal
+from bursar.ops.runtime.runtime import Office
 from bursar.store.db.database import Connection, Database, Unavailable
 from ledgers import LAB, funded, leased, pass_time, priced, receipt, stop_clock
 

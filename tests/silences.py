@@ -8,7 +8,7 @@ import msgspec
 
 from bursar.core.objects.object import Stored
 from bursar.loops.nodes import Watch, look_after
-from bursar.ops.office import Office
+from bursar.ops.runtime.runtime import Office
 from bursar.store.nodes import node as node_store
 from offices import change, get
 

@@ -4,8 +4,8 @@ from datetime import UTC, datetime, timedelta
 from itertools import count
 
 from bursar.core.usage.usage_levels import HOUR, Began, Ended
-from bursar.ops.hours import roll
-from bursar.ops.office import Office
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.usage.usage_rollup import roll
 from bursar.store.usage import usage_levels as usage_store
 
 GPU = "nvidia.com/gpu"

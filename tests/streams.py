@@ -16,12 +16,12 @@ from bursar.api.serve import opened_house
 from bursar.core.nodes.eviction import Notice
 from bursar.core.objects.object import Key
 from bursar.core.values.refusal import Refusal
-from bursar.ops import evict as evict_ops
-from bursar.ops import object as object_ops
-from bursar.ops.bootstrap import bootstrap
-from bursar.ops.certificate import OUR_LIFE
-from bursar.ops.feed import Feed
-from bursar.ops.office import Office
+from bursar.ops.nodes.x509 import OUR_LIFE
+from bursar.ops.objects import object as object_ops
+from bursar.ops.objects.bootstrap import bootstrap
+from bursar.ops.runtime.feed import Feed
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.scheduling import evict as evict_ops
 from bursar.rpc.serve import opened_grpc
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 from bursar.wire.scheduler.v1 import node_agent_pb2_grpc as pb_grpc

@@ -58,4 +58,4 @@ def test_nothing_is_left_for_later() -> None:
 def test_objects_are_removed_in_one_place() -> None:
     # What has finalizers must not slip out by another way.
     found = [str(path.relative_to(SOURCE)) for path in MODULES if "sheet.remove(" in path.read_text(encoding="utf-8")]
-    assert found == ["ops/removal.py"]
+    assert found == ["ops/objects/removal.py"]

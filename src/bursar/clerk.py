@@ -1,4 +1,4 @@
-"""The process of a leader's clerk (`bursar.ops.clerk`): started by the leader, and gone when the leader is."""
+"""The process of a leader's clerk (`bursar.ops.scheduling.commit_worker`): started by the leader, and gone when the leader is."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import structlog
 import uvloop
 
 from bursar.logs import set_up_logs
-from bursar.ops.clerk import serve
-from bursar.ops.collector import calm_collector
-from bursar.ops.office import Office
+from bursar.ops.runtime.gc_tuning import calm_collector
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.scheduling.commit_worker import serve
 from bursar.store.db.database import AWAY, Database
 
 log = structlog.get_logger()

@@ -44,10 +44,10 @@ from bursar.loops.reconcile import run_reconcile
 from bursar.loops.schedule import run_schedule
 from bursar.loops.upkeep import run_upkeep
 from bursar.openfiles import allow_open_files, open_files_max
-from bursar.ops.bootstrap import prepare
-from bursar.ops.collector import calm_collector
-from bursar.ops.office import Office, now
-from bursar.ops.token import TokenFileError, ensure_admin_token
+from bursar.ops.access.token import TokenFileError, ensure_admin_token
+from bursar.ops.objects.bootstrap import prepare
+from bursar.ops.runtime.gc_tuning import calm_collector
+from bursar.ops.runtime.runtime import Office, now
 from bursar.osuser import SERVER, HandOver, OsUser, OsUserError, hand_over, name_of, system_user
 from bursar.store.db.database import AWAY, Database, connect
 from bursar.store.db.migrate import MigrationError

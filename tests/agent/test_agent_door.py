@@ -18,7 +18,7 @@ from bursar.agent.speech import directive_message
 from bursar.agent.state import Machine
 from bursar.agent.work import Directive, Place, Run, Stop
 from bursar.core.values.certificate import server_name
-from bursar.ops.certificate import Authority, sign_client
+from bursar.ops.nodes.x509 import Authority, sign_client
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 from bursar.wire.scheduler.v1.node_agent_pb2_grpc import NodeAgentStub
 from control import authority, joined, node_certificate

@@ -15,7 +15,7 @@ from joserfc.jwk import ECKey, OctKey, OKPKey
 
 from bursar.agent.token import TYPE, Distrusted, SignedLease, Trust
 from bursar.agent.work import Grant
-from bursar.ops.signing import Granted, Ring
+from bursar.ops.nodes.signing import Granted, Ring
 
 NODE = "n1"
 LEASE = Granted("lease-7", "alloc-1", 2, 120)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bursar.ops.notice import stop_webhook
+from bursar.ops.objects.webhook import stop_webhook
 from houses import Site, node, node_body
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -9,9 +9,9 @@ import pytest
 
 from bursar.core.values.certificate import NodeIdentity, identity_in
 from bursar.core.values.refusal import Refusal
-from bursar.ops.authority import refused_identities
-from bursar.ops.certificate import fingerprint, read_request
-from bursar.ops.token import consume_token, restore_token
+from bursar.ops.access.token import consume_token, restore_token
+from bursar.ops.nodes.node_ca import refused_identities
+from bursar.ops.nodes.x509 import fingerprint, read_request
 from certificates import new_key, read, request_for, uris_in
 from houses import Reply, Site
 

@@ -19,8 +19,8 @@ from bursar.core.scheduling.state.fair_share import ShareOf
 from bursar.core.scheduling.state.placed_columns import Spot
 from bursar.core.values.refusal import Refusal
 from bursar.loops.answers import run_answers
-from bursar.ops import object as object_ops
-from bursar.ops.leader import resign, stand
+from bursar.ops.objects import object as object_ops
+from bursar.ops.scheduling.leader import resign, stand
 from bursar.wire.to_scheduler.ask import ask_of
 from houses import Site, allocation
 from offices import bind, node

@@ -7,7 +7,7 @@ import pytest
 
 from bursar.core.objects.object import Key
 from bursar.loops.upkeep import finish_namespaces
-from bursar.ops.jobstep import step
+from bursar.ops.workloads.job_controller import step
 from bursar.wire.kinds.registry import KINDS
 from houses import APPLY, JSON_PATCH, STRATEGIC, Document, Site, allocation, made
 from houses import node as registered

@@ -23,7 +23,7 @@ from bursar.api.identity import (
 from bursar.api.oidc import Oidc, OidcSettings
 from bursar.core.values.access import Identity, Role
 from bursar.core.values.refusal import Code, Refusal
-from bursar.ops.token import consume_token, create_token, revoke_token
+from bursar.ops.access.token import consume_token, create_token, revoke_token
 from bursar.store.access.token import TokenRecord
 from bursar.store.db.database import Connection, Database, Unavailable
 from tokens import ML, ML_UID, put_tenant

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from bursar.core.objects.object import Key
-from bursar.ops.jobstep import step
+from bursar.ops.workloads.job_controller import step
 from bursar.store.objects.change import load_happenings_of
 from houses import TABLE, Document, Site
 from offices import bind
@@ -254,7 +254,7 @@ async def test_a_change_of_labels_leaves_all_that_is_known_of_it(site: Site) -> 
 
 
 async def test_tables_tell_the_priority_that_is_in_force(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bursar.ops.priority.AGE_SECONDS_MAX", 0.0)
+    monkeypatch.setattr("bursar.ops.workloads.priority.AGE_SECONDS_MAX", 0.0)
     where, high = await site.namespace(), site.name("high")
     await site.post("priorityclasses", {"metadata": {"name": high}, "value": 700})
     asked: dict[str, Document] = {"own": {"priority": 5, "priorityClass": high}, "by-class": {"priorityClass": high}}

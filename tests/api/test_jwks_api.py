@@ -5,7 +5,7 @@ import pytest
 from joserfc import jwt
 from joserfc.jwk import KeySet
 
-from bursar.ops.signing import Granted
+from bursar.ops.nodes.signing import Granted
 from houses import Site
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

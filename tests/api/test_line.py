@@ -15,9 +15,9 @@ from bursar.api.depth import Depths
 from bursar.core.scheduling.explain.explain_types import Figures, QueueFigures
 from bursar.core.values.refusal import Refusal
 from bursar.loops.schedule import run_schedule
-from bursar.ops import inquiry
-from bursar.ops.inquiry import NO_LEADER, Answer, Inquiries, encode
-from bursar.ops.leader import resign, stand
+from bursar.ops.scheduling import leader_query
+from bursar.ops.scheduling.leader import resign, stand
+from bursar.ops.scheduling.leader_query import NO_LEADER, Answer, Inquiries, encode
 from bursar.store.scheduling import leader_query as inquiry_store
 from houses import Site, allocation, eventually
 from offices import node
@@ -89,7 +89,7 @@ async def is_depth(site: Site, queue: str, depth: int) -> bool:
 
 
 async def test_a_job_has_its_place_and_the_estimate_of_its_start(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inquiry, "GLIMPSE_SECONDS_MAX", 60.0)
+    monkeypatch.setattr(leader_query, "GLIMPSE_SECONDS_MAX", 60.0)
     team = await site.namespace()
     await node(site.house.office, "line-1", cpu=8, memory="64Gi", gpu=1)
     async with scheduled(site):

@@ -17,9 +17,9 @@ from bursar.core.credit.shortfall import OUT_OF_CREDIT
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key
 from bursar.loops.schedule import run_schedule
-from bursar.ops.leader import resign, stand
-from bursar.ops.pay import pay_on
-from bursar.ops.report import Report, report
+from bursar.ops.credit.agentless_billing import pay_on
+from bursar.ops.scheduling.leader import resign, stand
+from bursar.ops.workloads.report import Report, report
 from houses import TABLE, Document, Reply, Site, allocation, eventually
 from ledgers import funded, priced
 from offices import TEST, bind, code

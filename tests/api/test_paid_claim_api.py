@@ -4,7 +4,7 @@ import pytest
 
 from banks import Bank, bank, code
 from bursar.loops.claims import keep_claims
-from bursar.ops.lapse import lapse
+from bursar.ops.credit.lease_expiry import lapse
 from houses import Site, allocation
 from offices import bind
 from paying import leases, machine

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from bursar.ops.lane import Overloaded
+from bursar.ops.runtime.lane import Overloaded
 from bursar.store.db.database import Unavailable
 from bursar.store.nodes import node as node_store
 from houses import TABLE, Site, node, node_body

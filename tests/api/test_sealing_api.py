@@ -3,9 +3,9 @@
 from prometheus_client import generate_latest
 
 from bursar.api.sealing import show_sealing
-from bursar.ops.office import Office
-from bursar.ops.proof import review
-from bursar.ops.seal import seal
+from bursar.ops.credit.ledger_verify import review
+from bursar.ops.credit.seal import seal
+from bursar.ops.runtime.runtime import Office
 from sealings import history, unguarded
 
 

@@ -153,7 +153,7 @@ async def test_the_sums_of_a_tenant(site: Site) -> None:
 
 
 async def test_the_ledger_is_whole_and_its_head_can_be_written_down(site: Site) -> None:
-    from bursar.ops.seal import seal
+    from bursar.ops.credit.seal import seal
 
     await busy(site)
     await seal(site.house.office)

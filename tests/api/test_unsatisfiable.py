@@ -8,7 +8,7 @@ import pytest_asyncio
 
 from bursar.api.serve import opened_house
 from bursar.core.values.refusal import Refusal
-from bursar.ops.ceiling import unsatisfiable
+from bursar.ops.quota.cluster_ceiling import unsatisfiable
 from bursar.store.embedded import Embedded
 from bursar.wire.kinds.allocation import AllocationSpec, Resources
 from houses import APPLY, Document, Reply, Site, allocation, opened_site

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bursar.core.usage.external_budget import Remaining
-from bursar.ops.hours import roll
+from bursar.ops.usage.usage_rollup import roll
 from bursar.store.usage import budget as budget_store
 from houses import Reply, Site, allocation
 from offices import bind

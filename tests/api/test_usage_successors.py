@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bursar.ops.hours import roll
+from bursar.ops.usage.usage_rollup import roll
 from houses import Site
 from spending import GPU, aged, spent
 

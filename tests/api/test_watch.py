@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import bursar.api.watch as watch_module
-import bursar.ops.feed as feed_module
+import bursar.ops.runtime.feed as feed_module
 from bursar.api import metrics
-from bursar.ops.feed import Feed
+from bursar.ops.runtime.feed import Feed
 from bursar.store.db.database import Database
 from bursar.store.objects import change as change_store
 from houses import Site, allocation, eventually, opened_site

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from bursar.bench import schedule
 from bursar.bench.main import bench
 from bursar.bench.schedule import TooMuch, _bind_backlog, measure_decisions, require_room
-from bursar.ops.office import Office
+from bursar.ops.runtime.runtime import Office
 from bursar.sim.local import register
 from offices import namespace
 

@@ -2,8 +2,8 @@
 
 from bursar.bridges.webhook import Courier, opened_client
 from bursar.loops.budget import review
-from bursar.ops.notice import add_webhook
-from bursar.ops.office import Office
+from bursar.ops.objects.webhook import add_webhook
+from bursar.ops.runtime.runtime import Office
 from bursar.store.objects.webhook import Webhook
 from offices import change, code, tenant
 from receivers import Receiver, receiving

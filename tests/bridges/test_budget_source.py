@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from bursar.bridges.budget import Pace, SourceAway, read_once, run_budget_source
 from bursar.core.usage.external_budget import Remaining
-from bursar.ops.hours import BudgetUse, load_budgets
-from bursar.ops.office import Office
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.usage.usage_rollup import BudgetUse, load_budgets
 from bursar.store.usage import budget as store
 from houses import eventually
 from offices import tenant

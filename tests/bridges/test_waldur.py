@@ -11,8 +11,8 @@ import pytest
 from bursar.bridges.budget import Pace, SourceAway, read_once
 from bursar.bridges.waldur import Component, Waldur
 from bursar.core.usage.external_budget import Remaining
-from bursar.ops.hours import BudgetUse, load_budgets
-from bursar.ops.office import Office
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.usage.usage_rollup import BudgetUse, load_budgets
 from houses import eventually
 from offices import tenant
 from waldurs import TOKEN, WaldurServer, serving

@@ -15,7 +15,7 @@ from bursar.bridges import waldur
 from bursar.bridges.budget import FAULT_CHARS_MAX, Pace, SourceAway, read_once
 from bursar.bridges.waldur import Waldur
 from bursar.core.usage.external_budget import Remaining
-from bursar.ops.office import Office
+from bursar.ops.runtime.runtime import Office
 from bursar.store.usage import budget as store
 from waldurs import listening
 

@@ -17,10 +17,10 @@ import trustme
 from bursar.bridges.webhook import Courier, find_address, opened_client, run_webhooks
 from bursar.core.credit.account import Owner
 from bursar.core.values.money import nanocredits
-from bursar.ops.credit import PutAccount, put_account, top_up
-from bursar.ops.ledger import Extend
-from bursar.ops.notice import add_webhook, list_webhooks, remove_webhook
-from bursar.ops.office import Office
+from bursar.ops.credit.credit import PutAccount, put_account, top_up
+from bursar.ops.credit.ledger import Extend
+from bursar.ops.objects.webhook import add_webhook, list_webhooks, remove_webhook
+from bursar.ops.runtime.runtime import Office
 from bursar.store.objects.webhook import Webhook
 from houses import eventually
 from metering import POOL, done, event, furnish, lapse, lease, pass_time, reconcile, send

@@ -12,10 +12,10 @@ from bursar.core.objects.pending_reason import Why
 from bursar.core.scheduling.explain.explain_types import Explanation, Figures
 from bursar.core.values.refusal import Refusal
 from bursar.loops.schedule import run_schedule
-from bursar.ops import inquiry as inquiry_ops
-from bursar.ops import object as object_ops
-from bursar.ops.inquiry import Draft, Inquiries, Look, Simulate
-from bursar.ops.office import Office
+from bursar.ops.objects import object as object_ops
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.scheduling import leader_query as inquiry_ops
+from bursar.ops.scheduling.leader_query import Draft, Inquiries, Look, Simulate
 from bursar.store.db.database import Database
 from houses import eventually
 from offices import allocation, document, namespace, node, tenant

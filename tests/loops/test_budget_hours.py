@@ -5,7 +5,7 @@ import asyncio
 from bursar.core.usage.budget import PENALTY_FLOOR
 from bursar.core.usage.usage_levels import HOUR, Began
 from bursar.loops.schedule import Scheduler
-from bursar.ops.office import Office
+from bursar.ops.runtime.runtime import Office
 from bursar.store.usage import usage_levels as store
 from hourly import backdate, now
 from offices import change, code, tenant

@@ -7,9 +7,9 @@ import pytest
 
 from bursar.core.objects.object import Stored
 from bursar.loops.budget import review
-from bursar.ops import object as object_ops
-from bursar.ops.office import Office
-from bursar.ops.warn import tenant_key
+from bursar.ops.objects import object as object_ops
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.usage.budget_alert import tenant_key
 from offices import change, code, namespace, node, tenant
 from schedulers import acting, edit, history, is_in, scheduling, settled, submit, term, until
 from spent_hours import spend

@@ -16,11 +16,11 @@ from bursar.core.values.money import nanocredits
 from bursar.loops import claims as loop
 from bursar.loops.claims import keep_claims, run_claims
 from bursar.loops.leases import end_lapsed
-from bursar.ops import credit, pay
-from bursar.ops.claim import end_wipe
-from bursar.ops.credit import PutAccount
-from bursar.ops.drain import placed_there
-from bursar.ops.office import Office
+from bursar.ops.credit import agentless_billing, credit
+from bursar.ops.credit.credit import PutAccount
+from bursar.ops.nodes.claim import end_wipe
+from bursar.ops.nodes.drain import placed_there
+from bursar.ops.runtime.runtime import Office
 from claims import claim, claim_of, release
 from evictions import status
 from ledgers import LAB, funded, receipt
@@ -239,10 +239,10 @@ async def test_its_node_ends_work_there_without_any_controller_when_no_more_is_p
     await placed(lab, "train", "n1")
     await ends(lab, "n1", "train", Phase.RUNNING)
     await passed(lab, WINDOW - 1)
-    await pay.pay_on(lab, ["n1"])
+    await agentless_billing.pay_on(lab, ["n1"])
     assert (await status(lab, "train"))["phase"] == "Running"
     await passed(lab, 1)
-    await pay.pay_on(lab, ["n1"])
+    await agentless_billing.pay_on(lab, ["n1"])
     told = await status(lab, "train")
     assert (told["phase"], told["reason"]) == ("Terminating", "CreditExhausted")
     await assert_paid_once(lab)
@@ -255,7 +255,7 @@ async def test_beats_of_what_runs_there_pay_for_it_too(lab: Office) -> None:
     await ends(lab, "n1", "train", Phase.RUNNING)
     for _ in range(4):
         await passed(lab, 320)
-        await pay.pay_on(lab, ["n1"])
+        await agentless_billing.pay_on(lab, ["n1"])
         await keep_claims(lab)
         await assert_paid_once(lab)
     assert (await account(lab))["posted"] == nanocredits("200") - 4 * 320 * RATE
@@ -350,7 +350,7 @@ async def test_whatever_happens_everything_is_paid_for_once(lab: Office, seed: i
                 await funded(lab, "20")
             case "wipe":
                 await end_wipe(lab, node, Origin("user:admin", "wiped"))
-        await pay.pay_on(lab, NODES)
+        await agentless_billing.pay_on(lab, NODES)
         await keep_claims(lab)
         await assert_paid_once(lab)
     assert (await account(lab))["posted"] >= 0

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from bursar.loops.world import Keeper, Lost
-from bursar.ops import claim as ops
-from bursar.ops.office import Office
+from bursar.ops.nodes import claim as ops
+from bursar.ops.runtime.runtime import Office
 from claims import allow, claim, origin, release, submit
 from offices import change, create, delete, end, namespace, node, tenant
 from schedulers import assert_as_if_loaded, is_in, loaded, scheduling, settled, status, until, waits_for

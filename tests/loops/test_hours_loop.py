@@ -6,7 +6,7 @@ import pytest
 
 from bursar.core.usage.usage_levels import Began
 from bursar.loops import hours
-from bursar.ops.office import Office
+from bursar.ops.runtime.runtime import Office
 from bursar.store.usage import usage_levels as store
 from hourly import now
 from schedulers import stopped

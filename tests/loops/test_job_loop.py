@@ -12,9 +12,9 @@ import pytest
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key, Stored
 from bursar.loops.jobs import AT_ONCE, BLOCKED_SECONDS, Agenda, run_jobs, unsettled
-from bursar.ops import object as object_ops
-from bursar.ops.jobstep import Stepped
-from bursar.ops.office import Office
+from bursar.ops.objects import object as object_ops
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.workloads.job_controller import Stepped
 from bursar.store.objects.listing import Query, load_page
 from houses import eventually
 from offices import (

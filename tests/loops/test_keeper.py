@@ -16,14 +16,14 @@ from bursar.core.scheduling.state.placed_columns import Spot
 from bursar.loops import world as keeper_module
 from bursar.loops.commands import SCHEDULER
 from bursar.loops.world import Keeper, Lost
-from bursar.ops import job as job_ops
-from bursar.ops import object as object_ops
-from bursar.ops.bind import Bind, Member, Note, note
-from bursar.ops.bind import bind as bind_units
-from bursar.ops.command import Reply
-from bursar.ops.evict import Preempt, evict, preempt
-from bursar.ops.office import Office, now
-from bursar.ops.report import Report, report
+from bursar.ops.objects import object as object_ops
+from bursar.ops.runtime.command import Reply
+from bursar.ops.runtime.runtime import Office, now
+from bursar.ops.scheduling.bind import Bind, Member, Note, note
+from bursar.ops.scheduling.bind import bind as bind_units
+from bursar.ops.scheduling.evict import Preempt, evict, preempt
+from bursar.ops.workloads import job as job_ops
+from bursar.ops.workloads.report import Report, report
 from bursar.store.db.database import Connection
 from bursar.store.objects.listing import Query, load_page
 from bursar.wire.kinds.allocation import CHECKPOINT_INTERVAL, DATA_READY

@@ -5,9 +5,9 @@ import pytest
 from bursar.core.credit.lease_expiry import ROUND_SECONDS, UNBEGUN_MICROS, Watch
 from bursar.core.values.money import MICROS
 from bursar.loops.leases import end_lapsed
-from bursar.ops import credit
-from bursar.ops.credit import ExtendLease
-from bursar.ops.office import Office
+from bursar.ops.credit import credit
+from bursar.ops.credit.credit import ExtendLease
+from bursar.ops.runtime.runtime import Office
 from ledgers import assert_books_balance, funded, leased, pass_time, priced, receipt, stop_clock
 
 NOW = 1_800_000_000 * MICROS

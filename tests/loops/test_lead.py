@@ -5,8 +5,8 @@ import time
 from datetime import timedelta
 
 from bursar.loops.lead import Terms, run_lead
-from bursar.ops.leader import load_leader
-from bursar.ops.office import Office
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.scheduling.leader import load_leader
 from bursar.store.db.database import Connection
 
 PATIENT = Terms(term_seconds=60.0, renew_seconds=0.01, ask_seconds=0.01)

@@ -7,8 +7,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from bursar.loops import ledger as loop
-from bursar.ops.office import Office
-from bursar.ops.seal import Broken, load_standing
+from bursar.ops.credit.seal import Broken, load_standing
+from bursar.ops.runtime.runtime import Office
 from bursar.store.credit.seal import Standing, load_head
 from ledgers import pass_time
 from sealings import beat, history, partitions, unguarded

@@ -9,7 +9,7 @@ import pytest
 
 from bursar.core.nodes.liveness import Verdict
 from bursar.loops.nodes import GAP_SECONDS_MAX, Watch, look_after, run_nodes
-from bursar.ops.office import Office
+from bursar.ops.runtime.runtime import Office
 from bursar.sim.local import LocalNodes
 from evictions import running, status
 from houses import eventually

@@ -4,7 +4,7 @@ strangers."""
 from typing import Any
 
 from bursar.loops.world import Keeper, Lost
-from bursar.ops.office import Office
+from bursar.ops.runtime.runtime import Office
 from claims import joins
 from offices import change, code, create, get, namespace, node, tenant
 from schedulers import (

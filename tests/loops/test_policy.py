@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bursar.ops.office import Office
+from bursar.ops.runtime.runtime import Office
 from offices import code, node
 from schedulers import acting, edit, is_in, scheduling, submit, until
 

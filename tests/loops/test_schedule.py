@@ -12,10 +12,10 @@ import structlog.testing
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key, Stored
 from bursar.loops.schedule import Scheduler
-from bursar.ops import job as job_ops
-from bursar.ops import object as object_ops
-from bursar.ops.drain import Drain, continue_drain, drain
-from bursar.ops.office import Office
+from bursar.ops.nodes.drain import Drain, continue_drain, drain
+from bursar.ops.objects import object as object_ops
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.workloads import job as job_ops
 from bursar.store.db.database import Connection, connect
 from evictions import assert_books_balance
 from offices import TEST, change, code, create, delete, end, namespace, node, tenant

@@ -4,7 +4,7 @@ import pytest
 
 from bursar.loops import schedule
 from bursar.loops.schedule import Scheduler
-from bursar.ops.office import Office
+from bursar.ops.runtime.runtime import Office
 from bursar.wire.kinds.allocation import DATA_READY
 from offices import node
 from schedulers import annotate, is_in, scheduling, settled, status, submit, until, waits_for

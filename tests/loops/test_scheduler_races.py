@@ -15,8 +15,8 @@ from bursar.core.scheduling.cycle.plan import Policy
 from bursar.core.values.refusal import Refusal
 from bursar.loops.commands import bind_commands
 from bursar.loops.schedule import Scheduler
-from bursar.ops.bind import Bind, bind
-from bursar.ops.office import Office
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.scheduling.bind import Bind, bind
 from bursar.store.db.database import Connection
 from evictions import assert_books_balance
 from offices import change, end, node

@@ -12,7 +12,7 @@ import pytest
 
 from bursar.core.scheduling.cycle.plan import Policy
 from bursar.loops.schedule import Scheduler
-from bursar.ops.office import Office
+from bursar.ops.runtime.runtime import Office
 from houses import eventually
 from offices import change, code, delete, namespace, node, tenant
 from schedulers import HASTY, acting, history, is_in, scheduling, settled, status, submit, until

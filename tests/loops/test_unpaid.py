@@ -10,9 +10,9 @@ from bursar.core.objects.pending_reason import Reason, Why
 from bursar.core.scheduling.state.cluster_state import World
 from bursar.core.values.money import nanocredits
 from bursar.loops.unpaid import TIDIED_MAX, Unpaid
-from bursar.ops import credit
-from bursar.ops.credit import PutAccount
-from bursar.ops.office import Office
+from bursar.ops.credit import credit
+from bursar.ops.credit.credit import PutAccount
+from bursar.ops.runtime.runtime import Office
 from bursar.store.credit.ledger import ALL
 from core.worlds import ask
 from core.worlds import submit as submitted

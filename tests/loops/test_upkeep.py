@@ -17,8 +17,8 @@ from bursar.loops.upkeep import (
     prune_counters,
     sample_usage,
 )
-from bursar.ops import object as object_ops
-from bursar.ops.office import Office, now
+from bursar.ops.objects import object as object_ops
+from bursar.ops.runtime.runtime import Office, now
 from bursar.store.objects import change as change_store
 from bursar.store.objects.change import PARTITION_SIZE
 from bursar.store.objects.listing import Query, load_page

@@ -7,9 +7,9 @@ import msgspec
 from bursar.core.credit.account import Owner, Status, no_account
 from bursar.core.values.money import NANO, credits_of
 from bursar.core.values.refusal import Code
-from bursar.ops import credit
-from bursar.ops.credit import CloseLease, PutAccount
-from bursar.ops.office import Office
+from bursar.ops.credit import credit
+from bursar.ops.credit.credit import CloseLease, PutAccount
+from bursar.ops.runtime.runtime import Office
 from ledgers import LAB, account_of, asking, funded, leased, priced, receipt
 from offices import code, refusal
 

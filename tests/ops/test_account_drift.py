@@ -9,10 +9,10 @@ from bursar.core.credit.account import Owner
 from bursar.core.credit.lease import Lease
 from bursar.core.values.money import credits_of, nanocredits
 from bursar.loops.reconcile import reconciler
-from bursar.ops.billing import load_credit_policy
-from bursar.ops.credit import PutAccount, put_account, top_up
-from bursar.ops.office import Office
-from bursar.ops.reconcile import Reconcile, forget_drift
+from bursar.ops.credit.billing import load_credit_policy
+from bursar.ops.credit.credit import PutAccount, put_account, top_up
+from bursar.ops.credit.reconcile import Reconcile, forget_drift
+from bursar.ops.runtime.runtime import Office
 from bursar.store.credit import ledger as ledger_store
 from bursar.store.credit import reconcile as store
 from bursar.store.credit.reconcile import Ended

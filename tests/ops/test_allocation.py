@@ -2,8 +2,8 @@
 
 from bursar.core.objects.allocation import Phase
 from bursar.core.values.quantity import format_amount
-from bursar.ops.command import Written
-from bursar.ops.office import Office
+from bursar.ops.runtime.command import Written
+from bursar.ops.runtime.runtime import Office
 from bursar.store.nodes import node as node_store
 from offices import (
     allocation,

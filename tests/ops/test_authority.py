@@ -15,11 +15,11 @@ from bursar.core.objects.object import Key as ObjectKey
 from bursar.core.values.access import Role
 from bursar.core.values.certificate import CONTROL_PLANE_URI, NodeIdentity, identity_in, server_name
 from bursar.core.values.refusal import Code, Refusal
-from bursar.ops.authority import enrol, ensure_authority, issue, refused_identities, renew
-from bursar.ops.certificate import Issued, new_authority, read_request, sign_client, sign_node, sign_server
-from bursar.ops.command import Command, Result
-from bursar.ops.office import Office
-from bursar.ops.token import create_token, find_tokens
+from bursar.ops.access.token import create_token, find_tokens
+from bursar.ops.nodes.node_ca import enrol, ensure_authority, issue, refused_identities, renew
+from bursar.ops.nodes.x509 import Issued, new_authority, read_request, sign_client, sign_node, sign_server
+from bursar.ops.runtime.command import Command, Result
+from bursar.ops.runtime.runtime import Office
 from bursar.store.db.database import Database, connect
 from bursar.store.nodes import node_ca as store
 from certificates import Key, new_key, read, request_for, uris_in

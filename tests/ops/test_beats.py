@@ -5,10 +5,10 @@ from typing import Any
 
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key
-from bursar.ops.beat import Beat, Heard
-from bursar.ops.command import Written
-from bursar.ops.office import Office
-from bursar.ops.report import Report, report
+from bursar.ops.nodes.heartbeat import Beat, Heard
+from bursar.ops.runtime.command import Written
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.workloads.report import Report, report
 from bursar.store.nodes.heartbeat import SeenBeat, UsageRow
 from offices import TEST, allocation, bind, code, delete, document, end, node
 

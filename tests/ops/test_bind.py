@@ -12,13 +12,13 @@ from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key, Origin
 from bursar.core.values.refusal import Refusal
 from bursar.core.values.replace import replace
-from bursar.ops import feeding
-from bursar.ops import object as object_ops
-from bursar.ops.bind import Bind, Member, Note, note
-from bursar.ops.bind import bind as bind_all
-from bursar.ops.command import Reply, Written
-from bursar.ops.leader import stand
-from bursar.ops.office import Office
+from bursar.ops.objects import object as object_ops
+from bursar.ops.runtime import lane_plan
+from bursar.ops.runtime.command import Reply, Written
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.scheduling.bind import Bind, Member, Note, note
+from bursar.ops.scheduling.bind import bind as bind_all
+from bursar.ops.scheduling.leader import stand
 from bursar.store.nodes import node as node_store
 from offices import (
     TEST,
@@ -300,7 +300,7 @@ async def test_notes_carry_the_fence_too(office: Office) -> None:
 async def test_a_plan_longer_than_what_is_fed_at_once_is_answered_in_its_order(
     office: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feeding, "FEED_MAX", 7)
+    monkeypatch.setattr(lane_plan, "FEED_MAX", 7)
     await node(office, "n1", gpu=8)
     await node(office, "n2", gpu=100)
     names = [f"job-{number}" for number in range(30)]

@@ -8,10 +8,10 @@ import pytest
 
 from bursar.core.objects.object import Key, Origin, Stored
 from bursar.core.values.refusal import Refusal
-from bursar.ops import object as object_ops
-from bursar.ops.command import Reply, Written
-from bursar.ops.office import Office
-from bursar.ops.warn import BUDGETS, Warn, tenant_key, warn
+from bursar.ops.objects import object as object_ops
+from bursar.ops.runtime.command import Reply, Written
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.usage.budget_alert import BUDGETS, Warn, tenant_key, warn
 from bursar.store.objects import change as change_store
 from offices import change, code, delete, node, opened, refusal, tenant
 from schedulers import edit, term

@@ -8,7 +8,7 @@ from hypothesis.stateful import initialize, invariant, rule
 from bursar.core.nodes.node_claim import State
 from bursar.core.objects.allocation import Phase
 from bursar.core.values.refusal import Refusal
-from bursar.ops import claim as ops
+from bursar.ops.nodes import claim as ops
 from bursar.store.embedded import Embedded
 from bursar.store.nodes import node as node_store
 from bursar.wire.kinds.node import TRACELESS, WIPES

@@ -8,8 +8,8 @@ import pytest
 from bursar.core.nodes.node_claim import State
 from bursar.core.objects.allocation import Phase
 from bursar.core.values.refusal import Refusal
-from bursar.ops import claim as ops
-from bursar.ops.office import Office
+from bursar.ops.nodes import claim as ops
+from bursar.ops.runtime.runtime import Office
 from bursar.wire.kinds.node import TRACELESS, WIPES
 from claims import allow, claim, claim_of, is_clean, joins, origin, release, submit
 from ledgers import funded

@@ -15,11 +15,11 @@ from structlog.testing import capture_logs
 from bursar.core.nodes.bind_check import Target
 from bursar.core.values.refusal import Refusal
 from bursar.core.values.replace import replace
-from bursar.ops import clerk as clerk_module
-from bursar.ops.bind import Bind, Bound, Member, bind
-from bursar.ops.clerk import Clerk, Outcome
-from bursar.ops.command import DEPOSED
-from bursar.ops.office import Office
+from bursar.ops.runtime.command import DEPOSED
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.scheduling import commit_worker as clerk_module
+from bursar.ops.scheduling.bind import Bind, Bound, Member, bind
+from bursar.ops.scheduling.commit_worker import Clerk, Outcome
 from bursar.store.db.database import Connection, Unavailable
 from evictions import assert_books_balance
 from offices import TEST, allocation, code, get, member, node, opened

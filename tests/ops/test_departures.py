@@ -5,9 +5,9 @@ import asyncio
 from bursar.core.credit.account import Owner
 from bursar.core.values.money import NANO
 from bursar.core.values.refusal import Refusal
-from bursar.ops import credit
-from bursar.ops.credit import OpenLease, PutAccount, TopUp
-from bursar.ops.office import Office
+from bursar.ops.credit import credit
+from bursar.ops.credit.credit import OpenLease, PutAccount, TopUp
+from bursar.ops.runtime.runtime import Office
 from bursar.store.credit import ledger as store
 from ledgers import GPU, HOUR, asking, assert_books_balance, funded, leased, priced, receipt
 from offices import code, delete, tenant

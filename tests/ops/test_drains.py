@@ -7,8 +7,8 @@ from bursar.core.nodes.eviction import DO_NOT_EVICT
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key
 from bursar.loops.drain import continue_drains
-from bursar.ops.drain import Drain, Standing, drain, standing
-from bursar.ops.office import Office
+from bursar.ops.nodes.drain import Drain, Standing, drain, standing
+from bursar.ops.runtime.runtime import Office
 from evictions import GPU, assert_books_balance, running, says, status, stored
 from offices import TEST, allocation, bind, change, code, create, document, node, opened
 

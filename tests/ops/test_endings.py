@@ -12,16 +12,16 @@ from bursar.core.objects.object import Key, Stored
 from bursar.core.values.access import Role
 from bursar.core.values.selector import parse, parse_fields
 from bursar.loops import upkeep
-from bursar.ops import object as object_ops
-from bursar.ops import token as token_ops
-from bursar.ops.bootstrap import bootstrap, first_objects
-from bursar.ops.command import Reply, Written
-from bursar.ops.dispatch import delete_command
-from bursar.ops.evict import evict
-from bursar.ops.feed import FedChange
-from bursar.ops.object import Preconditions
-from bursar.ops.office import Office, now
-from bursar.ops.report import Report, report
+from bursar.ops.access import token as token_ops
+from bursar.ops.objects import object as object_ops
+from bursar.ops.objects.bootstrap import bootstrap, first_objects
+from bursar.ops.objects.dispatch import delete_command
+from bursar.ops.objects.object import Preconditions
+from bursar.ops.runtime.command import Reply, Written
+from bursar.ops.runtime.feed import FedChange
+from bursar.ops.runtime.runtime import Office, now
+from bursar.ops.scheduling.evict import evict
+from bursar.ops.workloads.report import Report, report
 from bursar.store.nodes import node as node_store
 from bursar.store.objects import change as change_store
 from bursar.store.objects.listing import Query

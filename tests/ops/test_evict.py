@@ -9,13 +9,13 @@ import pytest
 from bursar.core.nodes.eviction import Notice, Reason, Rule
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Stored
-from bursar.ops import bind as bind_ops
-from bursar.ops import evict as evict_ops
-from bursar.ops import object as object_ops
-from bursar.ops.bind import Note
-from bursar.ops.command import Written
-from bursar.ops.evict import Preempt, Victim, preempt
-from bursar.ops.office import Office, now
+from bursar.ops.objects import object as object_ops
+from bursar.ops.runtime.command import Written
+from bursar.ops.runtime.runtime import Office, now
+from bursar.ops.scheduling import bind as bind_ops
+from bursar.ops.scheduling import evict as evict_ops
+from bursar.ops.scheduling.bind import Note
+from bursar.ops.scheduling.evict import Preempt, Victim, preempt
 from bursar.store.nodes import node as node_store
 from evictions import GPU, PREEMPTED, assert_books_balance, key, running, says, status, stop, stored
 from houses import eventually

@@ -9,9 +9,9 @@ import pytest
 
 from bursar.core.objects.object import Key
 from bursar.core.values.replace import replace
-from bursar.ops import feed as feed_module
-from bursar.ops.feed import READ_BYTES_MAX, FedChange, Feed, Follower, Lagging, next_limit
-from bursar.ops.office import Office
+from bursar.ops.runtime import feed as feed_module
+from bursar.ops.runtime.feed import READ_BYTES_MAX, FedChange, Feed, Follower, Lagging, next_limit
+from bursar.ops.runtime.runtime import Office
 from bursar.store.objects import change as change_store
 from bursar.store.objects.change import Change
 from offices import tenant

@@ -2,10 +2,10 @@
 
 from bursar.core.objects.allocation import Phase
 from bursar.loops.drain import continue_drains
-from bursar.ops.drain import Drain, drain
-from bursar.ops.fence import Fence, Fenced, fence, unfence
-from bursar.ops.liveness import node_key
-from bursar.ops.office import Office
+from bursar.ops.nodes.drain import Drain, drain
+from bursar.ops.nodes.fence import Fence, Fenced, fence, unfence
+from bursar.ops.nodes.liveness import node_key
+from bursar.ops.runtime.runtime import Office
 from evictions import assert_books_balance, running, says, status
 from offices import TEST, allocation, bind_unit, code, delete, document, node, refusal
 from silences import FAIL, REQUEUE, hear, look, node_status, schedulable, silence

@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from bursar.core.usage.usage_levels import DAY, HOUR, Began, Ended, hours
-from bursar.ops.hours import STRIDE, BudgetUse, Past, load_budgets, roll
-from bursar.ops.office import Office
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.usage.usage_rollup import STRIDE, BudgetUse, Past, load_budgets, roll
 from bursar.store.usage import usage_levels as store
 from offices import change, code, delete, tenant
 from spent_hours import GPU, make_old, spend

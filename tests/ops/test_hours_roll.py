@@ -10,8 +10,8 @@ import pytest
 
 from bursar.core.usage.usage_levels import DAY, EVERYBODY, HOUR, Began, Ended
 from bursar.loops.upkeep import Retention, keep_hours
-from bursar.ops.hours import BudgetUse, load_budgets, roll
-from bursar.ops.office import Office
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.usage.usage_rollup import BudgetUse, load_budgets, roll
 from bursar.store.db.database import Database, Unavailable
 from bursar.store.usage import usage_levels as store
 from bursar.store.usage import usage_records
@@ -198,7 +198,7 @@ async def test_nothing_is_entered_ahead_of_the_databases_clock(
         await db.execute("UPDATE usage_rolled SET at = date_trunc('hour', now() - interval '5 hours', 'UTC')")
         one = Began("u", "n1", 1, "physics", "-", "ns", "x", {GPU: 1000}, "", at_present - 4 * HOUR)
         await store.save(db, [one], [])
-    monkeypatch.setattr("bursar.ops.hours.datetime", FastClock)
+    monkeypatch.setattr("bursar.ops.usage.usage_rollup.datetime", FastClock)
     while await roll(database):
         pass
     async with database.reader() as db:

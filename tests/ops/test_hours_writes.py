@@ -9,12 +9,12 @@ import pytest
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key, Origin
 from bursar.core.values.refusal import Refusal
-from bursar.ops import object as object_ops
-from bursar.ops.command import Command
-from bursar.ops.dispatch import create_command
-from bursar.ops.fence import fence
-from bursar.ops.office import Office
-from bursar.ops.report import Report
+from bursar.ops.nodes.fence import fence
+from bursar.ops.objects import object as object_ops
+from bursar.ops.objects.dispatch import create_command
+from bursar.ops.runtime.command import Command
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.workloads.report import Report
 from bursar.wire.kinds.registry import BY_NAME
 from evictions import assert_books_balance, key, running, says, status, stop
 from hourly import assert_hours_agree, opened_now, records

@@ -15,10 +15,10 @@ from bursar.core.scheduling.explain.wait_stats import Waits
 from bursar.core.scheduling.state.cluster_state import World
 from bursar.core.values.refusal import Code, Refusal
 from bursar.loops.answers import run_answers
-from bursar.ops import inquiry as inquiry_ops
-from bursar.ops.inquiry import Draft, Explain, Inquiries, Look, Simulate
-from bursar.ops.leader import stand
-from bursar.ops.office import Office
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.scheduling import leader_query as inquiry_ops
+from bursar.ops.scheduling.leader import stand
+from bursar.ops.scheduling.leader_query import Draft, Explain, Inquiries, Look, Simulate
 from bursar.store.db.database import Connection, Database, connect
 from bursar.store.scheduling import leader_query as store
 from houses import eventually

@@ -11,14 +11,14 @@ from bursar.core.objects.object import Key, Origin
 from bursar.core.values.refusal import Refusal
 from bursar.core.values.replace import replace
 from bursar.loops.upkeep import finish_namespaces
-from bursar.ops import job as job_ops
-from bursar.ops import object as object_ops
-from bursar.ops import report as report_ops
-from bursar.ops.command import Reply, Written
-from bursar.ops.dispatch import delete_command
-from bursar.ops.jobstep import step
-from bursar.ops.object import Preconditions
-from bursar.ops.office import Office
+from bursar.ops.objects import object as object_ops
+from bursar.ops.objects.dispatch import delete_command
+from bursar.ops.objects.object import Preconditions
+from bursar.ops.runtime.command import Reply, Written
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.workloads import job as job_ops
+from bursar.ops.workloads import report as report_ops
+from bursar.ops.workloads.job_controller import step
 from bursar.wire.kinds.registry import BY_NAME
 from jobs import cancel, eight_gpus, finish, job, key, phases, run, status, stored
 from offices import (

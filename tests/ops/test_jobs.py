@@ -8,11 +8,11 @@ import pytest
 
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key, Stored
-from bursar.ops import jobstep
-from bursar.ops import object as object_ops
-from bursar.ops import report as report_ops
-from bursar.ops.jobstep import Stepped, step
-from bursar.ops.office import Office, now
+from bursar.ops.objects import object as object_ops
+from bursar.ops.runtime.runtime import Office, now
+from bursar.ops.workloads import job_controller
+from bursar.ops.workloads import report as report_ops
+from bursar.ops.workloads.job_controller import Stepped, step
 from jobs import cancel, eight_gpus, finish, job, key, phases, run, status, stored
 from offices import (
     GPU,
@@ -327,12 +327,12 @@ async def test_a_job_that_others_keep_changing_is_left_alone_for_a_moment(
 ) -> None:
     await job(lab, completions=2)
     await run(lab, "train-0")
-    monkeypatch.setattr(jobstep, "TRIES_MAX", 1)
+    monkeypatch.setattr(job_controller, "TRIES_MAX", 1)
     began = now()
     stepped = await step(lab, key())
     assert stepped is not None
     assert stepped.look_at is not None
-    assert stepped.look_at >= began + timedelta(seconds=jobstep.TROUBLE_SECONDS)
+    assert stepped.look_at >= began + timedelta(seconds=job_controller.TROUBLE_SECONDS)
 
 
 async def test_what_somebody_deletes_is_made_again(lab: Office) -> None:

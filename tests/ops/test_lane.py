@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from bursar.ops import lane as lane_module
-from bursar.ops.lane import Closed, Lane, Overloaded, put_all, raise_first
+from bursar.ops.runtime import lane as lane_module
+from bursar.ops.runtime.lane import Closed, Lane, Overloaded, put_all, raise_first
 from bursar.store.db.database import Unavailable
 
 Command = tuple[str, int]  # (tenant, number)

@@ -11,10 +11,10 @@ from bursar.core.nodes.node import WHOLE
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Origin
 from bursar.core.values.refusal import Refusal
-from bursar.ops.bind import Bind, Member, Note, bind, note
-from bursar.ops.command import Reply
-from bursar.ops.leader import load_leader, resign, stand
-from bursar.ops.office import Office
+from bursar.ops.runtime.command import Reply
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.scheduling.bind import Bind, Member, Note, bind, note
+from bursar.ops.scheduling.leader import load_leader, resign, stand
 from bursar.store.db.database import RACES, Connection, connect
 from bursar.store.db.idempotency import Claim, RequestKey
 from bursar.store.nodes import node as node_store

@@ -11,12 +11,12 @@ from bursar.core.credit.account import Owner
 from bursar.core.credit.lease import Grant, Lease, LeaseState, Mode
 from bursar.core.values.money import AMOUNT_MAX, MICROS, NANO, credits_of, nanocredits
 from bursar.core.values.refusal import Code, Refusal
-from bursar.ops import credit, ledger
-from bursar.ops.credit import CloseLease, ExtendLease, PutAccount, PutPrice, Refund
-from bursar.ops.ledger import Credit, CreditWalk, Extend, Payers, book_for, ledger_claim
-from bursar.ops.office import Office, now
-from bursar.ops.price import Prices
-from bursar.ops.proof import prove_present
+from bursar.ops.credit import credit, ledger
+from bursar.ops.credit.credit import CloseLease, ExtendLease, PutAccount, PutPrice, Refund
+from bursar.ops.credit.ledger import Credit, CreditWalk, Extend, Payers, book_for, ledger_claim
+from bursar.ops.credit.ledger_verify import prove_present
+from bursar.ops.credit.price import Prices
+from bursar.ops.runtime.runtime import Office, now
 from bursar.store.credit import ledger as store
 from bursar.store.db import idempotency as request_store
 from bursar.store.db.database import connect

@@ -17,10 +17,10 @@ from bursar.core.credit.account import Owner
 from bursar.core.credit.lease import Grant
 from bursar.core.values.money import MICROS, NANO, nanocredits
 from bursar.core.values.refusal import Refusal
-from bursar.ops import credit, ledger
-from bursar.ops.credit import CloseLease, PutAccount
-from bursar.ops.ledger import Extend, ledger_claim
-from bursar.ops.office import Office
+from bursar.ops.credit import credit, ledger
+from bursar.ops.credit.credit import CloseLease, PutAccount
+from bursar.ops.credit.ledger import Extend, ledger_claim
+from bursar.ops.runtime.runtime import Office
 from bursar.store.db.database import connect
 from ledgers import LAB, account_of, asking, assert_books_balance, funded, leased, once, priced, receipt, stop_clock
 from offices import code, opened

@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from bursar.core.credit.account import Owner
 from bursar.core.credit.lease import Grant, Mode
 from bursar.core.values.money import MICROS, NANO
-from bursar.ops import credit, ledger
-from bursar.ops.credit import CloseLease, ExtendLease, OpenLease, PutAccount, PutPrice
-from bursar.ops.ledger import Extend, Receipt, ledger_claim
+from bursar.ops.credit import credit, ledger
+from bursar.ops.credit.credit import CloseLease, ExtendLease, OpenLease, PutAccount, PutPrice
+from bursar.ops.credit.ledger import Extend, Receipt, ledger_claim
 from bursar.store.credit import ledger as store
 from bursar.store.embedded import Embedded
 from ledgers import GPU, START, assert_books_balance, pass_time, stop_clock

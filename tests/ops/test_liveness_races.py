@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager
 
 from bursar.core.nodes.liveness import Patience, Standing
 from bursar.core.objects.allocation import Phase
-from bursar.ops.fence import Fenced, fence
-from bursar.ops.liveness import EndLost, node_alive, set_readiness
-from bursar.ops.office import Office
+from bursar.ops.nodes.fence import Fenced, fence
+from bursar.ops.nodes.liveness import EndLost, node_alive, set_readiness
+from bursar.ops.runtime.runtime import Office
 from bursar.store.db.database import Connection
 from evictions import assert_books_balance, running, says, status, stored
 from houses import eventually

@@ -9,10 +9,10 @@ import pytest
 from bursar.core.nodes.liveness import Patience, Sighting, Standing
 from bursar.core.objects.allocation import Phase
 from bursar.loops.nodes import Watch, look_after
-from bursar.ops import object as object_ops
-from bursar.ops.dispatch import change_command
-from bursar.ops.liveness import EndLost, node_alive, node_key, set_readiness, settle
-from bursar.ops.office import Office
+from bursar.ops.nodes.liveness import EndLost, node_alive, node_key, set_readiness, settle
+from bursar.ops.objects import object as object_ops
+from bursar.ops.objects.dispatch import change_command
+from bursar.ops.runtime.runtime import Office
 from bursar.wire.kinds.node import NODE, Node, NodeStatus
 from evictions import assert_books_balance, running, says, status, stop, stored
 from offices import TEST, allocation, bind, bind_unit, change, code, delete, document, node, opened, refusal

@@ -17,11 +17,11 @@ from bursar.core.nodes.eviction import Notice, Reason, Rule
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key, Stored
 from bursar.core.values.refusal import Refusal
-from bursar.ops import object as object_ops
-from bursar.ops.command import Reply, Written
-from bursar.ops.dispatch import change_command
-from bursar.ops.evict import evict
-from bursar.ops.hours import roll
+from bursar.ops.objects import object as object_ops
+from bursar.ops.objects.dispatch import change_command
+from bursar.ops.runtime.command import Reply, Written
+from bursar.ops.scheduling.evict import evict
+from bursar.ops.usage.usage_rollup import roll
 from bursar.store.embedded import Embedded
 from bursar.wire.kinds.registry import BY_NAME
 from hourly import assert_hours_agree

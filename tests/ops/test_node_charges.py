@@ -9,14 +9,14 @@ from bursar.core.nodes.bind_check import Target
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key, Stored
 from bursar.core.quota.quota import Counter
-from bursar.ops import bind as bind_ops
-from bursar.ops import object as object_ops
-from bursar.ops.allocation import request_in
-from bursar.ops.bind import Bind
-from bursar.ops.command import Written
-from bursar.ops.dispatch import change_command
-from bursar.ops.office import Office
-from bursar.ops.report import Report
+from bursar.ops.objects import object as object_ops
+from bursar.ops.objects.dispatch import change_command
+from bursar.ops.runtime.command import Written
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.scheduling import bind as bind_ops
+from bursar.ops.scheduling.bind import Bind
+from bursar.ops.workloads.allocation import request_in
+from bursar.ops.workloads.report import Report
 from bursar.store.nodes import node as node_store
 from bursar.wire.kinds.registry import BY_NAME
 from offices import (

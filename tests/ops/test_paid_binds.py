@@ -7,12 +7,12 @@ from bursar.core.credit.account import Owner
 from bursar.core.objects.object import Key, Stored
 from bursar.core.values.money import nanocredits
 from bursar.core.values.refusal import Refusal
-from bursar.ops import credit
-from bursar.ops import object as object_ops
-from bursar.ops.bind import Bind, bind
-from bursar.ops.credit import PutAccount
-from bursar.ops.evict import Preempt, Victim, preempt
-from bursar.ops.office import Office, now
+from bursar.ops.credit import credit
+from bursar.ops.credit.credit import PutAccount
+from bursar.ops.objects import object as object_ops
+from bursar.ops.runtime.runtime import Office, now
+from bursar.ops.scheduling.bind import Bind, bind
+from bursar.ops.scheduling.evict import Preempt, Victim, preempt
 from evictions import PREEMPTED, running, status, stored
 from ledgers import LAB, assert_books_balance, funded, priced, receipt, stop_clock
 from offices import TEST, allocation, bind_unit, change, code, create, document, member, node, refusal, tenant

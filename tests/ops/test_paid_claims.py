@@ -13,11 +13,11 @@ from bursar.core.objects.object import Origin
 from bursar.core.values.money import nanocredits
 from bursar.core.values.refusal import Code
 from bursar.loops.claims import keep_claims
-from bursar.ops import credit, pay
-from bursar.ops.claim import end_wipe
-from bursar.ops.credit import CloseLease, ExtendLease, PutAccount
-from bursar.ops.office import Office
-from bursar.ops.statement import statement
+from bursar.ops.credit import agentless_billing, credit
+from bursar.ops.credit.credit import CloseLease, ExtendLease, PutAccount
+from bursar.ops.credit.statement import statement
+from bursar.ops.nodes.claim import end_wipe
+from bursar.ops.runtime.runtime import Office
 from claims import EVERYTHING, claim, claim_of, holders, release
 from evictions import status
 from ledgers import LAB, START, funded, priced, receipt
@@ -183,7 +183,7 @@ async def test_own_work_that_runs_there_is_settled_and_goes_on_by_the_claims_lea
     await placed(lab, "train", "n1", gpus=4)
     await placed(lab, "waits", "n1", gpus=1)
     await ends(lab, "n1", "train", Phase.RUNNING)
-    await pay.pay_on(lab, ["n1"])
+    await agentless_billing.pay_on(lab, ["n1"])
     await passed(lab, 7.5)
     await claimed(lab)
     found = await claim_of(lab, "n1")
@@ -195,7 +195,7 @@ async def test_own_work_that_runs_there_is_settled_and_goes_on_by_the_claims_lea
         assert (await status(lab, name))["nodes"][0]["lease"] == f"lease-{found.lease}"
     await assert_paid_once(lab)
     await passed(lab, 20)
-    await pay.pay_on(lab, ["n1"])
+    await agentless_billing.pay_on(lab, ["n1"])
     assert (await status(lab, "train"))["phase"] == "Running"
     await ends(lab, "n1", "train", measured=27_500_000)
     await ends(lab, "n1", "waits")
@@ -211,7 +211,7 @@ async def test_a_claim_that_is_refused_leaves_the_work_there_paid_as_it_was(lab:
     await funded(lab, "47")
     await placed(lab, "train", "n1", gpus=4)
     await ends(lab, "n1", "train", Phase.RUNNING)
-    await pay.pay_on(lab, ["n1"])
+    await agentless_billing.pay_on(lab, ["n1"])
     await passed(lab, 5)
     before = await state(lab)
     said = refusal(await claim(lab, "n1", ANN))
@@ -229,7 +229,7 @@ async def test_what_is_placed_on_a_claimed_node_is_not_paid_twice(lab: Office) -
     await assert_paid_once(lab)
     await ends(lab, "n1", "train", Phase.RUNNING)
     await passed(lab, 30)
-    await pay.pay_on(lab, ["n1"])
+    await agentless_billing.pay_on(lab, ["n1"])
     await ends(lab, "n1", "train", measured=30_000_000)
     assert code(await release(lab, "n1", ANN)) == "ok"
     assert await spent(lab, "48") == 30 * RATE

@@ -10,16 +10,16 @@ from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key, Stored
 from bursar.core.values.money import MICROS, nanocredits
 from bursar.core.values.refusal import Refusal
-from bursar.ops import ledger
-from bursar.ops import object as object_ops
-from bursar.ops.batch import Walk
-from bursar.ops.bind import Bind
-from bursar.ops.command import Command, Reply
-from bursar.ops.fence import Fenced, fence
-from bursar.ops.ledger import Extend
-from bursar.ops.liveness import EndLost
-from bursar.ops.office import Office
-from bursar.ops.report import Report
+from bursar.ops.credit import ledger
+from bursar.ops.credit.ledger import Extend
+from bursar.ops.nodes.fence import Fenced, fence
+from bursar.ops.nodes.liveness import EndLost
+from bursar.ops.objects import object as object_ops
+from bursar.ops.runtime.command import Command, Reply
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.scheduling.bind import Bind
+from bursar.ops.workloads.report import Report
+from bursar.ops.write_path.batch import Walk
 from bursar.store.credit import ledger as ledger_store
 from evictions import status, stop
 from ledgers import assert_books_balance, funded, pass_time, stop_clock

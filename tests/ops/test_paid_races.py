@@ -10,12 +10,12 @@ import pytest
 from bursar.core.objects.allocation import Phase
 from bursar.core.values.money import MICROS, nanocredits
 from bursar.core.values.refusal import Refusal
-from bursar.ops import credit, ledger
-from bursar.ops.bind import Bind, bind
-from bursar.ops.command import Reply
-from bursar.ops.credit import PutAccount
-from bursar.ops.ledger import Extend
-from bursar.ops.office import Office
+from bursar.ops.credit import credit, ledger
+from bursar.ops.credit.credit import PutAccount
+from bursar.ops.credit.ledger import Extend
+from bursar.ops.runtime.command import Reply
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.scheduling.bind import Bind, bind
 from evictions import assert_books_balance as assert_rooms_balance
 from evictions import status, stop
 from ledgers import LAB, assert_books_balance, funded, pass_time, receipt, stop_clock

@@ -9,9 +9,9 @@ import pytest
 
 from bursar.core.objects.allocation import Phase
 from bursar.core.values.money import MICROS, nanocredits
-from bursar.ops.lapse import lapse
-from bursar.ops.office import Office
-from bursar.ops.pay import pay_on
+from bursar.ops.credit.agentless_billing import pay_on
+from bursar.ops.credit.lease_expiry import lapse
+from bursar.ops.runtime.runtime import Office
 from bursar.sim import local
 from bursar.sim.local import LocalNodes
 from evictions import status

@@ -4,10 +4,10 @@ import pytest
 
 from bursar.core.credit.account import QUARTER
 from bursar.core.credit.hash_chain import Anchor
-from bursar.ops import proof as ops
-from bursar.ops.office import Office
-from bursar.ops.proof import review, verify
-from bursar.ops.seal import load_standing, seal
+from bursar.ops.credit import ledger_verify as ops
+from bursar.ops.credit.ledger_verify import review, verify
+from bursar.ops.credit.seal import load_standing, seal
+from bursar.ops.runtime.runtime import Office
 from bursar.store.credit import ledger_verify as store
 from bursar.store.credit import seal as seal_store
 from ledgers import funded, pass_time

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from bursar.core.objects.allocation import ENDED
 from bursar.core.values.refusal import Code
-from bursar.ops.command import Reply
-from bursar.ops.office import Office
+from bursar.ops.runtime.command import Reply
+from bursar.ops.runtime.runtime import Office
 from bursar.store.db.database import connect
 from offices import (
     allocation,

@@ -17,10 +17,10 @@ from bursar.core.nodes.node import EXCLUSIVE, WHOLE
 from bursar.core.objects.allocation import ENDED, Phase
 from bursar.core.objects.object import Key, Stored
 from bursar.core.values.refusal import Code, Refusal
-from bursar.ops import object as object_ops
-from bursar.ops.command import Reply
-from bursar.ops.dispatch import change_command
-from bursar.ops.office import Office
+from bursar.ops.objects import object as object_ops
+from bursar.ops.objects.dispatch import change_command
+from bursar.ops.runtime.command import Reply
+from bursar.ops.runtime.runtime import Office
 from bursar.store.db.database import Connection, connect
 from bursar.store.nodes import node as node_store
 from bursar.store.objects import object as object_store

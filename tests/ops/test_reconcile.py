@@ -11,11 +11,11 @@ from bursar.core.credit.lease import Lease
 from bursar.core.credit.usage_events import UsageEvent
 from bursar.core.values.money import MICROS, cost, credits_of, nanocredits
 from bursar.loops.reconcile import reconcile_due, reconciler
-from bursar.ops.credit import CloseLease, PutPrice, close_lease, put_price
-from bursar.ops.ledger import Extend
-from bursar.ops.office import Office
-from bursar.ops.reconcile import settle_late
-from bursar.ops.usage import Measure, Noted, measure
+from bursar.ops.credit.credit import CloseLease, PutPrice, close_lease, put_price
+from bursar.ops.credit.ledger import Extend
+from bursar.ops.credit.reconcile import settle_late
+from bursar.ops.credit.usage_events import Measure, Noted, measure
+from bursar.ops.runtime.runtime import Office
 from bursar.store.credit import reconcile as store
 from bursar.store.credit.reconcile import LastWord
 from houses import eventually

@@ -10,13 +10,13 @@ from bursar.core.credit.lease import Lease
 from bursar.core.credit.ledger import RECONCILER
 from bursar.core.values.money import MICROS, nanocredits
 from bursar.core.values.refusal import Refusal
-from bursar.ops import credit
-from bursar.ops.credit import CloseLease
-from bursar.ops.lapse import Lapse
-from bursar.ops.ledger import Receipt
-from bursar.ops.office import Office
-from bursar.ops.proof import verify
-from bursar.ops.reconcile import Reconcile, reconcile, settle_late
+from bursar.ops.credit import credit
+from bursar.ops.credit.credit import CloseLease
+from bursar.ops.credit.lease_expiry import Lapse
+from bursar.ops.credit.ledger import Receipt
+from bursar.ops.credit.ledger_verify import verify
+from bursar.ops.credit.reconcile import Reconcile, reconcile, settle_late
+from bursar.ops.runtime.runtime import Office
 from bursar.store.credit import ledger as store
 from bursar.store.credit.reconcile import Ended, LastWord
 from ledgers import LAB, account_of, assert_books_balance, funded, leased, pass_time, priced, receipt, stop_clock

@@ -14,11 +14,11 @@ from bursar.core.credit.lease import Grant
 from bursar.core.credit.ledger import Entry, Type
 from bursar.core.values.money import MICROS
 from bursar.core.values.replace import replace
-from bursar.ops import ledger
-from bursar.ops.ledger import Extend
-from bursar.ops.office import Office
-from bursar.ops.proof import verify
-from bursar.ops.seal import Broken, drop_lines, load_standing, make_room, roll_up, seal, seal_block
+from bursar.ops.credit import ledger
+from bursar.ops.credit.ledger import Extend
+from bursar.ops.credit.ledger_verify import verify
+from bursar.ops.credit.seal import Broken, drop_lines, load_standing, make_room, roll_up, seal, seal_block
+from bursar.ops.runtime.runtime import Office
 from bursar.store.credit import seal as store
 from bursar.store.credit.ledger import load_last
 from bursar.store.credit.seal import raise_floor

@@ -7,11 +7,11 @@ import pytest
 
 from bursar.core.nodes.queue import InQueue, bares_its_work, still_sensitive
 from bursar.core.objects.allocation import Phase
-from bursar.ops import object as object_ops
-from bursar.ops.command import Reply
-from bursar.ops.dispatch import delete_command
-from bursar.ops.object import Preconditions
-from bursar.ops.office import Office
+from bursar.ops.objects import object as object_ops
+from bursar.ops.objects.dispatch import delete_command
+from bursar.ops.objects.object import Preconditions
+from bursar.ops.runtime.command import Reply
+from bursar.ops.runtime.runtime import Office
 from bursar.store.db.database import connect
 from bursar.store.scheduling.queue import count_in
 from bursar.wire.kinds.registry import BY_NAME

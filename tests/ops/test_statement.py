@@ -10,12 +10,12 @@ from bursar.core.credit.hash_chain import micros_of
 from bursar.core.credit.statement import BalanceAt, Forecast, Item, LeaseLine, PageEnd, Statement, TenantStatement
 from bursar.core.values.money import MICROS, credits_of, nanocredits
 from bursar.core.values.refusal import Code, Refusal
-from bursar.ops import credit, ledger
-from bursar.ops.credit import CloseLease
-from bursar.ops.ledger import Extend
-from bursar.ops.office import Office
-from bursar.ops.seal import drop_lines, load_standing, seal
-from bursar.ops.statement import balance_at, forecast, statement, system_balances, tenant_statement
+from bursar.ops.credit import credit, ledger
+from bursar.ops.credit.credit import CloseLease
+from bursar.ops.credit.ledger import Extend
+from bursar.ops.credit.seal import drop_lines, load_standing, seal
+from bursar.ops.credit.statement import balance_at, forecast, statement, system_balances, tenant_statement
+from bursar.ops.runtime.runtime import Office
 from ledgers import LAB, START, funded, leased, pass_time, priced, receipt, stop_clock
 from sealings import ANNA, found, history, open_accounts, small_partitions, some_day
 

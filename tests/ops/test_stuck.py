@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pytest
 
 from bursar.loops.lead import Terms, run_lead
-from bursar.ops.leader import load_leader
-from bursar.ops.office import Office
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.scheduling.leader import load_leader
 from bursar.store.db import database as database_module
 from bursar.store.db import stuck_sessions as session_module
 from bursar.store.db.database import KEPT_SETTINGS, SESSION_SETTINGS, Connection, connect

@@ -4,8 +4,8 @@ from typing import Any
 
 from bursar.core.objects.object import Origin
 from bursar.core.values.access import Reach
-from bursar.ops.claim import claim_node
-from bursar.ops.office import Office
+from bursar.ops.nodes.claim import claim_node
+from bursar.ops.runtime.runtime import Office
 from offices import change, code, node, refusal, tenant
 from schedulers import edit
 

@@ -11,12 +11,12 @@ from bursar.core.quota.quota import Counter
 from bursar.core.values.money import nanocredits
 from bursar.core.values.quantity import UNLIMITED
 from bursar.core.values.refusal import Code, Refusal
-from bursar.ops import credit
-from bursar.ops import object as object_ops
-from bursar.ops.command import Reply
-from bursar.ops.dispatch import change_command
-from bursar.ops.ledger import Receipt
-from bursar.ops.office import Office
+from bursar.ops.credit import credit
+from bursar.ops.credit.ledger import Receipt
+from bursar.ops.objects import object as object_ops
+from bursar.ops.objects.dispatch import change_command
+from bursar.ops.runtime.command import Reply
+from bursar.ops.runtime.runtime import Office
 from bursar.wire.kinds.registry import BY_NAME
 from offices import (
     GPU,

@@ -11,7 +11,7 @@ import pytest
 
 from bursar.core.values.access import Role
 from bursar.core.values.refusal import Code, Refusal
-from bursar.ops.token import (
+from bursar.ops.access.token import (
     TTL_SECONDS_MAX,
     TokenFileError,
     consume_token,

@@ -15,12 +15,12 @@ from typing import Any
 import asyncpg
 import pytest
 
-from bursar.ops import metrics
-from bursar.ops import transaction as transaction_module
-from bursar.ops.command import Written
-from bursar.ops.lane import Lane
-from bursar.ops.office import Office
-from bursar.ops.transaction import Transactor
+from bursar.ops.runtime import metrics
+from bursar.ops.runtime import transaction as transaction_module
+from bursar.ops.runtime.command import Written
+from bursar.ops.runtime.lane import Lane
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.transaction import Transactor
 from bursar.store.db import database as database_module
 from bursar.store.db.database import Connection, Database, Unavailable
 from bursar.store.db.migrate import migrate

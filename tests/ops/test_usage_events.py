@@ -11,10 +11,10 @@ from msgspec.structs import replace
 from bursar.core.credit.account import Owner
 from bursar.core.credit.usage_events import UsageEvent
 from bursar.core.values.money import MICROS, credits_of, nanocredits
-from bursar.ops.credit import top_up
-from bursar.ops.lane import Overloaded
-from bursar.ops.office import Office
-from bursar.ops.usage import Measure, Noted, note_usage
+from bursar.ops.credit.credit import top_up
+from bursar.ops.credit.usage_events import Measure, Noted, note_usage
+from bursar.ops.runtime.lane import Overloaded
+from bursar.ops.runtime.runtime import Office
 from bursar.store.credit import usage_events as store
 from metering import (
     assert_books_balance,

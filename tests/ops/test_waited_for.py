@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from bursar.core.values.refusal import Refusal
-from bursar.ops import bind as bind_ops
-from bursar.ops.leader import stand
-from bursar.ops.office import Office
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.scheduling import bind as bind_ops
+from bursar.ops.scheduling.leader import stand
 from bursar.store.db.database import Connection
 from bursar.store.nodes import node as node_store
 from offices import TEST, allocation, assert_counters_equal_charges, code, delete, gpus, member, node

@@ -23,7 +23,7 @@ from audits import audit, verify
 from bursar.client import Client
 from bursar.client.errors import BursarError
 from bursar.core.values.money import nanocredits
-from bursar.ops.office import Office
+from bursar.ops.runtime.runtime import Office
 from faults import Fleet, Ledger, assert_nothing_left, kill, office_of, opened_fleet, opened_net, set_patience
 from offices import opened
 from proxies import Proxy

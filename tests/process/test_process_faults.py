@@ -20,7 +20,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from bursar.ops.office import Office
+from bursar.ops.runtime.runtime import Office
 from bursar.store.db.database import Database
 from houses import allocation
 from offices import assert_counters_equal_charges

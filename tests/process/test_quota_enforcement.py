@@ -17,7 +17,7 @@ from bursar.core.scheduling.cycle.plan import Policy
 from bursar.loops import budget as budget_loop
 from bursar.loops.budget import review
 from bursar.loops.schedule import run_schedule
-from bursar.ops.office import Office
+from bursar.ops.runtime.runtime import Office
 from houses import Site, allocation, eventually, opened_site
 from offices import code, node
 from schedulers import acting, stopped, term

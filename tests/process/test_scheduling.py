@@ -12,8 +12,8 @@ from urllib.parse import quote
 import pytest
 
 from bursar.loops.schedule import CLERK_NODES
-from bursar.ops.leader import load_leader
-from bursar.ops.office import Office
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.scheduling.leader import load_leader
 from bursar.store.db.database import AWAY
 from bursar.store.scheduling.leader import Leader
 from evictions import assert_books_balance

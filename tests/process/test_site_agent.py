@@ -14,8 +14,8 @@ from waldur_api_client.models import OrderDetails, OrderState, RequestTypes, Res
 
 from bursar.core.usage.usage_levels import Began, Ended
 from bursar.loops.upkeep import finish_namespaces
-from bursar.ops.hours import roll
-from bursar.ops.office import Office
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.usage.usage_rollup import roll
 from bursar.store.usage import usage_levels as usage_store
 from houses import Site, allocation, opened_site
 from site_agents import SiteAgent, running

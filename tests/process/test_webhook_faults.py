@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from bursar.core.values.money import nanocredits
-from bursar.ops.credit import top_up
-from bursar.ops.notice import add_webhook
-from bursar.ops.office import Office
+from bursar.ops.credit.credit import top_up
+from bursar.ops.objects.webhook import add_webhook
+from bursar.ops.runtime.runtime import Office
 from bursar.store.objects.webhook import Webhook
 from houses import eventually
 from metering import POOL, assert_books_balance, balance, done, ended, event, furnish, lapse, lease, pass_time, send

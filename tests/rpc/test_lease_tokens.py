@@ -7,8 +7,8 @@ from typing import Any
 from bursar.agent.speech import read_answer
 from bursar.agent.token import Believed, Distrusted, Trust
 from bursar.core.values.refusal import Refusal
-from bursar.ops.office import Office
-from bursar.ops.signing import Ring, rotate
+from bursar.ops.nodes.signing import Ring, rotate
+from bursar.ops.runtime.runtime import Office
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 from ledgers import funded, priced
 from offices import change, node

@@ -12,9 +12,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from bursar.core.values.certificate import NodeIdentity, is_control_plane, server_name
 from bursar.core.values.refusal import Code, Refusal
-from bursar.ops.authority import enrol, ensure_authority
-from bursar.ops.certificate import Issued, Pair, new_authority, read_request, sign_client, sign_node
-from bursar.ops.office import Office
+from bursar.ops.nodes.node_ca import enrol, ensure_authority
+from bursar.ops.nodes.x509 import Issued, Pair, new_authority, read_request, sign_client, sign_node
+from bursar.ops.runtime.runtime import Office
 from bursar.rpc.identity import identity_of, other_node, revoked
 from bursar.rpc.tls import calling, channel_options, server_credentials
 from certificates import Key, new_key, pem_of, request_for

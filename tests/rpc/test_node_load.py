@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from bursar.api.show import show
-from bursar.ops.cluster import ClusterCache
+from bursar.ops.nodes.cluster import ClusterCache
 from bursar.store.objects.listing import Item
 from bursar.wire.kinds.node import NODE
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb

@@ -9,10 +9,10 @@ import grpc
 from cryptography import x509
 
 from bursar.core.values.refusal import Refusal
-from bursar.ops.authority import enrol, ensure_authority
-from bursar.ops.certificate import OUR_LIFE, Issued, sign_client
-from bursar.ops.office import Office
-from bursar.ops.output import Reading
+from bursar.ops.nodes.node_ca import enrol, ensure_authority
+from bursar.ops.nodes.x509 import OUR_LIFE, Issued, sign_client
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.workloads.log_source import Reading
 from bursar.rpc.dial import Agents
 from bursar.rpc.tls import Papers, calling
 from certificates import new_key, pem_of, read, request_for

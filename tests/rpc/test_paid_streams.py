@@ -13,9 +13,9 @@ from bursar.core.credit.lease_expiry import Watch
 from bursar.core.credit.shortfall import OUT_OF_CREDIT
 from bursar.core.values.money import MICROS, nanocredits
 from bursar.loops.leases import end_lapsed
-from bursar.ops import credit, lapse
-from bursar.ops.credit import PutAccount
-from bursar.ops.office import Office, timestamp
+from bursar.ops.credit import credit, lease_expiry
+from bursar.ops.credit.credit import PutAccount
+from bursar.ops.runtime.runtime import Office, timestamp
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 from houses import eventually
 from ledgers import LAB, assert_books_balance, funded, pass_time, priced, receipt, stop_clock
@@ -347,7 +347,7 @@ async def test_a_closed_lease_stops_what_it_paid_for_at_once(lab: Door) -> None:
     agent = await joined(lab)
     uid = await begun(lab, agent)
     (lease,) = await leases(lab.office)
-    assert await lapse.lapse(lab.office, {lease["id"]: lease["paid_until"]}) == {lease["id"]: True}
+    assert await lease_expiry.lapse(lab.office, {lease["id"]: lease["paid_until"]}) == {lease["id"]: True}
     assert grants(await agent.beat()) == [(uid, 0, True, "fenced", 0)]
 
 
@@ -465,7 +465,7 @@ async def test_who_beats_after_a_jump_of_the_clock_loses_nothing(lab: Door) -> N
     assert await end_lapsed(lab.office, watch, 2000.0) == []
     (number, paid_until), *_ = watch.since
     await agent.beat()
-    assert await lapse.lapse(lab.office, {number: paid_until}) == {number: False}, "it was extended meanwhile"
+    assert await lease_expiry.lapse(lab.office, {number: paid_until}) == {number: False}, "it was extended meanwhile"
 
 
 async def test_what_is_frozen_is_not_overdue_until_it_may_be_no_longer(lab: Door) -> None:

@@ -3,7 +3,7 @@
 import grpc
 import pytest
 
-from bursar.ops.office import Office
+from bursar.ops.runtime.runtime import Office
 from bursar.store.objects import stdin as stdin_store
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 from bursar.wire.scheduler.v1 import node_agent_pb2_grpc as pb_grpc

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bursar.ops.office import Office
+from bursar.ops.runtime.runtime import Office
 from bursar.rpc import agent as agent_module
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 from offices import allocation, assert_counters_equal_charges, bind, delete, document, namespace, tenant

@@ -10,10 +10,10 @@ from bursar.core.nodes.liveness import Standing
 from bursar.core.objects.object import Key, Origin
 from bursar.core.values.certificate import NodeIdentity
 from bursar.core.values.refusal import Refusal
-from bursar.ops.authority import enrol, ensure_authority
-from bursar.ops.certificate import Issued
-from bursar.ops.liveness import SetReadiness
-from bursar.ops.office import Office
+from bursar.ops.nodes.liveness import SetReadiness
+from bursar.ops.nodes.node_ca import enrol, ensure_authority
+from bursar.ops.nodes.x509 import Issued
+from bursar.ops.runtime.runtime import Office
 from bursar.rpc import agent as agent_module
 from bursar.store.nodes import node_ca as authority_store
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from bursar.core.objects.object import Key
-from bursar.ops.office import Office
+from bursar.ops.runtime.runtime import Office
 from bursar.rpc import hub as hub_module
 from bursar.rpc.speech import order_of_place, run_directive
 from bursar.store.nodes.heartbeat import WantedPlace

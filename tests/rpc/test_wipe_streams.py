@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from bursar.ops import claim as ops
-from bursar.ops.office import Office
+from bursar.ops.nodes import claim as ops
+from bursar.ops.runtime.runtime import Office
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 from claims import allow, claim, claim_of, origin, release
 from offices import node

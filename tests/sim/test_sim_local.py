@@ -11,10 +11,10 @@ import pytest
 from bursar.core.nodes.eviction import Notice
 from bursar.core.objects.allocation import ENDED
 from bursar.core.objects.object import Key, Stored
-from bursar.ops import feed as feed_module
-from bursar.ops import object as object_ops
-from bursar.ops.evict import evict
-from bursar.ops.office import Office
+from bursar.ops.objects import object as object_ops
+from bursar.ops.runtime import feed as feed_module
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.scheduling.evict import evict
 from bursar.sim.local import LocalNodes, register
 from bursar.sim.work import EXIT, SECONDS
 from bursar.store.nodes import node as node_store

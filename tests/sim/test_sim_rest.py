@@ -13,8 +13,8 @@ from bursar.client import AsyncClient, Client
 from bursar.core.nodes.eviction import Notice
 from bursar.core.nodes.node import SIMULATED
 from bursar.core.objects.object import Key, Stored
-from bursar.ops import object as object_ops
-from bursar.ops.evict import evict
+from bursar.ops.objects import object as object_ops
+from bursar.ops.scheduling.evict import evict
 from bursar.sim.rest import RestNodes
 from bursar.sim.roll import NotSimulated
 from bursar.sim.shape import Shape

@@ -3,8 +3,8 @@
 import asyncio
 
 from bursar.core.objects.allocation import Phase
-from bursar.ops.command import Reply, Written
-from bursar.ops.office import Office
+from bursar.ops.runtime.command import Reply, Written
+from bursar.ops.runtime.runtime import Office
 from bursar.store.db.database import Connection, connect
 from bursar.store.objects import change as change_store
 from bursar.store.objects.change import (

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from bursar.ops.office import Office
+from bursar.ops.runtime.runtime import Office
 from bursar.store.credit import account_statement, usage_events
 from bursar.store.credit.usage_events import KEPT_MICROS
 from bursar.store.db.database import Connection

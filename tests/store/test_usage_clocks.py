@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from bursar.core.usage.usage_levels import Began, Ended, Used
-from bursar.ops.hours import roll
-from bursar.ops.office import Office
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.usage.usage_rollup import roll
 from bursar.store.usage import usage_levels as store
 
 # In the middle of an hour: all of it is within one.

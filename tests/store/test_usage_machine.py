@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from bursar.core.credit.price import Price
 from bursar.core.quota.tenant_tree import Tenant, Tree, subtree
 from bursar.core.usage.usage_levels import DAY, EVERYBODY, HOUR, Began, Ended, Tariff, Used, hours
-from bursar.ops.hours import STRIDE, BudgetUse, Past, load_budgets, roll
+from bursar.ops.usage.usage_rollup import STRIDE, BudgetUse, Past, load_budgets, roll
 from bursar.store.credit import price as price_store
 from bursar.store.db.database import Database
 from bursar.store.embedded import Embedded

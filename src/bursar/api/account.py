@@ -28,8 +28,8 @@ from bursar.core.values.access import reach
 from bursar.core.values.money import credits_of, nanocredits
 from bursar.core.values.quantity import amount
 from bursar.core.values.refusal import Cause, Code, Refusal, field_fault
-from bursar.ops import credit as ops
-from bursar.ops.ledger import Receipt
+from bursar.ops.credit import credit as ops
+from bursar.ops.credit.ledger import Receipt
 from bursar.store.credit import ledger as store
 from bursar.store.credit import reconcile as reconcile_store
 from bursar.wire.reports.credit import (

@@ -26,9 +26,9 @@ from bursar.core.values.patch import PatchError, json_patch, merge, strategic
 from bursar.core.values.quantity import format_granted
 from bursar.core.values.refusal import Cause, Code, Refusal, field_fault, invalid
 from bursar.core.values.selector import SelectorError, parse
-from bursar.ops.allocation import request_in
-from bursar.ops.command import Written
-from bursar.ops.report import Report, report
+from bursar.ops.runtime.command import Written
+from bursar.ops.workloads.allocation import request_in
+from bursar.ops.workloads.report import Report, report
 from bursar.store.objects import listing
 from bursar.store.objects.listing import Query
 from bursar.wire.kinds.allocation import AllocationStatus

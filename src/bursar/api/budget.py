@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bursar.api import metrics
 from bursar.core.usage.budget import used_fraction
-from bursar.ops.hours import load_budgeted, load_budgets
-from bursar.ops.office import Office
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.usage.usage_rollup import load_budgeted, load_budgets
 from bursar.store.db.database import AWAY
 from bursar.store.usage import budget as budget_store
 from bursar.store.usage import usage_levels as usage_store

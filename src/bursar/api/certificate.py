@@ -20,11 +20,11 @@ from bursar.api.object import key_of, kind_of, origin_of
 from bursar.api.route import Answer, Call, Outcome
 from bursar.core.values.access import Role
 from bursar.core.values.refusal import Code, Refusal, invalid
-from bursar.ops import authority as ops
-from bursar.ops import object as object_ops
-from bursar.ops.certificate import Issued, fingerprint, read_request
-from bursar.ops.dispatch import create_command
-from bursar.ops.office import timestamp
+from bursar.ops.nodes import node_ca as ops
+from bursar.ops.nodes.x509 import Issued, fingerprint, read_request
+from bursar.ops.objects import object as object_ops
+from bursar.ops.objects.dispatch import create_command
+from bursar.ops.runtime.runtime import timestamp
 from bursar.wire.shared.document import encode
 from bursar.wire.shared.kind import Object
 

@@ -13,9 +13,9 @@ from bursar.core.objects.object import Origin
 from bursar.core.values.access import Role, reach
 from bursar.core.values.refusal import Code, Refusal, field_fault
 from bursar.core.values.replace import replace
-from bursar.ops import claim as ops
-from bursar.ops.claim import NOBODYS, ReleaseNode
-from bursar.ops.object import submitter
+from bursar.ops.nodes import claim as ops
+from bursar.ops.nodes.claim import NOBODYS, ReleaseNode
+from bursar.ops.objects.object import submitter
 from bursar.store.db.idempotency import Claim as RequestClaim
 from bursar.wire.shared.document import encode
 

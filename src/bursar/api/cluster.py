@@ -18,10 +18,10 @@ from bursar.core.scheduling.explain.explain_types import Figures, QueueFigures
 from bursar.core.values.access import Reach
 from bursar.core.values.quantity import format_granted
 from bursar.core.values.refusal import Refusal
-from bursar.ops.claim import load_pool
-from bursar.ops.cluster import Totals
-from bursar.ops.fence import load_patience
-from bursar.ops.office import now, timestamp
+from bursar.ops.nodes.claim import load_pool
+from bursar.ops.nodes.cluster import Totals
+from bursar.ops.nodes.fence import load_patience
+from bursar.ops.runtime.runtime import now, timestamp
 from bursar.store.db.database import AWAY
 from bursar.store.nodes import liveness as liveness_store
 from bursar.wire.shared.document import encode

@@ -19,7 +19,7 @@ from bursar.core.credit.lease import Lease, lease_number
 from bursar.core.quota.tenant_tree import is_current, lineage
 from bursar.core.values.access import Role, reach
 from bursar.core.values.refusal import Cause, Code, Refusal, field_fault, invalid
-from bursar.ops.ledger import ledger_claim
+from bursar.ops.credit.ledger import ledger_claim
 from bursar.store.credit import ledger as store
 from bursar.store.db.idempotency import Claim
 from bursar.wire.reports.credit import Order

@@ -13,10 +13,10 @@ from bursar.api.route import Answer, Call, Outcome
 from bursar.api.show import shown
 from bursar.core.objects.object import Key
 from bursar.core.values.refusal import Code, Refusal, invalid
-from bursar.ops import object as ops
-from bursar.ops.command import Reply, Written
-from bursar.ops.dispatch import delete_command
-from bursar.ops.object import Preconditions
+from bursar.ops.objects import object as ops
+from bursar.ops.objects.dispatch import delete_command
+from bursar.ops.objects.object import Preconditions
+from bursar.ops.runtime.command import Reply, Written
 from bursar.store.objects import listing
 from bursar.store.objects.listing import Item, Query
 from bursar.wire.shared.document import render_list

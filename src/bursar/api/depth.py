@@ -12,7 +12,7 @@ from collections import defaultdict
 from contextlib import suppress
 
 from bursar.core.values.refusal import Refusal
-from bursar.ops.inquiry import Inquiries
+from bursar.ops.scheduling.leader_query import Inquiries
 from bursar.store.db.database import AWAY, Database
 from bursar.store.scheduling import queue as store
 

@@ -25,7 +25,7 @@ from bursar.api.route import Answer, BrokenOff, Call, Outcome, Route, Stream
 from bursar.api.seats import party
 from bursar.core.values.access import Identity, Role, allows
 from bursar.core.values.refusal import Code, Refusal, invalid
-from bursar.ops.lane import Closed, Overloaded
+from bursar.ops.runtime.lane import Closed, Overloaded
 from bursar.store.db.database import AWAY
 from bursar.wire.shared.document import encode
 

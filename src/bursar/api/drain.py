@@ -8,9 +8,9 @@ from bursar.api.action import faulty, grace_faults, read_action
 from bursar.api.object import find, key_of, origin_of
 from bursar.api.route import Answer, Call, Outcome
 from bursar.core.values.refusal import Code, Refusal
-from bursar.ops import drain as ops
-from bursar.ops.command import Written
-from bursar.ops.drain import GRACE_SECONDS, Drain, Standing
+from bursar.ops.nodes import drain as ops
+from bursar.ops.nodes.drain import GRACE_SECONDS, Drain, Standing
+from bursar.ops.runtime.command import Written
 from bursar.wire.shared.document import encode
 
 LEFT_SHOWN_MAX = 100

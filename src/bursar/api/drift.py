@@ -5,9 +5,9 @@ from __future__ import annotations
 from bursar.api import metrics
 from bursar.core.credit.drift import first_hour
 from bursar.core.values.money import MICROS, NANO
-from bursar.ops.billing import load_credit_policy
-from bursar.ops.notice import list_webhooks
-from bursar.ops.office import Office
+from bursar.ops.credit.billing import load_credit_policy
+from bursar.ops.objects.webhook import list_webhooks
+from bursar.ops.runtime.runtime import Office
 from bursar.store.credit import ledger as ledger_store
 from bursar.store.credit import reconcile as store
 from bursar.store.db.database import AWAY

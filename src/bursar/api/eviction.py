@@ -26,9 +26,9 @@ from bursar.core.nodes.eviction import Notice, Reason, Rule
 from bursar.core.objects.object import Key, Origin, Stored
 from bursar.core.values.refusal import Code, Refusal, field_fault, invalid
 from bursar.core.values.selector import parse_fields
-from bursar.ops import evict as ops
-from bursar.ops.allocation import status_of
-from bursar.ops.feed import FedChange, Lagging
+from bursar.ops.runtime.feed import FedChange, Lagging
+from bursar.ops.scheduling import evict as ops
+from bursar.ops.workloads.allocation import status_of
 from bursar.store.db.database import AWAY
 from bursar.store.objects import listing
 from bursar.store.objects.listing import Query

@@ -39,15 +39,15 @@ from bursar.core.values.access import reach
 from bursar.core.values.money import credits_of
 from bursar.core.values.redaction import redacted
 from bursar.core.values.refusal import Code, Refusal, invalid
-from bursar.ops import object as object_ops
-from bursar.ops.dispatch import create_command
-from bursar.ops.inquiry import Draft, Simulate
-from bursar.ops.job import CreateJob
-from bursar.ops.member import progress_in
-from bursar.ops.object import Create, submitter
-from bursar.ops.priority import load_classes
-from bursar.ops.quote import Quote, quote, refused_time
-from bursar.ops.rehearsal import rehearse
+from bursar.ops.objects import object as object_ops
+from bursar.ops.objects.dispatch import create_command
+from bursar.ops.objects.object import Create, submitter
+from bursar.ops.scheduling.cost_estimate import Quote, quote, refused_time
+from bursar.ops.scheduling.leader_query import Draft, Simulate
+from bursar.ops.workloads.dry_run import rehearse
+from bursar.ops.workloads.job import CreateJob
+from bursar.ops.workloads.job_status import progress_in
+from bursar.ops.workloads.priority import load_classes
 from bursar.store.objects import job as job_store
 from bursar.wire.kinds.allocation import ALLOCATION
 from bursar.wire.kinds.job import JOB, JOB_LABEL, plan_of

@@ -9,7 +9,7 @@ from bursar.api.body import dry_run
 from bursar.api.object import find, key_of, kind_of, origin_of, written_answer
 from bursar.api.route import Answer, Call, Outcome
 from bursar.core.values.refusal import Refusal, field_fault
-from bursar.ops import fence as ops
+from bursar.ops.nodes import fence as ops
 from bursar.wire.shared.document import encode
 
 

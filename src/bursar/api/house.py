@@ -13,12 +13,12 @@ from bursar.api.seats import Seats
 from bursar.api.spool import Spools
 from bursar.core.quota.tenant_tree import Tree, is_current, sees, subtree
 from bursar.core.values.access import Identity, Reach, reach
-from bursar.ops.cluster import ClusterCache
-from bursar.ops.feed import Feed
-from bursar.ops.inquiry import Inquiries
-from bursar.ops.office import Office
-from bursar.ops.output import Keeper
-from bursar.ops.priority import Priorities
+from bursar.ops.nodes.cluster import ClusterCache
+from bursar.ops.runtime.feed import Feed
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.scheduling.leader_query import Inquiries
+from bursar.ops.workloads.log_source import Keeper
+from bursar.ops.workloads.priority import Priorities
 from bursar.store.db.database import AWAY, Database
 
 TREE_AGE_SECONDS_MAX = 1.0

@@ -13,10 +13,10 @@ from bursar.core.objects.job import all_turns, turn_name
 from bursar.core.objects.object import Stored
 from bursar.core.values.duration import parse_seconds
 from bursar.core.values.refusal import Cause, Refusal, field_fault
-from bursar.ops import job as ops
-from bursar.ops.allocation import GRACE_SECONDS
-from bursar.ops.command import Reply, Written
-from bursar.ops.member import progress_in
+from bursar.ops.runtime.command import Reply, Written
+from bursar.ops.workloads import job as ops
+from bursar.ops.workloads.allocation import GRACE_SECONDS
+from bursar.ops.workloads.job_status import progress_in
 from bursar.store.db.idempotency import Claim
 from bursar.store.objects import job as job_store
 from bursar.wire.kinds.job import JOB_LABEL

@@ -9,7 +9,7 @@ import msgspec
 from bursar.api.action import faulty, read_action, words_faults
 from bursar.api.route import Answer, Call, Outcome
 from bursar.core.values.refusal import Refusal, field_fault, invalid
-from bursar.ops import signing as ops
+from bursar.ops.nodes import signing as ops
 from bursar.wire.shared.document import encode
 
 # Whoever keeps them longer finds keys that it does not know, and asks again.

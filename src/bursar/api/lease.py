@@ -28,8 +28,8 @@ from bursar.core.values.access import Role, reach
 from bursar.core.values.money import MICROS, credits_of
 from bursar.core.values.quantity import amount
 from bursar.core.values.refusal import Cause, Refusal, field_fault, invalid
-from bursar.ops import credit as ops
-from bursar.ops.ledger import Receipt
+from bursar.ops.credit import credit as ops
+from bursar.ops.credit.ledger import Receipt
 from bursar.store.credit import lease as lease_store
 from bursar.store.credit import ledger as store
 from bursar.wire.reports.credit import (

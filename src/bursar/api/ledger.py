@@ -12,9 +12,9 @@ from bursar.api.route import Answer, Call, Outcome, Param
 from bursar.core.credit.hash_chain import Anchor, Finding
 from bursar.core.values.money import credits_of
 from bursar.core.values.refusal import Refusal, field_fault, invalid
-from bursar.ops import proof, seal
-from bursar.ops.office import timestamp
-from bursar.ops.statement import system_balances
+from bursar.ops.credit import ledger_verify, seal
+from bursar.ops.credit.statement import system_balances
+from bursar.ops.runtime.runtime import timestamp
 from bursar.wire.shared.document import encode
 
 PARAMS: Final = (
@@ -83,7 +83,7 @@ async def verify(call: Call) -> Outcome:
         return after
     if isinstance(anchor, Refusal):
         return anchor
-    found = await proof.verify(call.house.office, after=after, anchor=anchor)
+    found = await ledger_verify.verify(call.house.office, after=after, anchor=anchor)
     head = f"{found.head.block}:{found.head.hash.hex()}" if found.head is not None else ""
     verdict = Verdict(
         found.sound,

@@ -23,7 +23,7 @@ from bursar.core.objects.allocation import ENDED, Phase
 from bursar.core.objects.object import Stored
 from bursar.core.values.access import allows
 from bursar.core.values.refusal import Cause, Code, Refusal, invalid
-from bursar.ops.output import Cut, Output, Piece, Reading
+from bursar.ops.workloads.log_source import Cut, Output, Piece, Reading
 from bursar.store.objects import change as change_store
 from bursar.store.objects.listing import Query
 from bursar.wire.kinds.allocation import ALLOCATION

@@ -6,7 +6,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from bursar.api.route import Route
 from bursar.core.values.refusal import Code, Refusal
-from bursar.ops.metrics import QUOTA_REJECTIONS
+from bursar.ops.runtime.metrics import QUOTA_REJECTIONS
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 

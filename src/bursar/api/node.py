@@ -13,10 +13,10 @@ from bursar.api.object import create_object, get, kind_of
 from bursar.api.route import JSON, NO_STORE, Answer, Call, Outcome
 from bursar.core.values.access import Role
 from bursar.core.values.refusal import Code, Refusal
-from bursar.ops import token as token_ops
-from bursar.ops.liveness import node_alive
-from bursar.ops.office import now
-from bursar.ops.pay import pay_on
+from bursar.ops.access import token as token_ops
+from bursar.ops.credit.agentless_billing import pay_on
+from bursar.ops.nodes.liveness import node_alive
+from bursar.ops.runtime.runtime import now
 from bursar.store.db.database import Connection
 from bursar.store.nodes import node as node_store
 from bursar.wire.shared.document import encode

@@ -7,7 +7,7 @@ from bursar.api.route import Answer, Call, Outcome
 from bursar.core.credit.account import Owner
 from bursar.core.values.money import credits_of, nanocredits
 from bursar.core.values.refusal import Cause, Refusal, field_fault
-from bursar.ops import payment as ops
+from bursar.ops.credit import payment_webhook as ops
 from bursar.wire.reports.credit import Credits, Moved, Order, credit_faults
 from bursar.wire.shared.document import encode
 from bursar.wire.shared.instant import time_text

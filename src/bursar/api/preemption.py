@@ -12,10 +12,10 @@ from bursar.core.nodes.node_claim import SENSITIVE
 from bursar.core.objects.object import Key, Stored
 from bursar.core.values.quantity import format_granted
 from bursar.core.values.refusal import Cause, Code, Refusal, field_fault
-from bursar.ops import evict as ops
-from bursar.ops.allocation import request_in
-from bursar.ops.command import Reply, Written
-from bursar.ops.object import get
+from bursar.ops.objects.object import get
+from bursar.ops.runtime.command import Reply, Written
+from bursar.ops.scheduling import evict as ops
+from bursar.ops.workloads.allocation import request_in
 from bursar.wire.shared.document import encode
 from bursar.wire.to_scheduler.ask import queue_profile_of
 

@@ -8,7 +8,7 @@ from bursar.core.credit.price import Price, is_device
 from bursar.core.values.money import nanocredits
 from bursar.core.values.names import qualified_name
 from bursar.core.values.refusal import Cause, Refusal, field_fault, invalid
-from bursar.ops import credit as ops
+from bursar.ops.credit import credit as ops
 from bursar.store.credit import ledger as ledger_store
 from bursar.store.credit import price as store
 from bursar.wire.reports.credit import (

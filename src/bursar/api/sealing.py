@@ -6,8 +6,8 @@ from collections import Counter
 
 from bursar.api import metrics
 from bursar.core.credit.hash_chain import Check
-from bursar.ops.office import Office, now
-from bursar.ops.seal import load_standing
+from bursar.ops.credit.seal import load_standing
+from bursar.ops.runtime.runtime import Office, now
 from bursar.store.db.database import AWAY
 
 UNKNOWN = float("nan")

@@ -22,8 +22,8 @@ from bursar.api.metrics_door import MetricsDoor
 from bursar.api.oidc import Oidc, OidcSettings
 from bursar.api.ratelimit import LIMIT_PER_MINUTE_DEFAULT, MemoryRateLimit, RateLimit, RedisRateLimit
 from bursar.api.routes import build_routes
-from bursar.ops.feed import Feed
-from bursar.ops.office import Office
+from bursar.ops.runtime.feed import Feed
+from bursar.ops.runtime.runtime import Office
 from bursar.store.db.database import Database
 
 log = structlog.get_logger()

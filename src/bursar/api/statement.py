@@ -20,7 +20,7 @@ from bursar.core.credit.account import Owner, no_account
 from bursar.core.credit.statement import Item, LeaseLine, PageEnd, Statement
 from bursar.core.values.access import reach
 from bursar.core.values.refusal import Code, Refusal, field_fault, invalid
-from bursar.ops import statement as ops
+from bursar.ops.credit import statement as ops
 from bursar.store.credit import ledger as store
 from bursar.wire.reports.credit import balance_of
 from bursar.wire.reports.statement import (

@@ -11,8 +11,8 @@ from bursar.api.route import Answer, Call, Outcome
 from bursar.core.objects.allocation import ENDED
 from bursar.core.values.access import Role
 from bursar.core.values.refusal import Code, Refusal
-from bursar.ops.allocation import phase_of, status_of
-from bursar.ops.object import not_found, submitter
+from bursar.ops.objects.object import not_found, submitter
+from bursar.ops.workloads.allocation import phase_of, status_of
 from bursar.store.objects import stdin as store
 from bursar.wire.kinds.allocation import STDIN_BYTES_MAX
 from bursar.wire.shared.document import encode

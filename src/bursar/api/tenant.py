@@ -15,7 +15,7 @@ from bursar.core.quota.tenant_tree import effective_limits, lineage, tenant_scop
 from bursar.core.values.patch import merge
 from bursar.core.values.quantity import UNLIMITED, format_amount
 from bursar.core.values.refusal import Refusal, invalid
-from bursar.ops.object import not_found
+from bursar.ops.objects.object import not_found
 from bursar.store.quota import quota as quota_store
 from bursar.wire.kinds.tenant import BILLING_MODE, FLAT_FIELDS, SOFT_FIELDS, merge_from_flat
 from bursar.wire.shared.document import encode

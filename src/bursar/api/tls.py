@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cryptography import x509
 
-from bursar.ops.certificate import new_authority, read_authority, sign_server
+from bursar.ops.nodes.x509 import new_authority, read_authority, sign_server
 
 SERVER_LIFE = timedelta(days=90)
 RENEW_DAYS = 30

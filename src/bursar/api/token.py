@@ -12,8 +12,8 @@ from bursar.core.quota.tenant_tree import sees
 from bursar.core.values.access import Role, grantable, reach
 from bursar.core.values.duration import DurationError, parse_seconds
 from bursar.core.values.refusal import Cause, Code, Refusal, invalid
-from bursar.ops import token as ops
-from bursar.ops.office import now, timestamp
+from bursar.ops.access import token as ops
+from bursar.ops.runtime.runtime import now, timestamp
 from bursar.store.access.token import TokenRecord
 from bursar.store.db import idempotency as request_store
 from bursar.store.db.database import Connection

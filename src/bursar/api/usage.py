@@ -12,7 +12,7 @@ from bursar.api.credit import sees
 from bursar.api.route import Answer, Call, Outcome
 from bursar.core.credit.lease import lease_number
 from bursar.core.values.refusal import Cause, Refusal, field_fault, invalid
-from bursar.ops.usage import Measure, Noted, note_usage
+from bursar.ops.credit.usage_events import Measure, Noted, note_usage
 from bursar.store.credit import ledger as store
 from bursar.wire.reports.usage_events import NewUsage, RefusedUsage, UsageBatch, UsageTaken, event_of, usage_faults
 from bursar.wire.shared.document import encode

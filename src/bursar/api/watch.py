@@ -26,7 +26,7 @@ from bursar.core.quota.tenant_tree import is_current, saw
 from bursar.core.values.access import Reach, reach
 from bursar.core.values.refusal import Code, Refusal, invalid
 from bursar.core.values.selector import matches, matches_fields
-from bursar.ops.feed import READ_START, FedChange, Follower, Lagging, next_limit
+from bursar.ops.runtime.feed import READ_START, FedChange, Follower, Lagging, next_limit
 from bursar.store.db.database import AWAY
 from bursar.store.objects import change as change_store
 from bursar.store.objects import listing

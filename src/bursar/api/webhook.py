@@ -11,8 +11,8 @@ from bursar.api.action import read_action
 from bursar.api.credit import continue_place, continue_token, limit_of
 from bursar.api.route import NO_STORE, Answer, Call, Outcome, Param, Route
 from bursar.core.values.refusal import Refusal, invalid
-from bursar.ops import notice as ops
-from bursar.ops.office import timestamp
+from bursar.ops.objects import webhook as ops
+from bursar.ops.runtime.runtime import timestamp
 from bursar.store.objects.webhook import Pending, Webhook
 from bursar.wire.reports.cloud_event import TYPE_PREFIX, event_id
 from bursar.wire.reports.credit import Moved

@@ -24,11 +24,11 @@ from bursar.bench.server import Server, running_office, running_server
 from bursar.core.nodes.bind_check import Target
 from bursar.core.objects.object import Key, Origin
 from bursar.core.values.refusal import Refusal
-from bursar.ops import bind as bind_ops
-from bursar.ops import object as object_ops
-from bursar.ops.allocation import request_in
-from bursar.ops.dispatch import create_command
-from bursar.ops.office import Office
+from bursar.ops.objects import object as object_ops
+from bursar.ops.objects.dispatch import create_command
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.scheduling import bind as bind_ops
+from bursar.ops.workloads.allocation import request_in
 from bursar.sim.local import register
 from bursar.wire.kinds.registry import BY_NAME
 

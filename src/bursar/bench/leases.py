@@ -28,12 +28,12 @@ from bursar.core.credit.lease import Grant
 from bursar.core.objects.object import Origin
 from bursar.core.values.money import MICROS, NANO
 from bursar.core.values.refusal import Refusal
-from bursar.ops import object as object_ops
-from bursar.ops.collector import calm_collector
-from bursar.ops.credit import OpenLease, PutPrice, TopUp
-from bursar.ops.dispatch import create_command
-from bursar.ops.ledger import Extend, Receipt
-from bursar.ops.office import Office
+from bursar.ops.credit.credit import OpenLease, PutPrice, TopUp
+from bursar.ops.credit.ledger import Extend, Receipt
+from bursar.ops.objects import object as object_ops
+from bursar.ops.objects.dispatch import create_command
+from bursar.ops.runtime.gc_tuning import calm_collector
+from bursar.ops.runtime.runtime import Office
 from bursar.store.credit import ledger as store
 from bursar.store.embedded.binaries import find_binaries
 from bursar.wire.kinds.registry import BY_NAME

@@ -33,12 +33,12 @@ from bursar.core.scheduling.state.cluster_state import World
 from bursar.core.values.refusal import Refusal
 from bursar.core.values.selector import Op, Selector, Term
 from bursar.loops.schedule import Scheduler
-from bursar.ops import object as object_ops
-from bursar.ops.collector import calm_collector
-from bursar.ops.dispatch import create_command
-from bursar.ops.feed import Feed
-from bursar.ops.leader import resign, stand
-from bursar.ops.office import Office
+from bursar.ops.objects import object as object_ops
+from bursar.ops.objects.dispatch import create_command
+from bursar.ops.runtime.feed import Feed
+from bursar.ops.runtime.gc_tuning import calm_collector
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.scheduling.leader import resign, stand
 from bursar.sim.local import register
 from bursar.wire.kinds.registry import BY_NAME
 

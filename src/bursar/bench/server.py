@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bursar.ops.bootstrap import prepare
-from bursar.ops.office import Office
+from bursar.ops.objects.bootstrap import prepare
+from bursar.ops.runtime.runtime import Office
 from bursar.store.db.database import Database
 from bursar.store.embedded import start as start_embedded
 

@@ -28,8 +28,8 @@ from bursar.core.objects.webhook import (
     local_fault,
     sign,
 )
-from bursar.ops.notice import forget_notices, stop_webhook
-from bursar.ops.office import Office
+from bursar.ops.objects.webhook import forget_notices, stop_webhook
+from bursar.ops.runtime.runtime import Office
 from bursar.store.db.database import AWAY
 from bursar.store.objects import webhook as store
 from bursar.store.objects.webhook import Delivery

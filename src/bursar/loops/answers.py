@@ -25,7 +25,8 @@ from bursar.core.scheduling.explain.queue_position import Lineups, line_up_boost
 from bursar.core.scheduling.explain.wait_stats import Waits
 from bursar.core.scheduling.state.cluster_state import World
 from bursar.core.scheduling.state.equivalence import GroupKey
-from bursar.ops.inquiry import (
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.scheduling.leader_query import (
     ANSWER_SECONDS_MAX,
     Answer,
     Boosted,
@@ -39,7 +40,6 @@ from bursar.ops.inquiry import (
     decode_question,
     encode,
 )
-from bursar.ops.office import Office
 from bursar.store.db.database import AWAY, Connection
 from bursar.store.scheduling import leader_query as store
 from bursar.wire.to_scheduler.ask import PriorityClassView, ask_of

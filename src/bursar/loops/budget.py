@@ -1,6 +1,6 @@
 """Watching over budgets: whoever leads looks now and then at what tenants have used, and has their people told.
 
-Whether there is anything to tell is decided under the tenant's lock (`ops/warn.py`): to look too often, or twice at
+Whether there is anything to tell is decided under the tenant's lock (`ops/usage/budget_alert.py`): to look too often, or twice at
 once, does no harm.
 """
 
@@ -16,10 +16,10 @@ from bursar.core.objects.object import Origin, Stored
 from bursar.core.usage.budget import BudgetState, next_state
 from bursar.core.values.refusal import Refusal
 from bursar.core.values.selector import Op, Selector, Term
-from bursar.ops.command import DEPOSED
-from bursar.ops.hours import BudgetUse, load_budget_days, load_budgets
-from bursar.ops.office import Office
-from bursar.ops.warn import BUDGETS, Warn, state_of, tenant_key, warn
+from bursar.ops.runtime.command import DEPOSED
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.usage.budget_alert import BUDGETS, Warn, state_of, tenant_key, warn
+from bursar.ops.usage.usage_rollup import BudgetUse, load_budget_days, load_budgets
 from bursar.store.db.database import AWAY, RACES
 from bursar.store.objects import listing
 from bursar.store.objects import object as object_store

@@ -12,10 +12,10 @@ import structlog
 
 from bursar.core.values.money import MICROS
 from bursar.core.values.refusal import Code, Refusal
-from bursar.ops.billing import load_credit_policy
-from bursar.ops.claim_lease import give_back, load_paid_claims, renew, see_to
-from bursar.ops.lane import Overloaded
-from bursar.ops.office import Office
+from bursar.ops.credit.billing import load_credit_policy
+from bursar.ops.credit.claim_billing import give_back, load_paid_claims, renew, see_to
+from bursar.ops.runtime.lane import Overloaded
+from bursar.ops.runtime.runtime import Office
 from bursar.store.db.database import AWAY
 
 log = structlog.get_logger()

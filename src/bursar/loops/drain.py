@@ -12,8 +12,8 @@ import msgspec
 import structlog
 
 from bursar.core.values.selector import parse_fields
-from bursar.ops.drain import DRAINING, continue_drain
-from bursar.ops.office import Office
+from bursar.ops.nodes.drain import DRAINING, continue_drain
+from bursar.ops.runtime.runtime import Office
 from bursar.store.db.database import AWAY
 from bursar.store.objects import listing
 from bursar.store.objects.listing import Query

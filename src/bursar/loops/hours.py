@@ -10,8 +10,8 @@ import asyncio
 
 import structlog
 
-from bursar.ops.hours import LEVELS_MAX, roll
-from bursar.ops.office import Office
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.usage.usage_rollup import LEVELS_MAX, roll
 from bursar.store.db.database import AWAY, RACES, Database, TooSlow
 
 log = structlog.get_logger()

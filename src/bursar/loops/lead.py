@@ -18,7 +18,7 @@ from time import monotonic
 
 import structlog
 
-from bursar.ops.leader import Fence, resign, stand
+from bursar.ops.scheduling.leader import Fence, resign, stand
 from bursar.store.db.database import AWAY, RACES, Database
 from bursar.store.db.stuck_sessions import end_stuck
 

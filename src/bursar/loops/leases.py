@@ -13,11 +13,11 @@ import structlog
 
 from bursar.core.credit.lease_expiry import Watch
 from bursar.core.values.money import MICROS
-from bursar.ops.billing import load_credit_policy
-from bursar.ops.fence import load_patience
-from bursar.ops.lane import Overloaded
-from bursar.ops.lapse import lapse
-from bursar.ops.office import Office
+from bursar.ops.credit.billing import load_credit_policy
+from bursar.ops.credit.lease_expiry import lapse
+from bursar.ops.nodes.fence import load_patience
+from bursar.ops.runtime.lane import Overloaded
+from bursar.ops.runtime.runtime import Office
 from bursar.store.credit import lease_expiry as store
 from bursar.store.credit import ledger as ledger_store
 from bursar.store.db.database import AWAY

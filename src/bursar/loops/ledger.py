@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from bursar.ops.billing import load_credit_policy
-from bursar.ops.office import Office
-from bursar.ops.proof import review
-from bursar.ops.seal import drop_lines, make_room, seal
+from bursar.ops.credit.billing import load_credit_policy
+from bursar.ops.credit.ledger_verify import review
+from bursar.ops.credit.seal import drop_lines, make_room, seal
+from bursar.ops.runtime.runtime import Office
 from bursar.store.db.database import AWAY, RACES, TooSlow
 
 log = structlog.get_logger()

@@ -15,8 +15,8 @@ import structlog
 
 from bursar.core.nodes.liveness import Patience, Sighting, Standing, Verdict, judge
 from bursar.core.values.refusal import Refusal
-from bursar.ops.liveness import node_alive, set_readiness, settle
-from bursar.ops.office import Office
+from bursar.ops.nodes.liveness import node_alive, set_readiness, settle
+from bursar.ops.runtime.runtime import Office
 from bursar.store.db.database import AWAY
 from bursar.store.nodes import liveness as store
 from bursar.store.nodes.liveness import Look

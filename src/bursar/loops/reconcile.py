@@ -8,11 +8,11 @@ import asyncio
 import structlog
 
 from bursar.core.values.money import MICROS
-from bursar.ops.billing import load_credit_policy
-from bursar.ops.office import Office
-from bursar.ops.reconcile import GAP_MICROS, Reconcile, Reconciled, forget_drift, reconcile, tell
-from bursar.ops.transaction import Transactor
-from bursar.ops.usage import forget_events
+from bursar.ops.credit.billing import load_credit_policy
+from bursar.ops.credit.reconcile import GAP_MICROS, Reconcile, Reconciled, forget_drift, reconcile, tell
+from bursar.ops.credit.usage_events import forget_events
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.transaction import Transactor
 from bursar.store.credit import reconcile as store
 from bursar.store.db.database import AWAY
 

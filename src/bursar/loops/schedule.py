@@ -28,14 +28,14 @@ from bursar.loops.budget import run_budgets
 from bursar.loops.commands import bind_commands, fail_command, note_command, preempt_command
 from bursar.loops.unpaid import Unpaid
 from bursar.loops.world import Keeper, Lost
-from bursar.ops.bind import Bind, Bound, bind, note
-from bursar.ops.clerk import Clerk
-from bursar.ops.collector import calm_collector
-from bursar.ops.command import DEPOSED
-from bursar.ops.evict import Preempt, preempt
-from bursar.ops.hours import load_budgets
-from bursar.ops.office import Office
-from bursar.ops.report import report
+from bursar.ops.runtime.command import DEPOSED
+from bursar.ops.runtime.gc_tuning import calm_collector
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.scheduling.bind import Bind, Bound, bind, note
+from bursar.ops.scheduling.commit_worker import Clerk
+from bursar.ops.scheduling.evict import Preempt, preempt
+from bursar.ops.usage.usage_rollup import load_budgets
+from bursar.ops.workloads.report import report
 from bursar.store.credit.ledger import CHANNEL as CREDIT_CHANNEL
 from bursar.store.db.database import AWAY, Connection
 from bursar.store.objects.change import CHANNEL

@@ -16,15 +16,15 @@ import structlog
 from bursar.core.objects.object import Key, Origin
 from bursar.core.values.refusal import Code, Refusal
 from bursar.core.values.selector import parse_fields
-from bursar.ops import object as object_ops
-from bursar.ops.billing import load_credit_policy
-from bursar.ops.command import Written
-from bursar.ops.dispatch import delete_command
-from bursar.ops.hours import load_record_days
-from bursar.ops.namespace import TellWaiting
-from bursar.ops.object import Delete, Preconditions
-from bursar.ops.office import Office, now
-from bursar.ops.signing import rotate_old
+from bursar.ops.credit.billing import load_credit_policy
+from bursar.ops.nodes.signing import rotate_old
+from bursar.ops.objects import object as object_ops
+from bursar.ops.objects.dispatch import delete_command
+from bursar.ops.objects.namespace import TellWaiting
+from bursar.ops.objects.object import Delete, Preconditions
+from bursar.ops.runtime.command import Written
+from bursar.ops.runtime.runtime import Office, now
+from bursar.ops.usage.usage_rollup import load_record_days
 from bursar.store.db import idempotency
 from bursar.store.db.database import AWAY
 from bursar.store.nodes import heartbeat

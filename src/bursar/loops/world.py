@@ -38,7 +38,7 @@ from bursar.loops.reading import (
     holder_of,
     nomination_of,
 )
-from bursar.ops.office import Office
+from bursar.ops.runtime.runtime import Office
 from bursar.store.db.database import Connection
 from bursar.store.nodes import node as node_store
 from bursar.store.objects import change as change_store

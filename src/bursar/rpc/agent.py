@@ -27,17 +27,17 @@ from bursar.core.values.certificate import NodeIdentity
 from bursar.core.values.names import dns_subdomain
 from bursar.core.values.refusal import Code, Refusal, invalid
 from bursar.core.values.replace import replace
-from bursar.ops import object as object_ops
-from bursar.ops.authority import renew
-from bursar.ops.beat import Beat, Heard
-from bursar.ops.capacity import report_capacity, report_isolation
-from bursar.ops.command import Reply
-from bursar.ops.lane import Closed, Overloaded, put_all
-from bursar.ops.ledger import Extend
-from bursar.ops.liveness import EndLost
-from bursar.ops.office import Office, now
-from bursar.ops.report import Report, report
-from bursar.ops.shortfall import granted_shortfall, note_of, note_shortfalls
+from bursar.ops.credit.ledger import Extend
+from bursar.ops.credit.shortfall import granted_shortfall, note_of, note_shortfalls
+from bursar.ops.nodes.capacity import report_capacity, report_isolation
+from bursar.ops.nodes.heartbeat import Beat, Heard
+from bursar.ops.nodes.liveness import EndLost
+from bursar.ops.nodes.node_ca import renew
+from bursar.ops.objects import object as object_ops
+from bursar.ops.runtime.command import Reply
+from bursar.ops.runtime.lane import Closed, Overloaded, put_all
+from bursar.ops.runtime.runtime import Office, now
+from bursar.ops.workloads.report import Report, report
 from bursar.rpc.hub import STOPPING, SUPERSEDED, Context, Hub, Place, Stream, not_registered
 from bursar.rpc.identity import identity_of, other_node, revoked
 from bursar.rpc.late import hear_last, measured_of

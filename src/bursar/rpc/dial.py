@@ -16,7 +16,7 @@ import structlog
 
 from bursar.core.values.address import is_callable, is_loopback
 from bursar.core.values.refusal import Code, Refusal
-from bursar.ops.output import Cut, Output, Piece, Reading
+from bursar.ops.workloads.log_source import Cut, Output, Piece, Reading
 from bursar.rpc.tls import Calling, calling, channel_options
 from bursar.store.db.database import Database
 from bursar.store.nodes import heartbeat as store

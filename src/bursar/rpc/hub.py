@@ -25,11 +25,11 @@ from bursar.core.nodes.liveness import Patience, Standing
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key
 from bursar.core.values.refusal import Code, Refusal
-from bursar.ops import metrics
-from bursar.ops import object as object_ops
-from bursar.ops.feed import FedChange, Feed, Lagging
-from bursar.ops.liveness import node_alive
-from bursar.ops.office import Office, now
+from bursar.ops.nodes.liveness import node_alive
+from bursar.ops.objects import object as object_ops
+from bursar.ops.runtime import metrics
+from bursar.ops.runtime.feed import FedChange, Feed, Lagging
+from bursar.ops.runtime.runtime import Office, now
 from bursar.rpc.speech import (
     Spoken,
     end_directive,

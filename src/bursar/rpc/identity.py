@@ -14,7 +14,7 @@ import grpc
 from bursar.core.values.access import unauthenticated
 from bursar.core.values.certificate import NodeIdentity, identity_in
 from bursar.core.values.refusal import Code, Refusal
-from bursar.ops.authority import refused_identities
+from bursar.ops.nodes.node_ca import refused_identities
 from bursar.store.db.database import Database
 
 _ENROL = "enrol the node with a token: bursar node token --name NODE"

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 from bursar.core.nodes.liveness import WENT_WITH_ITS_NODE
 from bursar.core.values.money import MICROS
-from bursar.ops.office import Office
-from bursar.ops.reconcile import settle_late
+from bursar.ops.credit.reconcile import settle_late
+from bursar.ops.runtime.runtime import Office
 from bursar.rpc.hub import Stream
 from bursar.rpc.speech import ENDS, Spoken
 from bursar.store.credit.reconcile import LastWord

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from bursar.core.values.refusal import Code, Refusal
-from bursar.ops.office import Office
+from bursar.ops.runtime.runtime import Office
 from bursar.rpc.hub import Stream
 from bursar.store.db.database import AWAY
 from bursar.store.nodes import heartbeat as store

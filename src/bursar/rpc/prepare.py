@@ -17,7 +17,7 @@ from bursar.core.objects.rank import meeting_port, rank_of
 from bursar.core.values.address import host_of, is_address
 from bursar.core.values.names import dns_subdomain
 from bursar.core.values.refusal import Code, Refusal, invalid
-from bursar.ops.office import Office
+from bursar.ops.runtime.runtime import Office
 from bursar.rpc.identity import identity_of, other_node, revoked
 from bursar.rpc.problem import STATUS
 from bursar.store.db.database import Unavailable

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bursar.ops.office import Office
-from bursar.ops.signing import Granted
+from bursar.ops.nodes.signing import Granted
+from bursar.ops.runtime.runtime import Office
 from bursar.rpc.hub import Stream
 from bursar.store.db.database import AWAY
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb

@@ -18,9 +18,9 @@ import grpc
 import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from bursar.ops.certificate import OUR_LIFE
-from bursar.ops.feed import Feed
-from bursar.ops.office import Office
+from bursar.ops.nodes.x509 import OUR_LIFE
+from bursar.ops.runtime.feed import Feed
+from bursar.ops.runtime.runtime import Office
 from bursar.rpc.admin import AdminService, Door
 from bursar.rpc.agent import AgentService
 from bursar.rpc.hub import Hub

@@ -13,9 +13,9 @@ import msgspec
 
 from bursar.core.nodes.node_claim import UID_PREFIX, Claim, State
 from bursar.core.objects.object import Origin
-from bursar.ops.claim import end_wipe
-from bursar.ops.lane import Overloaded
-from bursar.ops.office import Office
+from bursar.ops.nodes.claim import end_wipe
+from bursar.ops.runtime.lane import Overloaded
+from bursar.ops.runtime.runtime import Office
 from bursar.rpc.speech import ENDS, Spoken
 from bursar.rpc.speech import State as Stands
 from bursar.store.db.database import Unavailable

@@ -17,14 +17,14 @@ from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key, Origin
 from bursar.core.values.refusal import Code, Refusal
 from bursar.core.values.selector import Op, Selector, Term
-from bursar.ops import object as object_ops
-from bursar.ops.command import Written
-from bursar.ops.dispatch import create_command
-from bursar.ops.feed import Feed, Lagging
-from bursar.ops.lane import Closed, Overloaded
-from bursar.ops.office import Office
-from bursar.ops.pay import pay_on
-from bursar.ops.report import Report, report
+from bursar.ops.credit.agentless_billing import pay_on
+from bursar.ops.objects import object as object_ops
+from bursar.ops.objects.dispatch import create_command
+from bursar.ops.runtime.command import Written
+from bursar.ops.runtime.feed import Feed, Lagging
+from bursar.ops.runtime.lane import Closed, Overloaded
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.workloads.report import Report, report
 from bursar.sim.drive import Answer, Drive, Pace, Trouble
 from bursar.sim.node import NodeReport, Nodes
 from bursar.sim.shape import Shape, documents

@@ -1,0 +1,237 @@
+"""Tokens are made, revoked, used up, and one is there for the administrator before the first request.
+
+A token reads `bsr_<id>_<secret>`. The id finds the row; of the secret only the SHA-256 is stored, which is enough
+because it is 32 random bytes and not something a person chose.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+import secrets
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from bursar.core.values.access import Role, identity_fault
+from bursar.core.values.refusal import Refusal, invalid
+from bursar.ops.access.audit import token_note
+from bursar.store.access import token as store
+from bursar.store.access.token import TokenRecord
+from bursar.store.db.database import Connection
+from bursar.store.objects.change import save_notes
+
+TTL_SECONDS_MAX = 10 * 365 * 24 * 3600
+
+_ID_BYTES = 6
+_SECRET_BYTES = 32
+_TEXT = re.compile(r"bsr_([0-9a-f]{12})_([A-Za-z0-9_-]{43})", re.ASCII)
+_FILE_CHARS_MAX = 256
+_FILE_HINT = "name a file of the server's own in a directory it may write to"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenText:
+    """A token as it was presented: its id, and the hash of its secret. The secret itself is not kept."""
+
+    id: str
+    hash: bytes = field(repr=False)
+
+
+class TokenFileError(Exception):
+    """The administrator's token cannot be read from or written to its file; the message says what to do."""
+
+
+async def create_token(
+    db: Connection,
+    *,
+    role: Role,
+    tenant: str = "",
+    tenant_uid: str = "",
+    user: str = "",
+    node: str = "",
+    ttl_seconds: int | None = None,
+    single_use: bool = False,
+    created_by: str,
+    now: datetime,
+) -> tuple[TokenRecord, str] | Refusal:
+    """Make a token and return it with its text, which is shown this once.
+
+    One that is for a tenant is good while the tenant of this uid is there.
+    """
+    if fault := _fault(role, tenant, user, node, ttl_seconds, single_use):
+        return invalid(f"no token was made: {fault}")
+    token_id, secret = secrets.token_hex(_ID_BYTES), secrets.token_urlsafe(_SECRET_BYTES)
+    record = TokenRecord(
+        id=token_id,
+        hash=_digest(secret),
+        role=role,
+        tenant=tenant,
+        tenant_uid=tenant_uid,
+        # What is done with a token given to nobody in particular can still be traced to it.
+        user=user or (node if role is Role.NODE else f"{role}-{token_id}"),
+        node=node,
+        single_use=single_use,
+        created_at=now,
+        created_by=created_by,
+        expires_at=None if ttl_seconds is None else now + timedelta(seconds=ttl_seconds),
+    )
+    async with db.transaction():
+        await store.save_token(db, record)
+        await save_notes(db, [token_note(record, "ADDED", "create", created_by)])
+    return record, f"bsr_{token_id}_{secret}"
+
+
+def _fault(role: Role, tenant: str, user: str, node: str, ttl_seconds: int | None, single_use: bool) -> str:
+    if ttl_seconds is not None and not 0 < ttl_seconds <= TTL_SECONDS_MAX:
+        return f"its time to live must be between 1 and {TTL_SECONDS_MAX} seconds"
+    if single_use and role is not Role.NODE:
+        return "single use is for the tokens with which nodes join"
+    if "/" in user:
+        return "the user's name must not contain a slash: TENANT/USER is how users are recorded"
+    return identity_fault(role, user=user, tenant=tenant, node=node)
+
+
+async def revoke_token(db: Connection, token_id: str, now: datetime, *, by: str) -> TokenRecord | None:
+    """End a token's life, once and for all; None when there is none of this id. One that was revoked before stays as it
+    was, and is told of once.
+
+    Processes that know the token forget it within the time of their cache; see `Authenticator.forget` for this one.
+    """
+    async with db.transaction():
+        revoked = await store.save_revoked(db, token_id, now, by)
+        if revoked is not None:
+            await save_notes(db, [token_note(revoked, "DELETED", "revoke", by)])
+            return revoked
+    return (await store.load_tokens(db, [token_id])).get(token_id)
+
+
+async def consume_token(db: Connection, token_id: str, now: datetime, key: bytes | None = None) -> bool:
+    """Use up a bootstrap token before what it is for; of two who try, one succeeds. `key` is the fingerprint of the key
+    that it is used for, where it is for one."""
+    return await store.save_used(db, token_id, now, key)
+
+
+async def is_used_for(db: Connection, token_id: str, now: datetime, key: bytes | None) -> bool:
+    """Whether a used token may be shown again: by the same key, for the answer may have been lost."""
+    return key is not None and await store.load_used_for(db, token_id, now, key)
+
+
+async def restore_token(db: Connection, token_id: str) -> None:
+    """What a bootstrap token was used for was refused: it may be used again."""
+    await store.save_unused(db, token_id)
+
+
+async def find_tokens(db: Connection, token_ids: Collection[str]) -> dict[str, TokenRecord]:
+    """The tokens with these ids, by id; unknown ids are left out."""
+    return await store.load_tokens(db, token_ids)
+
+
+async def list_tokens(db: Connection, tenants: Collection[str] | None = None) -> list[TokenRecord]:
+    """The tokens of these tenants, or of all."""
+    return await store.list_tokens(db, tenants)
+
+
+def parse_token(text: str) -> TokenText | None:
+    """A presented text taken apart, or None when it cannot be one of our tokens."""
+    match = _TEXT.fullmatch(text)
+    return TokenText(match[1], _digest(match[2])) if match else None
+
+
+def is_token_of(record: TokenRecord, presented: TokenText) -> bool:
+    return hmac.compare_digest(record.hash, presented.hash)
+
+
+def token_death(record: TokenRecord, now: datetime) -> str:
+    """Why a token is good no more, as a sentence; empty while it lives. One that was used for a key is still good for
+    that key: which it is asked for is looked at where it is used up."""
+    if record.revoked_at is not None:
+        return f"the token was revoked at {_utc(record.revoked_at)}"
+    if record.used_at is not None and record.used_key is None:
+        return token_use(record.used_at)
+    if record.expires_at is not None and record.expires_at <= now:
+        return f"the token expired at {_utc(record.expires_at)}"
+    if not record.lives:
+        return "the token's tenant was deleted"
+    return ""
+
+
+def token_use(at: datetime) -> str:
+    return f"the token was for one use, and was used at {_utc(at)}"
+
+
+async def ensure_admin_token(db: Connection, path: Path | None, now: datetime) -> str | None:
+    """Make sure that somebody can administer the system, and return the token if one had to be made.
+
+    Without a path one is made only when there has never been any, for the caller to show. With a path the file holds a
+    living administrator's token when this returns: the one it had, else a new one.
+    """
+    async with db.transaction():
+        await store.lock_tokens(db)
+        if path is None:
+            wanted = not await store.load_role_exists(db, Role.SYSTEM_ADMIN)
+        else:
+            wanted = not await _holds_admin_token(db, path, now)
+        if not wanted:
+            return None
+        made = await create_token(db, role=Role.SYSTEM_ADMIN, user="admin", created_by="system:start", now=now)
+        assert not isinstance(made, Refusal), made
+        if path is not None:
+            # Before the commit: a file with a dead token is replaced on the next start, a token in no file is lost.
+            _write_secret(path, made[1] + "\n")
+        return made[1]
+
+
+async def _holds_admin_token(db: Connection, path: Path, now: datetime) -> bool:
+    presented = _read_token(path)
+    if presented is None:
+        return False
+    record = (await store.load_tokens(db, [presented.id])).get(presented.id)
+    if record is None or not is_token_of(record, presented):
+        return False
+    return record.role is Role.SYSTEM_ADMIN and not token_death(record, now)
+
+
+def _read_token(path: Path) -> TokenText | None:
+    try:
+        with path.open(encoding="ascii") as file:
+            text = file.read(_FILE_CHARS_MAX)
+        path.chmod(0o600)
+    except (FileNotFoundError, UnicodeDecodeError):
+        return None
+    except OSError as error:
+        raise TokenFileError(
+            f"cannot use {path} for the administrator's token: {error.strerror}; {_FILE_HINT}"
+        ) from error
+    return parse_token(text.strip())
+
+
+def _write_secret(path: Path, text: str) -> None:
+    """Put the text into the file at once and whole, readable by its owner only from the first byte on."""
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError as error:
+        raise TokenFileError(
+            f"cannot write the administrator's token to {path}: {error.strerror}; {_FILE_HINT}"
+        ) from error
+    finally:
+        with suppress(FileNotFoundError):
+            beside.unlink()
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode()).digest()
+
+
+def _utc(when: datetime) -> str:
+    return when.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,196 @@
+"""Verbs of sealing: entries in blocks, blocks in pages, and lines dropped when their time is over.
+
+Each block and each page is one transaction, whose first lock is that of sealing: one seals at a time, and whoever is
+killed leaves nothing half. Writers of entries never wait for it. What is done to a whole page or partition at once may
+take long, on a connection of its own. `bursar.ops.credit.ledger_verify` verifies what was sealed.
+"""
+
+from __future__ import annotations
+
+from itertools import takewhile
+
+import structlog
+
+from bursar.core.credit.account import QUARTER
+from bursar.core.credit.hash_chain import GENESIS, Block, Page, block_hash, page_hash, quarter_end
+from bursar.core.values.replace import replace
+from bursar.ops.credit.ledger_verify import prove
+from bursar.ops.runtime import metrics
+from bursar.ops.runtime.runtime import Office
+from bursar.store.credit import seal as store
+from bursar.store.credit.ledger import ensure_partitions, load_last
+from bursar.store.credit.seal import Partition, Standing
+from bursar.store.db.database import Connection
+
+log = structlog.get_logger()
+
+# What is sealed, and what is searched for the balance at a time, at once.
+BLOCK_ENTRIES_MAX = 150_000
+# Blocks of a quarter of an hour, were it ever so busy.
+PAGE_BLOCKS_MAX = 1000
+
+
+class Broken(Exception):
+    """What is to be sealed is not what was written."""
+
+
+async def seal(office: Office, *, entries_max: int = BLOCK_ENTRIES_MAX) -> int:
+    """Seal everything that is committed, block by block, and roll up the quarters of an hour that are over; how many
+    blocks were made. Nothing where another does it."""
+    blocks = 0
+    while await seal_block(office, entries_max):
+        blocks += 1
+    while await roll_up(office):
+        pass
+    metrics.LEDGER_BLOCKS.inc(blocks)
+    return blocks
+
+
+async def seal_block(office: Office, entries_max: int = BLOCK_ENTRIES_MAX) -> Block | None:
+    async with office.database.reader() as db, db.transaction():
+        if not await store.lock(db):
+            return None
+        return await _seal_block(db, entries_max)
+
+
+async def _seal_block(db: Connection, entries_max: int) -> Block | None:
+    before = await store.load_head(db)
+    number, first, previous = (before.number + 1, before.last + 1, before.hash) if before else (1, 1, GENESIS)
+    # Entries up to the ledger's last number are all committed: they can be seen by every later statement.
+    last = min(await load_last(db), first + entries_max - 1)
+    if last < first:
+        return None
+    begun = await store.load_time(db, first)
+    if begun is None:
+        raise Broken(f"entry {first} is missing: nothing is sealed from there on")
+    later = await store.find_first_since(db, first, last, quarter_end(begun))
+    last = later - 1 if later is not None else last
+    digest = await store.load_digest(db, first, last)
+    if digest.lines != last - first + 1:
+        raise Broken(f"of the entries {first} to {last} only {digest.lines} are there: nothing is sealed from there on")
+    block = Block(
+        number,
+        first,
+        last,
+        digest.amount,
+        digest.first_at,
+        digest.last_at,
+        digest.checksum,
+        digest.weighted,
+        digest.entries_hash,
+        digest.kept_hash,
+        await store.save_sums(db, number, first, last),
+        previous,
+    )
+    block = replace(block, hash=block_hash(block))
+    await store.save_block(db, block)
+    return block
+
+
+async def roll_up(office: Office) -> Page | None:
+    """One page of the blocks of a quarter of an hour that is over: that is so once there are blocks of a later one."""
+    async with office.database.patient() as db, db.transaction():
+        if not await store.lock(db):
+            return None
+        return await _roll_up(db)
+
+
+async def _roll_up(db: Connection) -> Page | None:
+    before = await store.load_last_page(db)
+    number, first_block, previous = (
+        (before.number + 1, before.last_block + 1, before.hash) if before else (1, 1, GENESIS)
+    )
+    blocks = await store.load_blocks(db, first_block - 1, first_block + PAGE_BLOCKS_MAX, PAGE_BLOCKS_MAX + 1)
+    if not blocks:
+        return None
+    quarter = blocks[0].first_at // QUARTER
+    together = list(takewhile(lambda one: one.first_at // QUARTER == quarter, blocks[:PAGE_BLOCKS_MAX]))
+    if len(together) == len(blocks):
+        return None
+    last = together[-1]
+    rollup_hash = await store.merge_rollups(db, first_block, last.number)
+    page = Page(number, first_block, last.number, together[0].first, last.last, rollup_hash, previous)
+    page = replace(page, hash=page_hash(page))
+    await store.save_page(db, page)
+    # Whoever writes this down elsewhere can prove later that nothing before it was changed.
+    log.info("ledger rolled up", page=number, block=last.number, hash=last.hash.hex())
+    return page
+
+
+async def make_room(office: Office) -> None:
+    """Partitions for the next entries, well before they come."""
+    async with office.database.reader() as db:
+        await ensure_partitions(db)
+
+
+async def drop_lines(office: Office, days: float, *, seconds: float = 0.0) -> list[str]:
+    """Drop the partitions of entries that all are older than so many days and rolled up, after proving once more that
+    their sums are right; their names. Those that are not right stay. Nothing where somebody else was at it within so
+    many seconds."""
+    if not await _claim_drop(office, seconds):
+        return []
+    dropped = []
+    for partition in await _list_old(office, days):
+        await _claim_drop(office)
+        async with office.database.patient() as db:
+            await store.drop_partition(db, partition)
+        dropped.append(partition.name)
+        log.info("entries dropped", partition=partition.name, first=partition.first, last=partition.last)
+    async with office.database.reader() as db:
+        return dropped + await store.drop_orphans(db)
+
+
+async def _claim_drop(office: Office, seconds: float = 0.0) -> bool:
+    """Also said again, without asking, by whoever is at it."""
+    async with office.database.reader() as db:
+        return await store.claim_drop(db, seconds)
+
+
+async def _list_old(office: Office, days: float) -> list[Partition]:
+    """Partitions below the floor, after raising it as far as may be."""
+    async with office.database.reader() as db:
+        partitions = await store.list_partitions(db)
+        newest = await store.load_last_page_before(db, days)
+        floor = (await store.load_standing(db)).floor
+    old = []
+    for partition in partitions:
+        if partition.last >= floor and (newest is None or partition.last > newest.last):
+            break
+        if partition.last >= floor:
+            async with office.database.reader() as db:
+                page = await store.load_page_of_entry(db, partition.last)
+            assert page is not None, "there is a page as far as the newest one"
+            if not await _prove(office, partition, page):
+                break
+            await _raise_floor(office, page.last + 1, floor)
+            floor = page.last + 1
+        old.append(partition)
+    return old
+
+
+async def _prove(office: Office, partition: Partition, page: Page) -> bool:
+    async with office.database.reader() as db:
+        begin = await store.load_page_of_entry(db, partition.first) if partition.first else None
+    after = begin.first_block - 1 if begin is not None else 0
+    while after < page.last_block:
+        await _claim_drop(office)
+        proof = await prove(office, after=after, until=page.last_block)
+        if proof.findings:
+            log.error("entries are not dropped: they are not right", findings=[str(one) for one in proof.findings])
+            return False
+        if proof.through <= after:
+            log.error("entries are not dropped: blocks of theirs are missing", after=after, until=page.last_block)
+            return False
+        after = proof.through
+    return True
+
+
+async def _raise_floor(office: Office, floor: int, before: int) -> None:
+    async with office.database.patient() as db, db.transaction():
+        await store.raise_floor(db, floor, before)
+
+
+async def load_standing(office: Office) -> Standing:
+    """How far the ledger is sealed and verified, and what was found wrong."""
+    async with office.database.reader() as db:
+        return await store.load_standing(db)

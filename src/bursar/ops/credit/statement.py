@@ -1,0 +1,183 @@
+"""Verbs of looking back and ahead: balances as of a time, statements, forecasts.
+
+Everything is read in one snapshot: sealing, rolling up and dropping may go on meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from bursar.core.credit.account import QUARTER, SYSTEM_ACCOUNTS, account_name
+from bursar.core.credit.hash_chain import time_of
+from bursar.core.credit.statement import (
+    BalanceAt,
+    Forecast,
+    Item,
+    LeaseLine,
+    PageEnd,
+    Statement,
+    TenantStatement,
+    total,
+)
+from bursar.core.credit.statement import forecast as forecast_of
+from bursar.core.values.refusal import Code, Refusal
+from bursar.ops.runtime.runtime import Office
+from bursar.store.credit import account_statement as store
+from bursar.store.credit import ledger as ledger_store
+from bursar.store.credit.account_statement import Cut, Sums
+from bursar.store.db.database import Connection, snapshot
+
+LINES_MAX = 1000
+LEASES_MAX = 1_000_000
+
+
+async def balance_at(office: Office, account: int, at: int) -> BalanceAt | Refusal:
+    """What was posted to an account before a time, in microseconds."""
+    async with snapshot(office.database) as db:
+        if not (found := await store.load_names(db, [account])):
+            return _nobody(account)
+        cut = await store.load_cut(db, at)
+        if cut is None:
+            return _dropped(at)
+        (posted,) = (await store.load_posted(db, list(found), cut)).values()
+        return BalanceAt(account, at, posted, cut.number)
+
+
+async def statement(
+    office: Office, account: int, begin: int, end: int, *, limit: int = LINES_MAX, place: PageEnd | None = None
+) -> Statement | Refusal:
+    """Of one account, from `begin` up to and without `end`, in microseconds. At most `limit` lines and items: where
+    there are more, `following` is the `place` that it goes on with, of the same period and the same entries."""
+    if begin > end:
+        return _backwards()
+    async with snapshot(office.database) as db:
+        names = await store.load_names(db, [account])
+        if not names:
+            return _nobody(account)
+        first = await _first(db, account, begin, end) if place is None else place
+        if isinstance(first, Refusal):
+            return first
+        span = await store.load_span(db, first.since, first.through)
+        if place is not None and not await store.is_kept(db, span):
+            return _dropped(place.begin)
+        lines = await store.load_lines(db, account, span, first.lease, first.last_lease, limit + 1)
+        items = await store.load_items(db, account, first.item, first.through, limit + 1)
+    return Statement(
+        account, account_name(*names[account]), first.begin, first.end, first.opening, first.closing, first.totals,
+        tuple(items[:limit]), tuple(lines[:limit]), first.through, _following(first, items, lines, limit),
+    )  # fmt: skip
+
+
+async def _first(db: Connection, account: int, begin: int, end: int) -> PageEnd | Refusal:
+    """Before the first line. This is where everything of the period is added up, once."""
+    cuts = await _cuts(db, begin, end)
+    if isinstance(cuts, Refusal):
+        return cuts
+    before, after = cuts
+    opening, closing = (
+        (await store.load_posted(db, [account], before))[account],
+        (await store.load_posted(db, [account], after))[account],
+    )
+    sums = (await _moved(db, [account], cuts)).get(account, Sums({}, 0, 0))
+    assert opening + sum(sums.totals.values()) == closing, f"account {account} does not add up"
+    return PageEnd(
+        max(0, sums.first_lease - 1), sums.last_lease, before.number, before.number, after.number, begin, end, opening,
+        closing, sums.totals,
+    )  # fmt: skip
+
+
+def _following(first: PageEnd, items: Sequence[Item], lines: Sequence[LeaseLine], limit: int) -> PageEnd | None:
+    """What has no more to show goes on at its end."""
+    if len(items) <= limit and len(lines) <= limit:
+        return None
+    return replace(
+        first,
+        lease=lines[limit - 1].lease if len(lines) > limit else first.last_lease,
+        item=items[limit - 1].number if len(items) > limit else first.through,
+    )
+
+
+async def _moved(db: Connection, accounts: Sequence[int], cuts: tuple[Cut, Cut]) -> dict[int, Sums]:
+    return await store.load_sums(db, accounts, await store.load_span(db, cuts[0].number, cuts[1].number))
+
+
+async def tenant_statement(office: Office, tenant: str, begin: int, end: int) -> TenantStatement | Refusal:
+    """Of all accounts of a tenant, each with its sums."""
+    if begin > end:
+        return _backwards()
+    async with snapshot(office.database) as db:
+        cuts = await _cuts(db, begin, end)
+        if isinstance(cuts, Refusal):
+            return cuts
+        summed = await _sums(db, await store.load_tenant(db, tenant), begin, end, cuts)
+    return TenantStatement(
+        tenant,
+        begin,
+        end,
+        sum(one.opening for one in summed),
+        sum(one.closing for one in summed),
+        total(summed),
+        tuple(summed),
+        cuts[1].number,
+    )
+
+
+async def forecast(office: Office, account: int) -> Forecast | Refusal:
+    """How long an account lasts at the rate at which it is spending now."""
+    async with snapshot(office.database) as db:
+        found = await ledger_store.load_accounts(db, [account])
+        if not found:
+            return _nobody(account)
+        leases = await ledger_store.list_leases(db, [account], limit=LEASES_MAX)
+        return forecast_of(found[account], leases, await ledger_store.load_now(db))
+
+
+async def system_balances(office: Office) -> dict[str, int]:
+    """The other side of everybody's entries, by name: what was topped up is negative, what was earned is positive."""
+    async with snapshot(office.database) as db:
+        posted = await store.load_posted(db, list(SYSTEM_ACCOUNTS), await store.load_newest(db))
+    return {SYSTEM_ACCOUNTS[one]: amount for one, amount in posted.items()}
+
+
+async def _cuts(db: Connection, begin: int, end: int) -> tuple[Cut, Cut] | Refusal:
+    first, last = await store.load_cut(db, begin), await store.load_cut(db, end)
+    if first is None or last is None:
+        return _dropped(begin if first is None else end)
+    return first, last
+
+
+async def _sums(
+    db: Connection, names: dict[int, tuple[str, str]], begin: int, end: int, cuts: tuple[Cut, Cut]
+) -> list[Statement]:
+    ids = list(names)
+    opening, closing = await store.load_posted(db, ids, cuts[0]), await store.load_posted(db, ids, cuts[1])
+    sums = await _moved(db, ids, cuts)
+    summed = []
+    for one, owner in names.items():
+        moved = sums[one].totals if one in sums else {}
+        assert opening[one] + sum(moved.values()) == closing[one], f"account {one} does not add up"
+        summed.append(
+            Statement(one, account_name(*owner), begin, end, opening[one], closing[one], moved, through=cuts[1].number)
+        )
+    return summed
+
+
+def _nobody(account: int) -> Refusal:
+    return Refusal(Code.NOT_FOUND, f"there is no account {account}")
+
+
+def _backwards() -> Refusal:
+    return Refusal(Code.INVALID, "a period must not end before it begins")
+
+
+def _dropped(at: int) -> Refusal:
+    """Of old times only what every quarter of an hour came to is kept."""
+    quarter = at // QUARTER * QUARTER
+    near = " or ".join(f"{time_of(one):%Y-%m-%dT%H:%M:%SZ}" for one in (quarter, quarter + QUARTER))
+    return Refusal(
+        Code.GONE,
+        f"entries of {time_of(at):%Y-%m-%dT%H:%M:%SZ} are no longer kept line by line",
+        f"Ask for a full quarter of an hour: {near}.",
+    )

@@ -1,0 +1,102 @@
+"""What a node says it has: its status, which is what schedules.
+
+The spec is what an administrator says, and the node's word starts from it. What the node does not speak of stays as the
+spec has it, and where the spec says how much of something may be given, the node cannot raise that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from bursar.core.objects.object import Key, Origin, Stored
+from bursar.core.values.refusal import Refusal
+from bursar.ops.objects import object as object_ops
+from bursar.ops.objects.dispatch import change_command
+from bursar.ops.runtime.command import Command, Reply
+from bursar.ops.runtime.runtime import Office, timestamp
+from bursar.ops.workloads.allocation import set_condition
+from bursar.wire.kinds.node import STDIN_LABEL, Node, isolation_condition
+from bursar.wire.kinds.registry import BY_NAME
+from bursar.wire.shared.limits import amounts, dimension_name
+from bursar.wire.shared.meta import Quantity
+
+NODE = BY_NAME["Node"]
+
+
+async def report_capacity(
+    office: Office, name: str, capacity: Mapping[str, str], features: Collection[str] = ()
+) -> Reply | None:
+    """Write what a node has and its agent can do, where that differs from what is stored; None where it does not."""
+    key = Key("Node", "", name)
+    before = await object_ops.get(office, key)
+    if isinstance(before, Refusal):
+        return before
+    said = {dimension_name(resource): value for resource, value in capacity.items()}
+    reads, able = "stdin" in features, sorted(set(features))
+    known = msgspec.json.decode(before.status).get("features") or []
+    if not _differs(before, said) and (before.labels.get(STDIN_LABEL) == "true") is reads and known == able:
+        return None
+
+    def edit(before: Stored, document: dict[str, Any]) -> Command | Refusal:
+        status = document.setdefault("status", {})
+        status["capacity"], status["allocatable"] = _offer(document, said)
+        status["features"] = able
+        labels = document["metadata"].setdefault("labels", {})
+        labels.pop(STDIN_LABEL, None)
+        if reads:
+            labels[STDIN_LABEL] = "true"
+        one = msgspec.convert(document, Node)
+        return change_command(NODE, before, one, Origin(f"node:{name}", "capacity"), spec_changed=False, status=True)
+
+    return await object_ops.change(office, key, edit, tenant="", first=before)
+
+
+async def report_isolation(office: Office, name: str, isolation: str, why: str) -> Reply | None:
+    """Write how a node's agent keeps tenants apart, where that is news; None where it is not."""
+    key = Key("Node", "", name)
+    before = await object_ops.get(office, key)
+    if isinstance(before, Refusal):
+        return before
+    if not _is_news(msgspec.json.decode(before.status), isolation, why):
+        return None
+    at = timestamp(datetime.now(UTC))
+
+    def edit(before: Stored, document: dict[str, Any]) -> Command | Refusal:
+        status = document.setdefault("status", {})
+        status["isolation"] = isolation
+        set_condition(status, *isolation_condition(isolation, why), at)
+        one = msgspec.convert(document, Node)
+        return change_command(NODE, before, one, Origin(f"node:{name}", "isolation"), spec_changed=False, status=True)
+
+    return await object_ops.change(office, key, edit, tenant="", first=before)
+
+
+def _is_news(status: Mapping[str, Any], isolation: str, why: str) -> bool:
+    kind, _, _, message = isolation_condition(isolation, why)
+    told = next((one.get("message", "") for one in status.get("conditions", ()) if one["type"] == kind), None)
+    return (status.get("isolation"), told) != (isolation, message)
+
+
+def _differs(before: Stored, capacity: Mapping[str, str]) -> bool:
+    document: dict[str, Any] = {**msgspec.json.decode(before.doc), "status": msgspec.json.decode(before.status)}
+    status = document["status"]
+    stored = (amounts(status.get("capacity", {})), amounts(status.get("allocatable", {})))
+    offered = _offer(document, capacity)
+    return stored != (amounts(offered[0]), amounts(offered[1]))
+
+
+def _offer(document: Mapping[str, Any], said: Mapping[str, str]) -> tuple[dict[str, Quantity], dict[str, Quantity]]:
+    """(capacity, allocatable) of a node that says to have this."""
+    spec = document.get("spec") or {}
+    allowed: Mapping[str, Quantity] = spec.get("allocatable") or {}
+    capacity: dict[str, Quantity] = {**(spec.get("capacity") or allowed), **said}
+    allocatable = {**capacity, **allowed}
+    most = amounts(said)
+    for name, amount in amounts(allowed).items():
+        if name in most and most[name] < amount:
+            allocatable[name] = said[name]
+    return capacity, allocatable

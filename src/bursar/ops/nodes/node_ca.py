@@ -1,0 +1,106 @@
+"""Who nodes are: the one authority that signs their certificates, and which of these still count.
+
+A certificate cannot be taken back, so each says the generation of its node's identity, and the database says which one
+counts: a node that is enrolled anew, disowned or deleted begins the next, and whatever its old key signs is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from bursar.core.objects.object import Key
+from bursar.core.values.access import unauthenticated
+from bursar.core.values.certificate import NodeIdentity
+from bursar.core.values.refusal import Code, Refusal
+from bursar.ops.nodes.x509 import (
+    Authority,
+    Issued,
+    fingerprint,
+    new_authority,
+    read_authority,
+    read_request,
+    sign_node,
+)
+from bursar.ops.objects.object import not_found
+from bursar.ops.runtime.runtime import now
+from bursar.store.db.database import Connection, Database
+from bursar.store.nodes import node_ca as store
+
+NAME = "Bursar node authority"
+ENROL_HINT = "enrol it again with a new token: bursar node token --name {}"
+OVERTAKEN = Refusal(
+    Code.CONFLICT, "the node was deleted, or enrolled by another, in the same moment", "Try again, with a new token."
+)
+
+
+async def ensure_authority(database: Database) -> Authority:
+    """The authority, made by whoever comes first."""
+    async with database.reader() as db:
+        record = await store.load(db) or await _make(db)
+    return read_authority(record.certificate.encode(), record.key.encode())
+
+
+async def _make(db: Connection) -> store.AuthorityRecord:
+    async with db.transaction():
+        await store.lock(db)
+        # While we waited for the lock another may have been here.
+        if record := await store.load(db):
+            return record
+        made = new_authority(NAME, now())
+        record = store.AuthorityRecord(made.pem.decode(), made.key_pem.decode())
+        await store.save(db, record)
+        return record
+
+
+async def enrol(database: Database, node: str, request: bytes, *, token_id: str = "") -> Issued | Refusal:
+    """A first certificate for a node that exists. Whatever certificates it had before count no more, but for those that
+    the same key was given for the same token: its answer may have been lost."""
+    key = read_request(request)
+    if isinstance(key, Refusal):
+        return key
+    authority = await ensure_authority(database)
+    async with database.reader() as db:
+        generation = await store.enrol(db, node, token_id, fingerprint(key))
+    if generation is None:
+        return OVERTAKEN if token_id else not_found(Key("Node", "", node))
+    return sign_node(authority, key, NodeIdentity(node, generation), now())
+
+
+async def renew(database: Database, identity: NodeIdentity, request: bytes) -> Issued | Refusal:
+    """The next certificate for a node that has shown one. The one it has goes on counting until it expires."""
+    key = read_request(request)
+    if isinstance(key, Refusal):
+        return key
+    authority = await ensure_authority(database)
+    async with database.reader() as db:
+        refused = await refused_identities(db, [identity])
+    return refused.get(identity) or sign_node(authority, key, identity, now())
+
+
+async def issue(database: Database, node: str, request: bytes) -> Issued | Refusal:
+    """A certificate for a node that has shown its own token; those it has go on counting."""
+    key = read_request(request)
+    if isinstance(key, Refusal):
+        return key
+    authority = await ensure_authority(database)
+    async with database.reader() as db:
+        generation = await store.ensure_generation(db, node)
+    if generation is None:
+        return not_found(Key("Node", "", node))
+    return sign_node(authority, key, NodeIdentity(node, generation), now())
+
+
+async def refused_identities(db: Connection, identities: Collection[NodeIdentity]) -> dict[NodeIdentity, Refusal]:
+    """Those that count no more, each with why: its node was deleted, disowned, or enrolled anew since."""
+    counting = await store.load_generations(db, {one.node for one in identities})
+    refused: dict[NodeIdentity, Refusal] = {}
+    for one in identities:
+        hint = ENROL_HINT.format(one.node)
+        if one.node not in counting:
+            refused[one] = unauthenticated(f"there is no node {one.node!r} any more", hint)
+        elif one.generation != counting[one.node]:
+            message = (
+                f"this certificate of node {one.node!r} was revoked: the node was deleted, disowned or enrolled anew"
+            )
+            refused[one] = unauthenticated(message, hint)
+    return refused

@@ -1,0 +1,79 @@
+"""What a new installation starts with: a default tenant and namespace, priority classes, queues."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import structlog
+
+from bursar.core.objects.object import Key, Origin
+from bursar.core.values.refusal import Code, Refusal
+from bursar.ops.objects.dispatch import create_command
+from bursar.ops.objects.object import get, submit
+from bursar.ops.runtime.runtime import Office
+from bursar.store.db.database import Database, connect
+from bursar.store.db.migrate import migrate
+from bursar.store.quota.tenant_tree import begin_era
+from bursar.wire.kinds.namespace import DEFAULT_TENANT, TENANT_LABEL
+from bursar.wire.kinds.registry import BY_NAME
+from bursar.wire.kinds.settings import SYSTEM
+
+log = structlog.get_logger()
+
+PRIORITIES = {"system-critical": 1_000_000, "high-priority": 1000, "batch-high": 500, "normal": 100, "low-priority": 0}
+QUEUES = {"default": "default", "gpu-training": "ml", "hpc": "hpc", "interactive": "interactive", "service": "service"}
+
+
+def first_objects() -> Iterator[dict[str, Any]]:
+    yield {"kind": "Tenant", "metadata": {"name": DEFAULT_TENANT}, "spec": {}}
+    labels = {TENANT_LABEL: DEFAULT_TENANT}
+    yield {"kind": "Namespace", "metadata": {"name": "default", "labels": labels}}
+    for name, value in PRIORITIES.items():
+        # Whoever may name it goes before everybody else.
+        reserved = {"adminOnly": True} if name == "system-critical" else {}
+        yield {"kind": "PriorityClass", "metadata": {"name": name}, "value": value, **reserved}
+    for name, profile in QUEUES.items():
+        yield {"kind": "Queue", "metadata": {"name": name}, "spec": {"profile": profile}}
+    yield {"kind": "Settings", "metadata": {"name": SYSTEM}, "spec": {}}
+
+
+async def bootstrap(office: Office) -> int:
+    """Create what is missing and leave alone what is there; how many were created.
+
+    The settings come last, so their presence says that this was done once to the end: defaults that were deleted since
+    stay deleted.
+    """
+    if not isinstance(await get(office, Key("Settings", "", SYSTEM)), Refusal):
+        return 0
+    created = 0
+    for document in first_objects():
+        kind = BY_NAME[document["kind"]]
+        one = msgspec.convert(document, kind.type)
+        reply = await submit(office, create_command(kind, one, Origin("system:bootstrap", "create")), tenant="")
+        if isinstance(reply, Refusal) and reply.code is not Code.ALREADY_EXISTS:
+            raise RuntimeError(f"cannot create {kind.name} {document['metadata']['name']}: {reply.message}")
+        created += not isinstance(reply, Refusal)
+    return created
+
+
+async def prepare(database_url: str, *, restored: bool = False) -> None:
+    """Schema and default objects, on a database that may be empty. `restored` is for one that was put back to what a
+    backup had: whoever saw more must not take what comes now for it."""
+    db = await connect(database_url)
+    try:
+        for name in await migrate(db):
+            log.info("migrated", migration=name)
+        if restored:
+            await begin_era(db)
+            log.info("the database was restored: a new era begins")
+    finally:
+        await db.close()
+    database = await Database.open(database_url, readers=2)
+    office = await Office.open(database)
+    try:
+        await bootstrap(office)
+    finally:
+        await office.close()
+        await database.close()

@@ -1,0 +1,90 @@
+"""A request is answered once: who repeats it, in the same batch or years later, gets the same answer.
+
+Claims are made first of all, and wait for rivals that claim the same. Only what was decided under locks is remembered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeVar
+
+from bursar.core.values.refusal import Refusal
+from bursar.ops.runtime.command import REUSED
+from bursar.store.db import idempotency as store
+from bursar.store.db.database import Connection, Stale
+from bursar.store.db.idempotency import Claim, Remembered, RequestKey
+
+
+class Claiming(Protocol):
+    """A command that may have been sent before."""
+
+    @property
+    def claim(self) -> Claim | None: ...
+
+
+C = TypeVar("C", bound=Claiming)
+R = TypeVar("R")
+
+
+async def claim(
+    db: Connection, commands: Sequence[Claiming]
+) -> tuple[set[RequestKey], Mapping[RequestKey, Remembered]]:
+    """Which request ids are ours to answer, and what the others were answered before."""
+    claims: dict[RequestKey, Claim] = {}
+    for command in commands:
+        if command.claim is not None:
+            claims.setdefault(command.claim.key, command.claim)
+    if not claims:
+        return set(), {}
+    ours = await store.claim(db, list(claims.values()))
+    theirs = [key for key in claims if key not in ours]
+    if not theirs:
+        return ours, {}
+    remembered = await store.load(db, theirs)
+    if len(remembered) != len(theirs) or any(one.outcome is None for one in remembered.values()):
+        raise Stale("a request was claimed by a rival that did not answer it")
+    return ours, remembered
+
+
+def decide_once(
+    commands: Sequence[C],
+    remembered: Mapping[RequestKey, Remembered],
+    decode: Callable[[bytes], R],
+    decide: Callable[[C], R],
+) -> list[R | Refusal]:
+    """One command after another. A request that comes twice, in this batch or before, gets its one answer."""
+    results: list[R | Refusal] = []
+    answered: dict[RequestKey, tuple[str, R]] = {
+        key: (one.fingerprint, decode(one.outcome)) for key, one in remembered.items() if one.outcome is not None
+    }
+    for command in commands:
+        if command.claim is None:
+            results.append(decide(command))
+            continue
+        key, fingerprint = command.claim
+        if key not in answered:
+            answered[key] = (fingerprint, decide(command))
+        results.append(answered[key][1] if answered[key][0] == fingerprint else REUSED)
+    return results
+
+
+async def remember(
+    db: Connection,
+    commands: Sequence[Claiming],
+    claimed: set[RequestKey],
+    replies: Sequence[R],
+    encode: Callable[[R], bytes],
+) -> None:
+    outcomes: dict[RequestKey, bytes] = {}
+    forgotten: set[RequestKey] = set()
+    for command, reply in zip(commands, replies, strict=True):
+        if command.claim is None or command.claim.key not in claimed or command.claim.key in outcomes:
+            continue
+        if isinstance(reply, Refusal) and not reply.remembered:
+            forgotten.add(command.claim.key)
+        else:
+            outcomes[command.claim.key] = encode(reply)
+    if outcomes:
+        await store.save_outcomes(db, outcomes)
+    if forgotten:
+        await store.forget(db, sorted(forgotten))

@@ -1,0 +1,375 @@
+"""Committing what the scheduler decided: binding units to nodes, and noting why something waits.
+
+A unit is what is placed all together or not at all: one allocation, or the members of a gang. Everything is checked
+again under locks, room, quota and credit together; a unit that is refused leaves no trace, and the rest of the plan
+stands.
+"""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import chain
+from typing import Any, TypeAlias
+
+from msgspec import Struct
+
+from bursar.core.batch.placement_billing import Payment, leases_of, paid_by, payment_of
+from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.credit.lease import Lease, lease_name
+from bursar.core.nodes.bind_check import Placing, Target, bound_charge, place
+from bursar.core.nodes.eviction import Reason as Stopped
+from bursar.core.nodes.node import NodeRoom, Placement, keeps_off
+from bursar.core.nodes.node_claim import kept_off
+from bursar.core.objects.allocation import GangKey, Peer, Phase, Request
+from bursar.core.objects.charge import Charge
+from bursar.core.objects.object import Key, Origin, Write
+from bursar.core.objects.rank import joined, rank_of, ranked, size_of
+from bursar.core.quota.permit import Permit, kept_out, permit_of
+from bursar.core.quota.quota import Move
+from bursar.core.quota.quota_messages import quota_refusal
+from bursar.core.values.quantity import format_granted
+from bursar.core.values.refusal import Cause, Code, Refusal
+from bursar.ops.objects.object import not_found, sight_of
+from bursar.ops.runtime.command import Command, Reply, Result
+from bursar.ops.runtime.lane_plan import feed
+from bursar.ops.runtime.runtime import Office, timestamp
+from bursar.ops.workloads.allocation import (
+    PLACED,
+    phase_of,
+    set_condition,
+    status_of,
+    unchanged,
+    waits_no_more,
+    with_status,
+)
+from bursar.wire.kinds.allocation import job_index_in
+from bursar.wire.to_scheduler.ask import tolerations_in
+
+STOPPED = frozenset(Stopped)
+
+# What is said of something only while it waits.
+WAITING = ("reason", "message", "nominated", "queuePosition")
+
+# Of one allocation in each second, at most: the next era begins above all that the one before can have given.
+ERA_EPOCHS = 1000
+
+NAMED_MAX = 8  # nodes of one allocation, where it is told in words where it is
+
+# The revision of each member of a unit once it is placed, or why none of them is.
+Bound: TypeAlias = tuple[int, ...] | Refusal
+
+Ranked: TypeAlias = tuple[int, int]  # its rank in its gang, and how many there are
+
+# Plans repeat a few amounts for ever.
+_text = lru_cache(4096)(format_granted)
+
+
+class Member(Struct, frozen=True):
+    """One allocation of a unit, and where it is to go. An empty uid stands for whichever has the name."""
+
+    key: Key
+    targets: tuple[Target, ...]
+    request: Request
+    gang: str = ""
+    uid: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bind(Command):
+    """Place a unit of pending allocations on nodes: all its members or none. The reply has one entry per member."""
+
+    members: tuple[Member, ...]
+
+    @classmethod
+    def unit(cls, members: Sequence[Member], origin: Origin, fence: int | None = None) -> Bind:
+        assert len({member.key for member in members}) == len(members) > 0, "a unit names each of its members once"
+        return cls(key=members[0].key, origin=origin, fence=fence, members=tuple(members))
+
+    @classmethod
+    def one(
+        cls,
+        *,
+        key: Key,
+        origin: Origin,
+        targets: tuple[Target, ...],
+        request: Request,
+        gang: str = "",
+        uid: str = "",
+        fence: int | None = None,
+    ) -> Bind:
+        """A unit of one."""
+        return cls(key=key, origin=origin, fence=fence, members=(Member(key, targets, request, gang, uid),))
+
+    def objects(self) -> Iterable[Key]:
+        return [member.key for member in self.members]
+
+    def nodes(self) -> Iterable[str]:
+        return [target.node for member in self.members for target in member.targets]
+
+    def gangs(self) -> dict[GangKey, int]:
+        return {(member.key.namespace, member.gang): 0 for member in self.members if member.gang}
+
+    def charges(self, sheet: Sheet) -> Iterable[tuple[str, Charge]]:
+        for member in self.members:
+            if before := sheet.objects.get(member.key):
+                yield member.key.namespace, bound_charge(before.charge, 0)
+
+    def decide(self, sheet: Sheet) -> Result:
+        for member in self.members:
+            if refusal := _outrun(sheet, member) or _kept_off(sheet, member):
+                return self._told_of(member, refusal)
+        for gang in self.gangs() if sheet.gangs else ():
+            if refusal := self._torn(sheet, gang):
+                return refusal
+        placings = self._place(sheet)
+        if isinstance(placings, Refusal):
+            return placings
+        leases = self._leases(sheet, placings)
+        if isinstance(leases, Refusal):
+            return leases
+        moves = [
+            Move(member.key.namespace, sheet.objects[member.key].charge, placing.charge)
+            for member, placing in zip(self.members, placings, strict=True)
+        ]
+        if exceeded := sheet.counters.move(moves):
+            return quota_refusal("allocation", exceeded, sight_of(sheet, self))
+        # Everything was checked: from here on nothing is refused.
+        if sheet.book is not None:
+            for lease in chain.from_iterable(leases):
+                refusal = sheet.book.open(lease, started=False)
+                assert refusal is None, "what was not lacking can be opened"
+        ranks = self._rank(sheet) if sheet.gangs else {}
+        saving = zip(self.members, placings, leases, strict=True)
+        return tuple([_save(sheet, self.origin, *one, ranks.get(one[0].key)) for one in saving])
+
+    def _rank(self, sheet: Sheet) -> dict[Key, Ranked]:
+        """Who is who in each gang: it is placed all at once, so its members can be told of each other."""
+        ranks: dict[Key, Ranked] = {}
+        for gang in self.gangs():
+            if (row := sheet.gangs.get(gang)) is None:
+                continue
+            members = [one for one in self.members if (one.key.namespace, one.gang) == gang]
+            coming = [
+                Peer(one.key.name, job_index_in(sheet.objects[one.key].doc), tuple(at.node for at in one.targets))
+                for one in members
+            ]
+            runs = any(phase_of(one) in PLACED for one in sheet.members(*gang))
+            peers = joined(row.peers, coming) if runs else ranked(coming)
+            sheet.set_gang(gang, replace(row, peers=peers))
+            size = size_of(peers)
+            ranks |= {one.key: (rank_of(peers, one.key.name) or 0, size) for one in members}
+        return ranks
+
+    def pays(self, sheet: Sheet) -> Iterable[Payment]:
+        for member in self.members:
+            before = sheet.objects.get(member.key)
+            nodes = [target.node for target in member.targets]
+            if before is not None and (found := payment_of(sheet, before, nodes)) is not None:
+                yield found
+
+    def _leases(self, sheet: Sheet, placings: Sequence[Placing]) -> Sequence[Sequence[Lease]] | Refusal:
+        """What pays for each member, none of it opened yet. The unit is paid for as a whole, or not at all."""
+        if sheet.book is None:
+            return [()] * len(self.members)
+        drafts: list[list[Lease]] = []
+        for member, placing in zip(self.members, placings, strict=True):
+            taken = [(target.node, fit.resources) for target, fit in zip(member.targets, placing.fits, strict=True)]
+            found = leases_of(sheet, sheet.objects[member.key], taken)
+            if isinstance(found, Refusal):
+                return self._told_of(member, found)
+            drafts.append(found)
+        return sheet.book.lacking(chain.from_iterable(drafts)) or drafts
+
+    def _torn(self, sheet: Sheet, gang: GangKey) -> Refusal | None:
+        """A gang starts with `minMembers` or not at all; of one that has lost members, all that are left must start.
+        Whoever comes to what runs already may come alone; what is being stopped does not count as running."""
+        row = sheet.gangs.get(gang)
+        if row is None:
+            return None
+        together = sum(1 for member in self.members if (member.key.namespace, member.gang) == gang)
+        needed = min(row.min_members, row.members)
+        if together < needed and not any(phase_of(one) in PLACED for one in sheet.members(*gang)):
+            return Refusal(Code.STALE, f"the plan places {together} of the {needed} members of gang {gang[1]}")
+        return None
+
+    def _place(self, sheet: Sheet) -> list[Placing] | Refusal:
+        """One member after another, each on the room that those before it left."""
+        if len(self.members) == 1:
+            (member,) = self.members
+            placing = place(sheet.nodes, member.request, member.targets, sheet.objects[member.key].charge)
+            return placing if isinstance(placing, Refusal) else [placing]
+        rooms: MutableMapping[str, NodeRoom] = ChainMap({}, sheet.nodes)
+        placings: list[Placing] = []
+        for member in self.members:
+            placing = place(rooms, member.request, member.targets, sheet.objects[member.key].charge)
+            if isinstance(placing, Refusal):
+                return self._told_of(member, placing)
+            rooms.update({room.name: room for room in placing.rooms})
+            placings.append(placing)
+        return placings
+
+    def _told_of(self, member: Member, refusal: Refusal) -> Refusal:
+        """Which member of several it was that could not be placed."""
+        if len(self.members) == 1:
+            return refusal
+        cause = Cause(str(refusal.code), refusal.message, field=f"members[{self.members.index(member)}]")
+        message = f"{member.key.name}: {refusal.message}"
+        return replace(refusal, message=message, causes=(cause, *refusal.causes))
+
+
+def _outrun(sheet: Sheet, member: Member) -> Refusal | None:
+    before = sheet.objects.get(member.key)
+    if before is None:
+        return not_found(member.key)
+    if before.uid != (member.uid or before.uid) or before.gang != member.gang:
+        return Refusal(Code.STALE, f"{member.key.name} was deleted and created anew")
+    if refusal := waits_no_more(before):
+        return refusal
+    if before.charge.due:
+        return Refusal(Code.STALE, f"the gang of {member.key.name} is not complete")
+    return None
+
+
+def _kept_off(sheet: Sheet, member: Member) -> Refusal | None:
+    """A node that was claimed since is its holder's alone, and what is sensitive goes to its user's own. A node that
+    keeps work off by its taints, for tenants, for parts of devices or because it isolates nothing does so whatever the
+    plan thought."""
+    permit = permit_of(sheet.tree, sheet.tenant_of(sheet.objects[member.key]))
+    for target in member.targets:
+        room = sheet.nodes.get(target.node)
+        terms = room is not None and (permit.isolated or keeps_off(room.gate))
+        if room is not None and terms and (refusal := _not_welcome(sheet, member, room, permit)):
+            return refusal
+        if room is not None and (room.claim is not None or member.request.sensitive):
+            user = status_of(sheet.objects[member.key]).get("user", "")
+            if refusal := kept_off(room.name, room.claim, user, sensitive=member.request.sensitive):
+                return refusal
+    return None
+
+
+def _not_welcome(sheet: Sheet, member: Member, room: NodeRoom, permit: Permit) -> Refusal | None:
+    """By what the allocation says now, and what its tenant may now: both may have changed since the plan was made."""
+    work = sheet.objects[member.key]
+    asked, fractional = tolerations_in(work.doc)
+    exempt = bool(status_of(work).get("permittedBy"))
+    return kept_out(room.name, room.gate, permit, asked, exempt=exempt, fractional=fractional)
+
+
+def _save(
+    sheet: Sheet, origin: Origin, member: Member, placing: Placing, leases: Sequence[Lease], place: Ranked | None
+) -> Write:
+    before = sheet.objects[member.key]
+    status = status_of(before)
+    # Higher than that of any earlier placement, so that late comers are told apart; also than of those made after the
+    # backup that the database was restored from: an agent would take what it ran then for what it is told now.
+    epoch = max(status.get("epoch", 0), sheet.era * ERA_EPOCHS) + 1
+    for room in placing.rooms:
+        sheet.use_node(room)
+    paid: Mapping[str, int] = {}
+    if leases or any(room.claim is not None for room in placing.rooms):
+        paid = paid_by(sheet, [target.node for target in member.targets], leases)
+    sheet.place([
+        Placement(
+            target.node, before.uid, member.key.namespace, member.key.name, before.tenant, epoch,
+            member.request.exclusive, taken.resources, taken.devices, lease=paid.get(target.node, 0),
+        )
+        for target, taken in zip(member.targets, placing.fits, strict=True)
+    ])  # fmt: skip
+    _set_bound(status, member, placing, epoch, timestamp(sheet.now))
+    if paid:
+        show_leases(status, paid)
+    if place is not None:
+        status["rank"], status["size"] = place
+    return sheet.put(with_status(before, status, node=member.targets[0].node, charge=placing.charge), origin)
+
+
+def show_leases(status: dict[str, Any], paid: Mapping[str, int]) -> None:
+    """Which lease pays for it on each of its nodes; its nodes are told by this whether it is paid for."""
+    for shown in status["nodes"]:
+        if number := paid.get(shown["name"], 0):
+            shown["lease"] = lease_name(number)
+
+
+def _set_bound(status: dict[str, Any], member: Member, placing: Placing, epoch: int, at: str) -> None:
+    for name in WAITING:
+        status.pop(name, None)
+    first = placing.rooms[0]
+    status["phase"] = Phase.SCHEDULED
+    status["nodeName"] = first.name
+    if first.uid:
+        status["nodeId"] = first.uid
+    status["nodes"] = [
+        {"name": room.name, "devices": taken.devices} for room, taken in zip(placing.rooms, placing.fits, strict=True)
+    ]
+    requests = member.request.requests
+    count = len(placing.rooms)
+    status["allocatedResources"] = {name: _text(name, value * count) for name, value in requests.items()}
+    status["epoch"] = epoch
+    status["scheduledTime"] = at
+    set_condition(status, "Scheduled", "True", "Bound", f"Placed on {_where(placing.rooms)}", at)
+
+
+def _where(rooms: Sequence[NodeRoom]) -> str:
+    if len(rooms) == 1:
+        return rooms[0].name
+    more = ", …" if len(rooms) > NAMED_MAX else ""
+    return f"{len(rooms)} nodes: {', '.join(room.name for room in rooms[:NAMED_MAX])}{more}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note(Command):
+    """Record why a pending allocation waits. Only another reason is a change: its numbers move all the time.
+
+    The reason and message of an evicted allocation go on saying why it was stopped until it is placed again; its
+    condition `Scheduled` says why it waits now.
+    """
+
+    uid: str
+    reason: str
+    message: str
+
+    def charges(self, _: Sheet) -> Iterable[tuple[str, Charge]]:
+        return ()
+
+    def decide(self, sheet: Sheet) -> Result:
+        before = sheet.objects.get(self.key)
+        if before is None or before.uid != self.uid:
+            return Refusal(Code.STALE, f"{self.key.name} is gone")
+        if refusal := waits_no_more(before):
+            return refusal
+        status = status_of(before)
+        if self.reason in (status.get("reason"), _waits_for(status)):
+            return unchanged(before)
+        if status.get("reason") not in STOPPED:
+            status |= {"reason": self.reason, "message": self.message}
+        set_condition(status, "Scheduled", "False", self.reason, self.message, timestamp(sheet.now))
+        return sheet.put(with_status(before, status), self.origin)
+
+
+def _waits_for(status: Mapping[str, Any]) -> str:
+    """The reason of the condition `Scheduled`, where the allocation is not placed."""
+    found = (one for one in status.get("conditions", ()) if one["type"] == "Scheduled" and one["status"] == "False")
+    return str(next((one.get("reason") for one in found), ""))
+
+
+# Verbs.
+
+
+async def bind(office: Office, commands: Sequence[Bind]) -> list[Bound]:
+    """Place each unit where its targets say. What went stale comes back with its reason; the rest stands."""
+    return [_bound(reply) for reply in await feed(office.binding, commands)]
+
+
+def _bound(reply: Reply) -> Bound:
+    if isinstance(reply, Refusal):
+        return reply
+    assert isinstance(reply, tuple), "a unit is answered member by member"
+    return tuple([member.revision for member in reply])
+
+
+async def note(office: Office, commands: Sequence[Note]) -> list[Reply]:
+    """Store why each of these waits. Notes go by the lane of changes: nothing that can run waits for them."""
+    return await feed(office.changing, commands)

@@ -1,0 +1,298 @@
+"""Stopping what is placed, so that it waits again.
+
+An evicted allocation is told to end by a deadline. It keeps what it was accepted for and the time it was submitted; its
+nodes and its bound quota come back when the last of its nodes has said that it is gone (`Report`), and not before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from bursar.core.batch.placement_billing import Payment, leases_of, payment_of
+from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.credit.lease import Lease
+from bursar.core.nodes.eviction import STOPPABLE, Notice, Rule
+from bursar.core.objects.allocation import GangKey, Phase, Request
+from bursar.core.objects.charge import Amounts, Charge
+from bursar.core.objects.object import Key, Origin, Stored
+from bursar.core.values.refusal import Code, Refusal
+from bursar.core.values.replace import replace
+from bursar.ops.objects.object import conflict, not_found
+from bursar.ops.runtime.command import Command, Reply, Result
+from bursar.ops.runtime.lane_plan import feed
+from bursar.ops.runtime.runtime import Office, new_uid, timestamp
+from bursar.ops.workloads.allocation import (
+    PLACED,
+    phase_of,
+    request_in,
+    set_condition,
+    status_of,
+    unchanged,
+    waits_no_more,
+    with_status,
+)
+from bursar.store.db.idempotency import Claim
+
+
+def _new_id() -> str:
+    return new_uid("preempt")
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """An allocation that has to go, and what it is told. With it goes whatever of its gang is placed."""
+
+    key: Key
+    uid: str
+    notice: Notice
+    gang: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evict(Command):
+    """Stop a placed allocation, and with it whatever of its gang is placed: a gang runs as a whole or not at all."""
+
+    notice: Notice
+    uid: str = ""  # the allocation that is meant, should the name have been given to another
+    gang: str = ""
+    id: str = field(default_factory=_new_id)
+
+    def gangs(self) -> dict[GangKey, int]:
+        return {(self.key.namespace, self.gang): 0} if self.gang else {}
+
+    def placed(self, sheet: Sheet) -> Iterable[Key]:
+        return (self.key, *members_of(sheet, self.gangs()))
+
+    def charges(self, _: Sheet) -> Iterable[tuple[str, Charge]]:
+        return ()  # Nothing comes back before it is gone.
+
+    def decide(self, sheet: Sheet) -> Result:
+        before = sheet.objects.get(self.key)
+        if before is None:
+            return not_found(self.key)
+        if self.uid not in ("", before.uid):
+            return conflict(self.key, f"its uid is {before.uid}, not {self.uid}")
+        if before.gang != self.gang:
+            return conflict(self.key, "it was deleted and created anew")
+        if phase_of(before) not in STOPPABLE:
+            return not_placed(before)
+        written = stop(sheet, before, self.notice, self.id, self.origin)
+        for gang in self.gangs():
+            stop_members(sheet, gang, self.notice, self.id, self.origin)
+        return written
+
+
+@dataclass(frozen=True, slots=True)
+class Nominee:
+    """A pending allocation, and the nodes whose room is held for it until then."""
+
+    key: Key
+    uid: str
+    nodes: tuple[str, ...]
+    until: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preempt(Command):
+    """Stop victims and hold their room for a pending allocation, the nominee: all of it, or nothing.
+
+    `key` is the nominee's; `with_it` are the others of its gang. The nomination is written with the evictions, so
+    whoever leads next does not evict again. Victims that ended, or are ending, since the plan was made are skipped.
+    """
+
+    uid: str
+    nominated: tuple[str, ...]  # the nodes whose room is held for it
+    until: datetime
+    victims: tuple[Victim, ...]
+    with_it: tuple[Nominee, ...] = ()
+    id: str = field(default_factory=_new_id)
+
+    def objects(self) -> Iterable[Key]:
+        return (self.key, *(one.key for one in self.with_it), *(one.key for one in self.victims))
+
+    def gangs(self) -> dict[GangKey, int]:
+        return {(one.key.namespace, one.gang): 0 for one in self.victims if one.gang}
+
+    @property
+    def nominees(self) -> tuple[Nominee, ...]:
+        return (Nominee(self.key, self.uid, self.nominated, self.until), *self.with_it)
+
+    def placed(self, sheet: Sheet) -> Iterable[Key]:
+        return (*self.objects(), *members_of(sheet, self.gangs()))
+
+    def charges(self, _: Sheet) -> Iterable[tuple[str, Charge]]:
+        return ()
+
+    def pays(self, sheet: Sheet) -> Iterable[Payment]:
+        there = [(sheet.objects[one.key], one.nodes) for one in self.nominees if one.key in sheet.objects]
+        return [found for one, nodes in there if (found := payment_of(sheet, one, nodes)) is not None]
+
+    def decide(self, sheet: Sheet) -> Result:
+        nominees = self.nominees
+        for one in nominees:
+            if refusal := _outrun(sheet, one):
+                return refusal
+        if refusal := _unpayable(sheet, nominees):
+            return refusal
+        for victim in self.victims:
+            there = sheet.objects.get(victim.key)
+            if there is not None and there.uid != victim.uid:
+                return Refusal(Code.STALE, f"{victim.key.name} was deleted and created anew")
+            if there is not None and not _may_evict(sheet, sheet.objects[self.key], there, victim.notice.rule):
+                return Refusal(Code.STALE, f"{self.key.name} may not evict other tenants' work by its priority")
+        stopped = [one for one in self.victims if stop_if_placed(sheet, one, self.id, self.origin)]
+        for gang, notice in {(one.key.namespace, one.gang): one.notice for one in stopped if one.gang}.items():
+            stop_members(sheet, gang, notice, self.id, self.origin)
+        writes = [_nominate(sheet, one, self.origin) for one in nominees]
+        return writes[0]
+
+
+def _outrun(sheet: Sheet, one: Nominee) -> Refusal | None:
+    there = sheet.objects.get(one.key)
+    if there is None or there.uid != one.uid:
+        return Refusal(Code.STALE, f"{one.key.name}, for which room was to be made, is gone")
+    return waits_no_more(there)
+
+
+def _may_evict(sheet: Sheet, nominee: Stored, victim: Stored, rule: str) -> bool:
+    """Whether an eviction for lower priority still stands: between tenants only a class that says so allows it."""
+    if rule != Rule.LOWER_PRIORITY or sheet.tenant_of(nominee) == sheet.tenant_of(victim):
+        return True
+    named = sheet.tree.classes.get(nominee.charge.facts.priority_class)
+    return named is not None and named.cross_tenant
+
+
+def _unpayable(sheet: Sheet, nominees: Iterable[Nominee]) -> Refusal | None:
+    """Nobody has to go for those who could not pay for the room. What they would hold is not held yet."""
+    if sheet.book is None:
+        return None
+    leases: list[Lease] = []
+    for one in nominees:
+        there = sheet.objects[one.key]
+        request = request_in(there.doc)
+        found = leases_of(sheet, there, [(node, _taken(sheet, node, request)) for node in one.nodes])
+        if isinstance(found, Refusal):
+            return found
+        leases += found
+    return sheet.book.lacking(leases)
+
+
+def _taken(sheet: Sheet, node: str, request: Request) -> Amounts:
+    """What it would take of a node: who has it alone takes all of it."""
+    return sheet.nodes[node].allocatable if request.exclusive and node in sheet.nodes else request.requests
+
+
+def _nominate(sheet: Sheet, one: Nominee, origin: Origin) -> Result:
+    before, until = sheet.objects[one.key], timestamp(one.until)
+    status = {**status_of(before), "nominated": [{"node": node, "until": until} for node in one.nodes]}
+    return sheet.put(with_status(before, status), origin)
+
+
+def not_placed(one: Stored) -> Refusal:
+    return Refusal(
+        Code.STALE,
+        f"{one.key.name} is {phase_of(one)}: there is nothing to stop",
+        "Only what is Scheduled or Running can be preempted; delete what should not run at all.",
+    )
+
+
+def stop_if_placed(sheet: Sheet, victim: Victim, id_: str, origin: Origin) -> bool:
+    there = sheet.objects.get(victim.key)
+    if there is None or there.uid != victim.uid or phase_of(there) not in PLACED:
+        return False
+    stop(sheet, there, victim.notice, id_, origin)
+    return True
+
+
+def members_of(sheet: Sheet, gangs: Iterable[GangKey]) -> list[Key]:
+    return [one.key for gang in gangs for one in sheet.members(*gang)]
+
+
+def stop_members(
+    sheet: Sheet, gang: GangKey, notice: Notice, id_: str, origin: Origin, *, requeue: bool = True
+) -> None:
+    """Stop what is placed of a gang, also what was placed while it was decided that the gang goes."""
+    for one in sheet.members(*gang):
+        if phase_of(one) in PLACED:
+            stop(sheet, one, notice, id_, origin, requeue=requeue)
+
+
+def stop(sheet: Sheet, before: Stored, notice: Notice, id_: str, origin: Origin, *, requeue: bool = True) -> Result:
+    """Tell what is placed to end. Being told twice is harmless: the earlier deadline stands, and the first reason."""
+    after = told_to_stop(sheet, before, notice, id_, requeue=requeue)
+    return unchanged(before) if after is before else sheet.put(after, origin)
+
+
+def told_to_stop(sheet: Sheet, before: Stored, notice: Notice, id_: str, *, requeue: bool = True) -> Stored:
+    """What it becomes when it is told to end; itself, where it was told before and has no longer than that."""
+    deadline = timestamp(sheet.now + timedelta(seconds=notice.grace_seconds))
+    status = status_of(before)
+    told: dict[str, Any] | None = status.get("eviction")
+    standing = standing_deadline(before)
+    if told is not None and standing <= deadline:
+        return before
+    if told is not None:
+        status["eviction"] = {**told, "deadline": deadline, "gracePeriodSeconds": notice.grace_seconds}
+        return with_status(before, status)
+    deleted = bool(standing)  # Who deleted it is waited for by the deletion; it does not come back.
+    status["eviction"] = {
+        "id": id_,
+        "reason": notice.reason,
+        "rule": notice.rule,
+        "by": notice.by,
+        "message": notice.message,
+        "gracePeriodSeconds": notice.grace_seconds,
+        "deadline": min(deadline, standing) if deleted else deadline,
+        "requeue": requeue and not deleted,
+    }
+    if not deleted:
+        status |= {"phase": Phase.TERMINATING, "reason": notice.reason, "message": notice.message}
+        set_condition(status, "Terminating", "True", notice.reason, notice.message, timestamp(sheet.now))
+        sheet.place([replace(one, wanted=False) for one in sheet.placements[before.uid]])
+    return with_status(before, status)
+
+
+class _Deletion(msgspec.Struct, rename="camel"):
+    deletion_timestamp: str = ""
+
+
+class _Metadata(msgspec.Struct):
+    metadata: _Deletion
+
+
+_deletion = msgspec.json.Decoder(_Metadata)
+
+
+def standing_deadline(one: Stored) -> str:
+    """By when it was told to end; empty when it was not. Times in UTC, to the second, sort as text."""
+    told = (status_of(one).get("eviction") or {}).get("deadline", "")
+    deleted = _deletion.decode(one.doc).metadata.deletion_timestamp
+    return min(told, deleted) if told and deleted else told or deleted
+
+
+# Verbs.
+
+
+async def evict(
+    office: Office,
+    one: Stored,
+    notice: Notice,
+    origin: Origin,
+    *,
+    claim: Claim | None = None,
+    dry_run: bool = False,
+) -> Reply:
+    """Stop an allocation, and with it its gang."""
+    command = Evict(key=one.key, uid=one.uid, notice=notice, gang=one.gang, origin=origin, claim=claim)
+    lane = office.trying if dry_run else office.binding
+    return await lane.submit(command, one.key.namespace)
+
+
+async def preempt(office: Office, commands: Sequence[Preempt]) -> list[Reply]:
+    """Make room for each nominee. What went stale comes back with its reason, and has changed nothing."""
+    return await feed(office.binding, commands)

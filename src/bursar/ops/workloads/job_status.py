@@ -1,0 +1,238 @@
+"""A job as it is stored, as the rules see it: its progress, and the allocations that are its members."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from bursar.core.nodes.eviction import Reason as Stopped
+from bursar.core.objects.allocation import Gang, GangRow, Phase
+from bursar.core.objects.finalizer import ORPHAN
+from bursar.core.objects.job import (
+    Boost,
+    JobPhase,
+    Member,
+    Progress,
+    Turn,
+    format_indexes,
+    parse_indexes,
+    turn_name,
+)
+from bursar.core.objects.object import Key, Stored
+from bursar.core.values.refusal import Code, Refusal
+from bursar.core.values.replace import replace
+from bursar.ops.objects.object import new_draft
+from bursar.ops.runtime.runtime import new_uid, timestamp
+from bursar.ops.workloads.allocation import set_condition, status_of
+from bursar.wire.kinds.allocation import ALLOCATION, JOB_INDEX, Allocation
+from bursar.wire.kinds.job import (
+    JOB_LABEL,
+    Job,
+    JobSpec,
+    allocation_spec,
+    job_gang,
+    status_fields,
+    template_annotations,
+    template_labels,
+    with_min_members,
+)
+from bursar.wire.shared.document import encode, finalizers_of, is_ending
+from bursar.wire.shared.meta import API_VERSION, ObjectMeta, OwnerReference
+
+BLOCKED = "Blocked"
+
+_decode_job = msgspec.json.Decoder(Job).decode
+
+
+def spec_in(doc: bytes) -> JobSpec:
+    return _decode_job(doc).spec
+
+
+# How far a job is.
+
+
+def progress_in(job: Stored) -> Progress:
+    status = status_of(job)
+    boost = status.get("boost")
+    failures = {int(index): count for index, count in status.get("failedTries", {}).items()}
+    return Progress(
+        phase=JobPhase(status.get("phase", JobPhase.QUEUED)),
+        reason=status.get("reason", ""),
+        message=status.get("message", ""),
+        started=status.get("startedIndexes", 0),
+        completed=parse_indexes(status.get("completedIndexes", "")),
+        failures=failures,
+        spared=sum(failures.values()) - status.get("failed", 0),
+        retry_at=_time(status.get("nextRetryTime")),
+        active=status.get("active", 0),
+        started_at=_time(status.get("startTime")),
+        ended_at=_time(status.get("completionTime")),
+        boost=Boost(boost["priority"], datetime.fromisoformat(boost["expires"])) if boost else None,
+        deleting=is_ending(job.doc),
+        held=bool(finalizers_of(job.doc)),
+        orphaning=ORPHAN in finalizers_of(job.doc),
+    )
+
+
+def _time(text: str | None) -> datetime | None:
+    return datetime.fromisoformat(text) if text else None
+
+
+def with_progress(job: Stored, progress: Progress, at: str, blocked: Refusal | None = None) -> Stored:
+    """The job, so far; `blocked` is why no more allocations could be made."""
+    status = status_of(job)
+    status |= {
+        "phase": str(progress.phase),
+        "active": progress.active,
+        "succeeded": progress.succeeded,
+        "failed": progress.failed,
+        "startedIndexes": progress.started,
+    }
+    goes_on = progress.phase in (JobPhase.QUEUED, JobPhase.RUNNING)
+    told: dict[str, Any] = {
+        "reason": progress.reason,
+        "message": progress.message,
+        "completedIndexes": format_indexes(progress.completed),
+        "failedTries": {str(index): count for index, count in sorted(progress.failures.items())},
+        "nextRetryTime": timestamp(progress.retry_at) if progress.retry_at and goes_on else "",
+        "startTime": timestamp(progress.started_at) if progress.started_at else "",
+        "completionTime": timestamp(progress.ended_at) if progress.ended_at else "",
+        "boost": status.get("boost") if progress.boost is not None else None,
+    }
+    for name, value in told.items():
+        if value:
+            status[name] = value
+        else:
+            status.pop(name, None)
+    _set_conditions(status, progress, at)
+    _set_blocked(status, blocked, at)
+    fields = status_fields(progress.phase, spec_in(job.doc), settled=progress.settled, user=status.get("user", ""))
+    return replace(job, status=encode(status), fields=fields)
+
+
+_CONDITIONS = {
+    JobPhase.SUCCEEDED: "Complete",
+    JobPhase.FAILED: "Failed",
+    JobPhase.CANCELLING: "Cancelling",
+    JobPhase.CANCELLED: "Cancelled",
+}
+
+
+def _set_conditions(status: dict[str, Any], progress: Progress, at: str) -> None:
+    if progress.phase is not JobPhase.QUEUED:
+        set_condition(status, "Queued", "False", str(progress.phase), "", at)
+    if progress.phase in _CONDITIONS:
+        status["conditions"] = [one for one in status["conditions"] if one["type"] != _CONDITIONS[JobPhase.CANCELLING]]
+        reason = progress.reason or str(progress.phase)
+        set_condition(status, _CONDITIONS[progress.phase], "True", reason, progress.message, at)
+
+
+def _set_blocked(status: dict[str, Any], blocked: Refusal | None, at: str) -> None:
+    if blocked is not None:
+        reason = "QuotaExceeded" if blocked.code is Code.QUOTA_EXCEEDED else "Refused"
+        set_condition(status, BLOCKED, "True", reason, blocked.message, at)
+    elif any(one["type"] == BLOCKED for one in status.get("conditions", ())):
+        set_condition(status, BLOCKED, "False", "Admitted", "", at)
+
+
+def is_blocked(status: bytes) -> bool:
+    conditions = msgspec.json.decode(status).get("conditions", ())
+    return any(one["type"] == BLOCKED and one["status"] == "True" for one in conditions)
+
+
+# Its allocations.
+
+
+class _Owner(msgspec.Struct):
+    uid: str = ""
+
+
+class _Metadata(msgspec.Struct, rename="camel"):
+    owner_references: list[_Owner] = []
+
+
+class _Owned(msgspec.Struct):
+    metadata: _Metadata
+
+
+_decode_owned = msgspec.json.Decoder(_Owned).decode
+
+
+def is_owned(doc: bytes, uid: str) -> bool:
+    """Whether an allocation is the job's own. Its name alone says nothing: anybody may give it to another."""
+    return any(owner.uid == uid for owner in _decode_owned(doc).metadata.owner_references)
+
+
+class _Status(msgspec.Struct, rename="camel"):
+    start_time: str = ""
+    reason: str = ""
+    message: str = ""
+    exit_code: int | None = None
+
+
+_decode_status = msgspec.json.Decoder(_Status).decode
+
+
+def member(name: str, turn: Turn, phase: str, doc: bytes, status: bytes) -> Member:
+    said = _decode_status(status)
+    code = f"exit code {said.exit_code}" if said.exit_code and not said.message else ""
+    why = ": ".join(filter(None, (name, said.reason, said.message, code)))
+    spared = said.reason == Stopped.MEMBER_FAILED
+    return Member(turn, Phase(phase), _time(said.start_time), why, spared, is_ending(doc))
+
+
+def member_key(job: Key, turn: Turn) -> Key:
+    return Key(ALLOCATION.name, job.namespace, turn_name(job.name, turn))
+
+
+def member_drafts(
+    job: Key,
+    uid: str,
+    spec: JobSpec,
+    turns: Sequence[Turn],
+    *,
+    joined: GangRow | None,
+    user: str = "",
+    permitted: str = "",
+) -> tuple[tuple[Stored, ...], Gang | None]:
+    """New allocations, all from one template, and the gang they form.
+
+    Who joins members that are still there says of the gang's size what they say. Where there are none, the gang is as
+    large as they are many: it could never be complete otherwise.
+    """
+    if not turns:
+        return (), None
+    made, gang = allocation_spec(job.name, spec), job_gang(job.name, spec)
+    if gang is not None:
+        size = joined.min_members if joined is not None else min(gang.min_members, len(turns))
+        if size != gang.min_members:
+            made, gang = with_min_members(made, gang, size)
+        gang = gang if gang.min_members > 1 else None
+    metadata = ObjectMeta(
+        name=turn_name(job.name, turns[0]),
+        namespace=job.namespace,
+        labels={**template_labels(spec), JOB_LABEL: job.name},
+        owner_references=[OwnerReference("Job", job.name, uid, API_VERSION, controller=True)],
+    )
+    notes = template_annotations(spec)
+    metadata.annotations = {**notes, JOB_INDEX: str(turns[0].index)}
+    first = new_draft(ALLOCATION, Allocation(metadata=metadata, spec=made), user=user, permitted=permitted)
+    first = replace(first, gang=gang.group_id if gang is not None else "")
+    return (first, *_copies(first, metadata, job, turns[1:], notes)), gang
+
+
+def _copies(
+    first: Stored, metadata: ObjectMeta, job: Key, turns: Sequence[Turn], notes: Mapping[str, str]
+) -> list[Stored]:
+    """The same again under other names: there may be thousands, and only the metadata differs."""
+    head, tail = first.doc.split(encode(metadata), 1)
+    copies = []
+    for turn in turns:
+        metadata.name, metadata.uid = turn_name(job.name, turn), new_uid(ALLOCATION.uid_prefix)
+        metadata.annotations = {**notes, JOB_INDEX: str(turn.index)}
+        doc = b"".join((head, encode(metadata), tail))
+        copies.append(replace(first, key=member_key(job, turn), uid=metadata.uid, doc=doc))
+    return copies

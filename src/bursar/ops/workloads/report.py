@@ -1,0 +1,299 @@
+"""What nodes report of allocations: that they run, or how they ended.
+
+What is bound comes back only when it is confirmed gone. Where work runs as one, on several nodes or as a gang, the
+first failure stops the rest of it, unless it asked to be left alone (`onMemberFailure: wait`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from bursar.core.batch.placement_billing import settle
+from bursar.core.batch.unit_of_work import Sheet, begin_usage, end_usage
+from bursar.core.nodes.bind_check import unplace
+from bursar.core.nodes.eviction import Failure, Notice, ended_as, member_notice
+from bursar.core.nodes.node import Placement
+from bursar.core.objects.allocation import ENDED, NEXT, GangKey, Phase
+from bursar.core.objects.charge import NOTHING, unbound
+from bursar.core.objects.object import Key, Stored
+from bursar.core.quota.quota import Move
+from bursar.core.values.refusal import Code, Refusal
+from bursar.core.values.replace import replace
+from bursar.ops.objects.object import conflict, not_found
+from bursar.ops.objects.removal import remove
+from bursar.ops.runtime.command import Command, Reply, Result
+from bursar.ops.runtime.runtime import Office, new_uid, timestamp
+from bursar.ops.scheduling.evict import members_of, stop_members, told_to_stop
+from bursar.ops.workloads.allocation import (
+    PLACED,
+    leave_gang,
+    phase_of,
+    request_in,
+    requeued_status,
+    set_condition,
+    set_frozen,
+    set_shortfall,
+    status_of,
+    take_frozen,
+    take_lost,
+    take_notice,
+    take_shortfall,
+    unchanged,
+    with_status,
+)
+from bursar.wire.shared.document import is_ending
+
+
+def _new_id() -> str:
+    return new_uid("stop")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report(Command):
+    """What a node says of an allocation that is bound to it: that it runs, or how it ended."""
+
+    phase: Phase
+    uid: str = ""  # the allocation that is meant, should the name have been given to another
+    node: str = ""  # the node that reports; empty for an administrator, who speaks for all
+    epoch: int | None = None  # the placement that is meant: what is said of another is of the past
+    stopped: bool = False  # whether it ended because it was asked to: what is being deleted was cancelled then
+    reason: str = ""
+    message: str = ""
+    exit_code: int | None = None
+    measured: int | None = None  # for how many microseconds it ran on that node
+    frozen: bool | None = None  # whether it stands still on that node; None: nothing is said of it
+    expected: int | None = None
+    gang: str = ""
+    unless_complete: bool = False  # of a gang that waited too long for its members: not if they are there by now
+    stop_id: str = field(default_factory=_new_id)  # of what is told to stop because this failed
+
+    def gangs(self) -> dict[GangKey, int]:
+        return {(self.key.namespace, self.gang): 0} if self.gang else {}
+
+    def placed(self, sheet: Sheet) -> Iterable[Key]:
+        """A failure stops the rest of its gang: where that is must be known, too."""
+        before = sheet.objects.get(self.key)
+        stops = self.phase is Phase.FAILED and before is not None and phase_of(before) in PLACED
+        return (self.key, *members_of(sheet, self.gangs())) if stops else (self.key,)
+
+    def meters(self, sheet: Sheet) -> Iterable[str]:
+        before = sheet.objects.get(self.key)
+        if before is None or phase_of(before) is self.phase or not (self.phase is Phase.RUNNING or self.measured):
+            return ()
+        return [one.node for one in sheet.placements.get(before.uid, ())]
+
+    def leases(self, sheet: Sheet) -> Iterable[int]:
+        before = sheet.objects.get(self.key)
+        if before is None or (self.phase not in ENDED and self.phase is not Phase.PENDING):
+            return ()
+        there = sheet.placements.get(before.uid, ())
+        return [one.lease for one in there if one.lease and self.node in ("", one.node)]
+
+    def decide(self, sheet: Sheet) -> Result:
+        before = sheet.objects.get(self.key)
+        if before is None:
+            return not_found(self.key)
+        if refusal := self._refusal(sheet, before):
+            return refusal
+        if self.stopped and is_ending(before.doc):
+            return replace(self, stopped=False, phase=Phase.CANCELLED).decide(sheet)
+        current = phase_of(before)
+        if current is not self.phase and self.phase not in NEXT[current]:
+            return Refusal(Code.IMMUTABLE, f"{self.key.name} is {current} and cannot become {self.phase}")
+        if current is not self.phase and (self.phase in ENDED or self.phase is Phase.PENDING):
+            return self._end(sheet, before)
+        known, status = status_of(before), self._progress(before, timestamp(sheet.now))
+        if status == known:
+            return unchanged(before)  # A report that says nothing new is no change.
+        if "startTime" in status and "startTime" not in known:
+            self._begin(sheet, before.uid, known)
+        return sheet.put(with_status(before, status), self.origin)
+
+    def _refusal(self, sheet: Sheet, before: Stored) -> Refusal | None:
+        if before.uid != (self.uid or before.uid) or before.gang != self.gang:
+            return conflict(self.key, "it was deleted and created anew")
+        if self.expected is not None and self.expected != before.revision:
+            return conflict(self.key)
+        row = sheet.gangs.get((self.key.namespace, self.gang))
+        if self.unless_complete and row is not None and row.members >= row.min_members:
+            return Refusal(Code.STALE, f"the gang of {self.key.name} is complete by now")
+        if self.epoch is not None and self.epoch != (now := self._epoch(sheet, before)):
+            return Refusal(Code.STALE, f"{self.key.name} is in epoch {now}; what was said is of epoch {self.epoch}")
+        bound = {one.node for one in sheet.placements.get(before.uid, ())}
+        if self.node and self.node not in bound and phase_of(before) is not self.phase:
+            return Refusal(Code.FORBIDDEN, f"{self.key.name} is not bound to node {self.node}")
+        return None
+
+    def _epoch(self, sheet: Sheet, before: Stored) -> int:
+        """Of its placement; where it has none any more, of its last one."""
+        for one in sheet.placements.get(before.uid, ()):
+            return one.epoch
+        return int(status_of(before).get("epoch", 0))
+
+    def _progress(self, before: Stored, at: str) -> dict[str, Any]:
+        status = {**status_of(before), "phase": self.phase}
+        told = {"reason": self.reason, "message": self.message}
+        status |= {name: value for name, value in told.items() if value}
+        if self.phase is Phase.RUNNING:
+            status.setdefault("startTime", at)
+            set_condition(status, "Ready", "True", "Running", "", at)
+            if self.frozen is not None:
+                set_frozen(status, self.node, self.frozen, at)
+        return status
+
+    def _begin(self, sheet: Sheet, uid: str, status: Mapping[str, Any]) -> None:
+        """All of it runs from the first word on that any of it does. On a claimed node, the claim counts for all."""
+        for part in sheet.placements.get(uid, ()):
+            if not _is_claimed(sheet, part):
+                begin_usage(sheet, part, status.get("user", ""))
+
+    def _end(self, sheet: Sheet, before: Stored, *, stops_others: bool = True) -> Result:
+        """Confirmed gone: the nodes and the quotas get back exactly what was taken, and what was paid is settled.
+
+        A node speaks for itself alone: what runs on others as well ends when the last of them says so.
+        """
+        gone = sheet.lift(before.uid, self.node)
+        for room in unplace(sheet.nodes, request_in(before.doc), gone):
+            sheet.use_node(room)
+        settle(sheet.book, gone, self.measured)
+        self._end_usage(sheet, before, gone)
+        notice = self._notice(before) if gone and stops_others else None
+        if sheet.placements.get(before.uid):
+            after = with_status(before, self._ended_here(before, timestamp(sheet.now)))
+            if notice is not None:
+                after = told_to_stop(sheet, after, notice, self.stop_id, requeue=False)
+            result: Result = sheet.put(after, self.origin)
+        else:
+            result = self._end_whole(sheet, before)
+        if notice is not None:
+            for gang in self.gangs():
+                stop_members(sheet, gang, notice, self.stop_id, self.origin, requeue=False)
+        return result
+
+    def _notice(self, before: Stored) -> Notice | None:
+        """What the rest of it is told when it fails by itself: what was told to stop before has not."""
+        if self.phase is not Phase.FAILED or phase_of(before) not in PLACED or is_ending(before.doc):
+            return None
+        return None if waits_for_members(before.doc) else member_notice(self.key.name, self._failure, self.gang)
+
+    @property
+    def _failure(self) -> Failure:
+        return Failure(self.node, self.exit_code, self.reason, self.message)
+
+    def _end_whole(self, sheet: Sheet, before: Stored) -> Result:
+        """The last of its nodes has spoken."""
+        status = self._final(before, timestamp(sheet.now))
+        if status["phase"] is not Phase.PENDING and self.measured is not None and "startTime" not in status:
+            # It ended before anybody heard that it ran: it did, for as long as its node measured.
+            status["startTime"] = timestamp(sheet.now - timedelta(microseconds=self.measured))
+        requeued = status["phase"] is Phase.PENDING
+        charge = unbound(before.charge) if requeued else NOTHING
+        sheet.counters.move([Move(self.key.namespace, before.charge, charge)])
+        last = with_status(before, status, node="", charge=charge)
+        if not requeued:
+            leave_gang(sheet, before)
+        if is_ending(before.doc):
+            return remove(sheet, before, self.origin, last)
+        return sheet.put(last, self.origin)
+
+    def _end_usage(self, sheet: Sheet, before: Stored, gone: Iterable[Placement]) -> None:
+        """What ended before anybody heard that it ran did run all the same, for as long as its node measured."""
+        status = status_of(before)
+        for part in gone:
+            if self.measured and "startTime" not in status and not _is_claimed(sheet, part):
+                longest = sheet.now.timestamp() - _epoch_seconds(status.get("scheduledTime", ""), sheet.now)
+                begin_usage(sheet, part, status.get("user", ""), seconds_ago=min(self.measured / 1e6, longest))
+            end_usage(sheet, part.uid, part.node, self.phase, self.reason or status.get("reason", ""))
+
+    def _ended_here(self, before: Stored, at: str) -> dict[str, Any]:
+        status = status_of(before)
+        if any(one.get("frozen") for one in status["nodes"]):
+            set_frozen(status, self.node, False, at)
+        if any(one.get("unpaid") for one in status["nodes"]):
+            set_shortfall(status, self.node, None, at)
+        self._tell_node(status)
+        return status
+
+    def _tell_node(self, status: dict[str, Any]) -> None:
+        """How it ended there; and that it was the first to fail, if it was."""
+        told = {"phase": self.phase, "exitCode": self.exit_code, "reason": self.reason, "message": self.message}
+        shown = {name: value for name, value in told.items() if value not in ("", None)}
+        status["nodes"] = [{**node, **shown} if node["name"] == self.node else node for node in status["nodes"]]
+        if self.phase is Phase.FAILED and "failure" not in status and "eviction" not in status:
+            del shown["phase"]
+            status["failure"] = {"node": self.node, **shown}
+
+    def _final(self, before: Stored, at: str) -> dict[str, Any]:
+        status = status_of(before)
+        if self.node and len(status.get("nodes", ())) > 1:
+            self._tell_node(status)
+        notice = take_notice(status)
+        take_lost(status)
+        take_frozen(status)
+        take_shortfall(status)
+        waits_again = notice is not None and notice["requeue"]
+        earlier = {Phase(node["phase"]) for node in status.get("nodes", ()) if "phase" in node}
+        phase = ended_as(self.phase, earlier, evicted=waits_again, deleted=is_ending(before.doc))
+        status["phase"] = phase
+        told = {"reason": self.reason, "message": self.message, "exitCode": self.exit_code}
+        if notice is not None:
+            # A node that only says how it ended repeats what stood there: the notice.
+            told |= {name: "" for name in ("reason", "message") if told[name] == notice[name]}
+        if phase is Phase.PENDING:
+            return requeued_status(status, notice or told, at)
+        if notice is not None and not waits_again and phase is Phase.FAILED and not is_ending(before.doc):
+            told |= {name: notice[name] for name in ("reason", "message")}  # It failed because it was stopped.
+        if phase is Phase.FAILED and (first := _failure_in(status)) is not None:
+            told = {"reason": first.reason, "message": first.words, "exitCode": first.exit_code}
+        status |= {name: value for name, value in told.items() if value not in ("", None)}
+        status["endTime"] = at
+        set_condition(status, "Ready", "False", str(phase), str(told["message"]), at)
+        return status
+
+
+# Helpers of the command.
+
+
+def _failure_in(status: Mapping[str, Any]) -> Failure | None:
+    """The first failure of work on several nodes."""
+    told = status.get("failure")
+    if told is None:
+        return None
+    return Failure(told["node"], told.get("exitCode"), told.get("reason", ""), told.get("message", ""))
+
+
+class _Spec(msgspec.Struct, rename="camel"):
+    on_member_failure: str = ""
+
+
+class _Document(msgspec.Struct):
+    spec: _Spec
+
+
+_decode = msgspec.json.Decoder(_Document).decode
+
+
+def waits_for_members(doc: bytes) -> bool:
+    """Whether a stored allocation wants the rest of it to go on when one node or member fails."""
+    return b'"onMemberFailure"' in doc and _decode(doc).spec.on_member_failure == "wait"
+
+
+def _is_claimed(sheet: Sheet, part: Placement) -> bool:
+    room = sheet.nodes.get(part.node)
+    return room is not None and room.claim is not None
+
+
+def _epoch_seconds(text: str, otherwise: datetime) -> float:
+    return (datetime.fromisoformat(text) if text else otherwise).timestamp()
+
+
+# Verbs.
+
+
+async def report(office: Office, command: Report) -> Reply:
+    return await office.binding.submit(command, command.key.namespace)
