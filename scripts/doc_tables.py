@@ -12,8 +12,8 @@ from pathlib import Path
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from bursar.api import metrics as api_metrics
-from bursar.api.problem import TABLE
+from bursar.api.http import metrics as api_metrics
+from bursar.api.http.problem import TABLE
 from bursar.core.values.access import table as access_table
 from bursar.ops.runtime import metrics as ops_metrics
 

@@ -13,11 +13,11 @@ import httpx2
 import uvicorn
 
 import bursar
-from bursar.api.connection import Gate
-from bursar.api.door import Door
-from bursar.api.house import House
-from bursar.api.routes import build_routes
+from bursar.api.http.app import Door
+from bursar.api.http.connection import Gate
+from bursar.api.http.context import House
 from bursar.api.serve import Server, opened_house
+from bursar.api.site.routes import build_routes
 from bursar.core.values.access import Role
 from bursar.ops.access.token import create_token
 from bursar.ops.objects.bootstrap import bootstrap

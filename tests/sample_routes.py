@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from bursar.api.route import JSON, Call, Outcome, Param, Route
+from bursar.api.http.route import JSON, Call, Outcome, Param, Route
 from bursar.wire.kinds.allocation import ALLOCATION
 from bursar.wire.kinds.node import NODE
 from bursar.wire.kinds.registry import KINDS

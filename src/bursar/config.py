@@ -9,8 +9,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from uuid import UUID
 
-from bursar.api.oidc import OidcSettings
-from bursar.api.ratelimit import LIMIT_PER_MINUTE_DEFAULT
+from bursar.api.http.oidc import OidcSettings
+from bursar.api.http.ratelimit import LIMIT_PER_MINUTE_DEFAULT
 from bursar.core.values.address import is_loopback_host
 
 CONNECTIONS_MAX = 20_000

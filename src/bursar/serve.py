@@ -24,10 +24,10 @@ import structlog
 import uvloop
 
 from bursar.announce import announce
-from bursar.api.connection import Bounds
-from bursar.api.metrics_door import MetricsDoor
+from bursar.api.http.connection import Bounds
+from bursar.api.http.tls import ensure_server_certificate
 from bursar.api.serve import door_of, opened_house, serve_http
-from bursar.api.tls import ensure_server_certificate
+from bursar.api.site.metrics_app import MetricsDoor
 from bursar.bridges.webhook import run_webhooks
 from bursar.child import READY, Child
 from bursar.config import Address, Settings, with_password_hidden

@@ -15,8 +15,8 @@ import pytest_asyncio
 from joserfc import jwt
 from joserfc.jwk import OKPKey
 
-from bursar.api.oidc import OidcSettings
-from bursar.api.routes import build_routes
+from bursar.api.http.oidc import OidcSettings
+from bursar.api.site.routes import build_routes
 from bursar.config import ConfigError, requests_per_minute_from_environment
 from casts import Cast
 from houses import STRATEGIC, Site, allocation, eventually, opened_site

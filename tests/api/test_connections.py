@@ -12,9 +12,9 @@ import httpx2
 import pytest
 import pytest_asyncio
 
-from bursar.api import connection, metrics, spool
-from bursar.api.connection import Bounds, Gate, address_of
-from bursar.api.tls import ensure_server_certificate
+from bursar.api.http import connection, metrics, spool
+from bursar.api.http.connection import Bounds, Gate, address_of
+from bursar.api.http.tls import ensure_server_certificate
 from houses import Site, allocation, eventually, served
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -358,7 +358,7 @@ async def test_one_tenant_may_not_fill_the_disk(site: Site, monkeypatch: pytest.
 async def test_long_lists_are_the_same_in_pages_as_at_once(
     site: Site, monkeypatch: pytest.MonkeyPatch, accept: str
 ) -> None:
-    from bursar.api import object as object_module
+    from bursar.api.objects import object as object_module
     from bursar.store.objects import listing
 
     team = await site.namespace()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from banks import GPU, bank, code, fields, money
-from bursar.api.credit import continue_token
+from bursar.api.credit.credit import continue_token
 from houses import Site
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from bursar.api.discovery import documents
+from bursar.api.site.discovery import documents
 from bursar.wire.kinds.registry import KINDS
 from sample_routes import ROUTES
 

@@ -8,8 +8,8 @@ import re
 from html.parser import HTMLParser
 from typing import Any
 
-from bursar.api.docs import CONTENT_SECURITY_POLICY, SCRIPT, STYLE, curl, page
-from bursar.api.openapi import document
+from bursar.api.site.docs import CONTENT_SECURITY_POLICY, SCRIPT, STYLE, curl, page
+from bursar.api.site.openapi import document
 from sample_routes import ROUTES
 
 DOCUMENT = document(ROUTES, release="1.2.3")

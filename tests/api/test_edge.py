@@ -2,8 +2,8 @@
 
 import pytest
 
-from bursar.api.door import RESERVE_PART
-from bursar.api.ratelimit import MemoryRateLimit
+from bursar.api.http.app import RESERVE_PART
+from bursar.api.http.ratelimit import MemoryRateLimit
 from houses import Site, node_body
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

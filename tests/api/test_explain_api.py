@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bursar.api.cluster import rate
+from bursar.api.nodes.cluster import rate
 from bursar.core.objects.object import Key
 from bursar.core.quota.quota import Counter
 from bursar.core.scheduling.cycle.cycle import decide

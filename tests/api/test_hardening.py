@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from bursar.api import door, show
-from bursar.api.problem import answer_of
+from bursar.api.http import app
+from bursar.api.http.problem import answer_of
+from bursar.api.objects import render
 from bursar.core.quota.quota import Counter
 from bursar.core.values.access import Identity, Role, _allows, allows
 from bursar.core.values.patch import PatchError, json_patch
@@ -92,19 +93,19 @@ async def test_a_body_that_was_cut_off_is_no_body(site: Site) -> None:
         [{"type": "http.disconnect"}],
         [{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}],
     ):
-        refusal = await door._read_body(receiver(*events), {})
+        refusal = await app._read_body(receiver(*events), {})
         assert isinstance(refusal, Refusal)
         assert refusal.code is Code.INVALID
-    assert await door._read_body(receiver({"type": "http.request", "body": b"{}"}), {}) == b"{}"
+    assert await app._read_body(receiver({"type": "http.request", "body": b"{}"}), {}) == b"{}"
 
 
 @pytest.mark.parametrize("begun", [False, True])
 async def test_a_body_that_does_not_come_is_the_clients_fault(
     site: Site, monkeypatch: pytest.MonkeyPatch, begun: bool
 ) -> None:
-    monkeypatch.setattr(door, "BODY_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(app, "BODY_SECONDS_MAX", 0.05)
     events = [{"type": "http.request", "body": b"{", "more_body": True}] if begun else []
-    refusal = await door._read_body(receiver(*events), {})
+    refusal = await app._read_body(receiver(*events), {})
     assert isinstance(refusal, Refusal)
     assert (refusal.code, refusal.remembered) == (Code.TIMEOUT, False)
     answer = answer_of(refusal, "id")
@@ -202,7 +203,7 @@ async def test_reading_events_and_tokens_needs_one_connection_at_a_time(
 async def test_a_soft_limit_is_found_under_either_name_of_its_dimension(site: Site) -> None:
     spec = {"hard": {"requests.cpu": "5"}, "soft": {"cpu": "3"}}
     counters = {("s", "cpu"): Counter(hard=5_000_000_000, soft=3_000_000_000, accepted=4_000_000_000)}
-    status = show.quota_status(spec, "s", counters, {})
+    status = render.quota_status(spec, "s", counters, {})
     assert any("soft limit 3" in one for one in status["warnings"])
     team = await site.namespace()
     quota = {"metadata": {"name": "quota"}, "spec": spec}
@@ -232,7 +233,7 @@ async def test_applying_what_does_not_exist_needs_the_right_to_create_it(site: S
 async def test_a_role_that_may_patch_but_not_create_cannot_create_by_applying(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bursar.api.edit.allows", lambda *_: False)
+    monkeypatch.setattr("bursar.api.objects.edit.allows", lambda *_: False)
     reply = await site.patch("queues/made-by-patch", {"metadata": {}, "spec": {}}, APPLY)
     assert (reply.status, reply.body["reason"]) == (403, "Forbidden")
     assert (await site.get("queues/made-by-patch")).status == 404
@@ -378,7 +379,7 @@ async def test_an_internal_error_is_told_in_json(site: Site, monkeypatch: pytest
     async def fails(*_: Any, **__: Any) -> Any:
         raise RuntimeError("bug")
 
-    monkeypatch.setattr("bursar.api.object.find", fails)
+    monkeypatch.setattr("bursar.api.objects.object.find", fails)
     strange = 'a"b\\c'
     reply = await site.get("queues/default", headers={"x-request-id": strange})
     assert (reply.status, reply.body["details"]["requestId"]) == (500, strange)

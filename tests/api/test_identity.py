@@ -13,14 +13,14 @@ import pytest
 from joserfc import jwt
 from joserfc.jwk import OKPKey
 
-from bursar.api.identity import (
+from bursar.api.http.identity import (
     ANSWER_SECONDS_MAX,
     FRESH_SECONDS,
     FRESH_WHILE_AWAY_SECONDS,
     RETRY_SECONDS,
     Authenticator,
 )
-from bursar.api.oidc import Oidc, OidcSettings
+from bursar.api.http.oidc import Oidc, OidcSettings
 from bursar.core.values.access import Identity, Role
 from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.access.token import consume_token, create_token, revoke_token

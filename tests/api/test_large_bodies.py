@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from bursar.api import body as body_module
-from bursar.api.house import BODY_BYTES_MAX
+from bursar.api.http import body as body_module
+from bursar.api.http.context import BODY_BYTES_MAX
 from bursar.wire.shared import faults
 from houses import APPLY, JSON_PATCH, MERGE, STRATEGIC, Site, allocation
 

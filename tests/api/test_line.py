@@ -10,14 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from bursar.api import depth
-from bursar.api.depth import Depths
 from bursar.core.scheduling.explain.explain_types import Figures, QueueFigures
 from bursar.core.values.refusal import Refusal
 from bursar.loops.schedule import run_schedule
-from bursar.ops.scheduling import leader_query
+from bursar.ops.scheduling import leader_query, queue_depth
 from bursar.ops.scheduling.leader import resign, stand
 from bursar.ops.scheduling.leader_query import NO_LEADER, Answer, Inquiries, encode
+from bursar.ops.scheduling.queue_depth import Depths
 from bursar.store.scheduling import leader_query as inquiry_store
 from houses import Site, allocation, eventually
 from offices import node
@@ -65,10 +64,10 @@ async def submit(site: Site, team: str, name: str, **spec: Any) -> dict[str, Any
 @pytest.fixture
 def watchful(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every submission asks how many wait, and waits for the answer."""
-    monkeypatch.setattr(depth, "FRESH_SECONDS", 0.0)
-    monkeypatch.setattr(depth, "STALE_SECONDS", 0.0)
-    monkeypatch.setattr(depth, "LEADER_SECONDS_MAX", 30.0)
-    monkeypatch.setattr(depth, "WAIT_SECONDS_MAX", 30.0)
+    monkeypatch.setattr(queue_depth, "FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(queue_depth, "STALE_SECONDS", 0.0)
+    monkeypatch.setattr(queue_depth, "LEADER_SECONDS_MAX", 30.0)
+    monkeypatch.setattr(queue_depth, "WAIT_SECONDS_MAX", 30.0)
 
 
 @pytest.mark.usefixtures("watchful")
@@ -156,9 +155,9 @@ class Silent(Inquiries):
 async def test_the_leader_is_asked_once_a_second_however_many_submit(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(depth, "FRESH_SECONDS", 3600.0)
-    monkeypatch.setattr(depth, "STALE_SECONDS", 3600.0)
-    monkeypatch.setattr(depth, "WAIT_SECONDS_MAX", 30.0)
+    monkeypatch.setattr(queue_depth, "FRESH_SECONDS", 3600.0)
+    monkeypatch.setattr(queue_depth, "STALE_SECONDS", 3600.0)
+    monkeypatch.setattr(queue_depth, "WAIT_SECONDS_MAX", 30.0)
     silent = Silent(site.house.database)
     depths = Depths(silent, site.house.database)
     newest = 1 << 60

@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from bursar.api import watch
+from bursar.api.objects import watch
 from bursar.client import AsyncClient, Conflict, Gone, NotFound, Retries, Unavailable
 from bursar.core.objects.allocation import Phase
 from bursar.rpc.dial import Agents
@@ -205,7 +205,7 @@ async def test_a_revoked_token_ends_what_it_follows(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch, "KEEPALIVE_SECONDS", 0.0)
-    monkeypatch.setattr("bursar.api.log.KEEPALIVE_SECONDS", 0.05)
+    monkeypatch.setattr("bursar.api.workloads.log.KEEPALIVE_SECONDS", 0.05)
     async with placed(site, tmp_path) as one:
         one.write(b"one\n")
         made = await site.post("tokens", {"role": "viewer", "tenant": one.namespace})

@@ -11,10 +11,10 @@ import jsonschema_rs
 import msgspec
 import pytest
 
-from bursar.api.openapi import document, documents, kubectl_document, operation_ids, refusals
-from bursar.api.openapi_words import EXAMPLES, FIELD_WORDS
-from bursar.api.route import Route
-from bursar.api.routes import build_routes
+from bursar.api.http.route import Route
+from bursar.api.site.openapi import document, documents, kubectl_document, operation_ids, refusals
+from bursar.api.site.openapi_text import EXAMPLES, FIELD_WORDS
+from bursar.api.site.routes import build_routes
 from bursar.wire.kinds.registry import BY_NAME, KINDS
 from sample_routes import ROUTES, nobody
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bursar.api.pod import pod_of
+from bursar.api.workloads.pod import pod_of
 from bursar.store.objects.listing import Item
 from houses import Site
 from offices import allocation, bind, node

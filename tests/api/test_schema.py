@@ -17,8 +17,8 @@ from schemathesis.specs.openapi.checks import (
 )
 
 import bursar
-from bursar.api.route import Answer, Outcome
-from bursar.api.routes import build_routes
+from bursar.api.http.route import Answer, Outcome
+from bursar.api.site.routes import build_routes
 from server import Server, data_directory, started
 
 SOAK = os.environ.get("BURSAR_SOAK") == "1"

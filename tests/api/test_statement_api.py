@@ -96,7 +96,7 @@ async def test_a_statement_as_a_table(site: Site, how: str) -> None:
 
 
 async def test_a_table_has_all_lines_however_many_pages_they_are(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bursar.api import statement
+    from bursar.api.credit import statement
 
     one = await busy(site)
     whole = (await site.get("statements", token=one.user, to="2100-01-01", format="csv")).body

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bursar.api.table import UNKNOWN_AGE, age, table, wants_table
+from bursar.api.objects.table import UNKNOWN_AGE, age, table, wants_table
 from bursar.wire.kinds.allocation import ALLOCATION
 from bursar.wire.kinds.priorityclass import PRIORITY_CLASS
 

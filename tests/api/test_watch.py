@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-import bursar.api.watch as watch_module
+import bursar.api.objects.watch as watch_module
 import bursar.ops.runtime.feed as feed_module
-from bursar.api import metrics
+from bursar.api.http import metrics
 from bursar.ops.runtime.feed import Feed
 from bursar.store.db.database import Database
 from bursar.store.objects import change as change_store

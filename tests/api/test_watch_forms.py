@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-import bursar.api.watch as watch_module
+import bursar.api.objects.watch as watch_module
 from houses import TABLE, Site, allocation
 from watches import newest, revision, take, told, watching
 

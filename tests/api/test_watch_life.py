@@ -11,12 +11,12 @@ import pytest
 from structlog.testing import capture_logs
 
 import bursar
-import bursar.api.house as house_module
-import bursar.api.watch as watch_module
-from bursar.api import metrics
-from bursar.api.door import Door
-from bursar.api.route import Call, Route, Stream
-from bursar.api.routes import build_routes
+import bursar.api.http.context as house_module
+import bursar.api.objects.watch as watch_module
+from bursar.api.http import metrics
+from bursar.api.http.app import Door
+from bursar.api.http.route import Call, Route, Stream
+from bursar.api.site.routes import build_routes
 from bursar.core.values.access import Identity, Role
 from bursar.store.db.database import Unavailable
 from bursar.store.objects import change as change_store

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import msgspec
 
-from bursar.api.show import documents
+from bursar.api.objects.render import documents
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key
 from bursar.loops.upkeep import (

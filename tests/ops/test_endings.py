@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from bursar.api.watch import Sight, event_type
+from bursar.api.objects.watch import Sight, event_type
 from bursar.core.nodes.eviction import Notice
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key, Stored

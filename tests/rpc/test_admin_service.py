@@ -14,8 +14,8 @@ import grpc
 import pytest
 import pytest_asyncio
 
+from bursar.api.http.tls import ensure_server_certificate
 from bursar.api.serve import door_of
-from bursar.api.tls import ensure_server_certificate
 from bursar.core.values.refusal import Code
 from bursar.rpc.admin import flat_of, message_of
 from bursar.rpc.problem import DETAILS, STATUS, details_of, refusal_of, sentence_of, status_of

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from bursar.api.show import show
+from bursar.api.objects.render import show
 from bursar.ops.nodes.cluster import ClusterCache
 from bursar.store.objects.listing import Item
 from bursar.wire.kinds.node import NODE

@@ -14,14 +14,14 @@ import structlog
 import uvicorn
 
 import bursar
-from bursar.api.connection import Bounds, Gate
-from bursar.api.door import Door
-from bursar.api.house import LISTS_MAX, STATES_MAX, House
-from bursar.api.identity import Authenticator
-from bursar.api.metrics_door import MetricsDoor
-from bursar.api.oidc import Oidc, OidcSettings
-from bursar.api.ratelimit import LIMIT_PER_MINUTE_DEFAULT, MemoryRateLimit, RateLimit, RedisRateLimit
-from bursar.api.routes import build_routes
+from bursar.api.http.app import Door
+from bursar.api.http.connection import Bounds, Gate
+from bursar.api.http.context import LISTS_MAX, STATES_MAX, House
+from bursar.api.http.identity import Authenticator
+from bursar.api.http.oidc import Oidc, OidcSettings
+from bursar.api.http.ratelimit import LIMIT_PER_MINUTE_DEFAULT, MemoryRateLimit, RateLimit, RedisRateLimit
+from bursar.api.site.metrics_app import MetricsDoor
+from bursar.api.site.routes import build_routes
 from bursar.ops.runtime.feed import Feed
 from bursar.ops.runtime.runtime import Office
 from bursar.store.db.database import Database

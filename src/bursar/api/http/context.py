@@ -1,0 +1,121 @@
+"""What handlers share: the office, the feed, who may come in and how often."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+
+from bursar.api.http.identity import Authenticator
+from bursar.api.http.ratelimit import LIMIT_PER_MINUTE_DEFAULT, RateLimit
+from bursar.api.http.seats import Seats
+from bursar.api.http.spool import Spools
+from bursar.core.quota.tenant_tree import Tree, is_current, sees, subtree
+from bursar.core.values.access import Identity, Reach, reach
+from bursar.ops.nodes.cluster import ClusterCache
+from bursar.ops.runtime.feed import Feed
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.scheduling.leader_query import Inquiries
+from bursar.ops.scheduling.queue_depth import Depths
+from bursar.ops.workloads.log_source import Keeper
+from bursar.ops.workloads.priority import Priorities
+from bursar.store.db.database import AWAY, Database
+
+TREE_AGE_SECONDS_MAX = 1.0
+READY_SECONDS_MAX = 2.0
+READY_AGE_SECONDS_MAX = 0.5
+# How many may read everything at once, and how many of one tenant: each holds a connection to the database meanwhile.
+LISTS_MAX = 4
+LISTS_EACH_MAX = 2
+STATES_MAX = 4
+STATES_EACH_MAX = 1
+BODY_BYTES_MAX = 1_500_000
+
+
+@dataclass(slots=True)
+class House:
+    database: Database
+    office: Office
+    feed: Feed
+    authenticator: Authenticator
+    limits: RateLimit
+    requests_per_minute: int = LIMIT_PER_MINUTE_DEFAULT
+    version: str = ""
+    grpc_address: str = ""  # where agents are served, as host:port; empty where that is not known
+    keeper: Keeper | None = None  # who is asked for what work has written; None where nobody can be
+    _tree_read_at: float = field(default=-1e9)
+    _tree_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    watches: Counter[str] = field(default_factory=Counter)  # how many are open, by whose they are
+    states: Seats = field(default_factory=lambda: Seats(STATES_MAX, STATES_EACH_MAX))
+    lists: Seats = field(default_factory=lambda: Seats(LISTS_MAX, LISTS_EACH_MAX))
+    spools: Spools = field(default_factory=Spools)  # long answers that are being read
+    bodies: Seats = field(default_factory=lambda: Seats(1, 1))  # long bodies that are being read
+    _fault: str = ""
+    _fault_read_at: float = field(default=-1e9)
+    _fault_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    inquiries: Inquiries = field(init=False)
+    depths: Depths = field(init=False)
+    cluster: ClusterCache = field(init=False)
+    priorities: Priorities = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.inquiries = Inquiries(self.database)
+        self.depths = Depths(self.inquiries, self.database)
+        self.cluster = ClusterCache(self.database)
+        self.priorities = Priorities(self.database)
+
+    async def tree(self, *, fresh: bool = False) -> Tree:
+        """The tree for reading and for asking who may see what; at most a second old."""
+        now = asyncio.get_running_loop().time()
+        if fresh or now - self._tree_read_at > TREE_AGE_SECONDS_MAX:
+            async with self._tree_lock:
+                if fresh or asyncio.get_running_loop().time() - self._tree_read_at > TREE_AGE_SECONDS_MAX:
+                    async with self.database.reader() as db:
+                        await self.office.trees.refresh(db)
+                    self._tree_read_at = asyncio.get_running_loop().time()
+        return self.office.trees.latest
+
+    async def tree_for(self, whose: Reach) -> Tree:
+        """The tree, for what somebody may see. Where it knows another tenant under the caller's name it is read again:
+        one of the two was deleted a moment ago."""
+        tree = await self.tree()
+        return tree if is_current(tree, whose) else await self.tree(fresh=True)
+
+    def forget_tree(self) -> None:
+        """This process changed the tree: who asks next sees the change."""
+        self._tree_read_at = -1e9
+
+    async def fault(self) -> str:
+        """Why requests cannot be served now; empty when they can. However many ask, the database is asked once."""
+        async with self._fault_lock:
+            if asyncio.get_running_loop().time() - self._fault_read_at > READY_AGE_SECONDS_MAX:
+                self._fault = await self._find_fault()
+                self._fault_read_at = asyncio.get_running_loop().time()
+        return self._fault
+
+    async def _find_fault(self) -> str:
+        try:
+            async with asyncio.timeout(READY_SECONDS_MAX), self.database.reader() as db:
+                standby = await db.fetchval("SELECT pg_is_in_recovery()")
+        except AWAY:
+            return "the database is away"
+        return "the database is a standby: it takes no writes" if standby else ""
+
+    async def sees(self, identity: Identity, tenant: str) -> bool:
+        """Whether an identity may see what belongs to a tenant; what belongs to none is for everybody."""
+        whose = reach(identity)
+        if whose.everything or not tenant:
+            return True
+        return sees(await self.tree_for(whose), whose, tenant)
+
+    async def visible_tenants(self, identity: Identity) -> tuple[str, ...] | None:
+        """The tenants whose objects an identity may list; None means everybody's."""
+        whose: Reach = reach(identity)
+        if whose.everything:
+            return None
+        if not whose.tenant:
+            return ()
+        tree = await self.tree_for(whose)
+        if not is_current(tree, whose):
+            return ()
+        return tuple(sorted(subtree(tree, whose.tenant))) if whose.subtree else (whose.tenant,)

@@ -1,0 +1,108 @@
+"""What a route is. The one route table (routes.py) is made of these; the server, discovery and OpenAPI all read it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from bursar.core.values.access import Identity
+from bursar.core.values.refusal import Refusal
+from bursar.wire.shared.kind import Kind
+
+if TYPE_CHECKING:
+    from bursar.api.http.context import House
+
+JSON = "application/json"
+NO_STORE = {"Cache-Control": "no-store"}  # of answers that hold a secret which is nowhere else
+UNREAD: Any = object()  # a body that nobody has made a document of yet
+
+
+@dataclass(slots=True)
+class Call:
+    """One request, after it was authenticated and its body was read."""
+
+    house: House
+    route: Route
+    identity: Identity
+    request_id: str
+    parameters: Mapping[str, str]  # from the path
+    query: Mapping[str, str]
+    headers: Mapping[str, str]  # lower-case names
+    body: bytes = b""
+    subject: str = ""  # the name of the object that the body is of, for refusals of what the path does not name
+    document: Any = UNREAD  # the body as plain values, where it was read before the handler was called
+
+    @property
+    def media_type(self) -> str:
+        """The body's content type without its parameters; JSON where none is given."""
+        return self.headers.get("content-type", JSON).partition(";")[0].strip().lower() or JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    body: bytes
+    media_type: str = JSON
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """An answer that goes on: the door sends each piece as it comes, and closes `pieces` when the client leaves."""
+
+    pieces: Any  # AsyncGenerator[bytes, None]
+    media_type: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    breaks: bool = False  # what is cut short must not look whole: the connection breaks instead of ending
+
+
+class BrokenOff(Exception):
+    """The rest of a stream cannot be had now; the message says why."""
+
+
+Outcome: TypeAlias = Answer | Stream | Refusal
+Handler: TypeAlias = Callable[[Call], Awaitable[Outcome]]
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """A query parameter."""
+
+    name: str
+    description: str
+    type: str = "string"  # string, integer or boolean
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    method: str
+    path: str  # /api/v1/namespaces/{namespace}/allocations/{name}
+    handler: Handler
+    summary: str
+    verb: str = "get"  # what core.access knows it as
+    resource: str = ""  # plural noun
+    subresource: str = ""
+    kind: Kind | None = None
+    params: tuple[Param, ...] = ()
+    body: type | None = None  # msgspec type of the body
+    body_media: tuple[str, ...] = (JSON,)
+    # msgspec type of the answer; of several, one of them; None: any JSON object.
+    answer: type | tuple[type, ...] | None = None
+    answer_media: tuple[str, ...] = (JSON,)
+    is_list: bool = False  # the answer is a list of `answer`
+    status: int = 200
+    refusals: tuple[int, ...] = ()
+    public: bool = False  # needs no token
+    free: bool = False  # not counted by the rate limit
+
+    @property
+    def offers_dry_run(self) -> bool:
+        return any(one.name == "dryRun" for one in self.params)
+
+    @property
+    def answers(self) -> tuple[type, ...]:
+        """The types of what it may answer."""
+        if isinstance(self.answer, tuple):
+            return self.answer
+        return () if self.answer is None else (self.answer,)

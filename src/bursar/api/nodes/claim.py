@@ -1,0 +1,179 @@
+"""Handlers with which nodes are claimed for sensitive work, given back, and said to be wiped."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from bursar.api.http.action import faulty, read_action, words_faults
+from bursar.api.http.route import Answer, Call, Outcome
+from bursar.api.objects.object import find, key_of, kind_of, origin_of, written_answer
+from bursar.core.nodes.node_claim import Claim
+from bursar.core.objects.object import Origin
+from bursar.core.values.access import Role, reach
+from bursar.core.values.refusal import Code, Refusal, field_fault
+from bursar.core.values.replace import replace
+from bursar.ops.nodes import claim as ops
+from bursar.ops.nodes.claim import NOBODYS, ReleaseNode
+from bursar.ops.objects.object import submitter
+from bursar.store.db.idempotency import Claim as RequestClaim
+from bursar.wire.shared.document import encode
+
+# Who may end others' claims as well, and claim for them: those that they see.
+_ADMINS = frozenset({Role.SYSTEM_ADMIN, Role.TENANT_ADMIN})
+
+
+class ClaimOrder(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
+    """What for, and for whom: an administrator may claim for somebody else, as `name` or `tenant/name`."""
+
+    reason: str = ""
+    user: str = ""
+
+
+class ReleaseOrder(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
+    """Why a node is given back, wiped again, or said to be wiped."""
+
+    reason: str = ""
+
+
+class ShownClaim(msgspec.Struct, rename="camel"):
+    """Whose a node is; `state` is Claimed, Wiping or WipeFailed."""
+
+    node: str
+    id: str
+    state: str
+    user: str
+    since: str
+    by: str
+    reason: str | UnsetType = UNSET
+    released: str | UnsetType = UNSET
+    message: str | UnsetType = UNSET
+
+
+class PoolFigures(msgspec.Struct, rename="camel"):
+    """How many nodes may be claimed in the whole system, and how many are."""
+
+    size: int
+    claimed: int
+
+
+class ClaimList(msgspec.Struct, rename="camel"):
+    pool: PoolFigures
+    items: list[ShownClaim]
+    kind: str = "ClaimList"
+
+
+async def start(call: Call) -> Outcome:
+    """Claim a node. Repeating it is harmless."""
+    asked = read_action(call, ClaimOrder, "claim")
+    if isinstance(asked, Refusal):
+        return asked
+    wanted, claim, dry = asked
+    reason = wanted.reason.strip()
+    if causes := words_faults(reason=reason, user=wanted.user):
+        return faulty("claim", causes)
+    whom = await _whom(call, wanted.user.strip())
+    if isinstance(whom, Refusal):
+        return whom
+    found = await find(call, key_of(call))
+    if isinstance(found, Refusal):
+        return found
+    tenant, user = whom
+    origin = _origin_for(call, f"{tenant}/{user}", reason)
+    reply = await ops.claim_node(
+        call.house.office, found.key.name, origin, reach(call.identity), tenant=tenant, user=user, reason=reason,
+        claim=claim, dry_run=dry,
+    )  # fmt: skip
+    return await written_answer(call, kind_of(call), reply)
+
+
+async def _whom(call: Call, wanted: str) -> tuple[str, str] | Refusal:
+    """For whom a node is claimed, as (tenant, user)."""
+    identity = call.identity
+    first, slash, last = wanted.partition("/")
+    tenant, user = (first, last) if slash else (identity.tenant, wanted)
+    if not wanted:
+        tenant, user = identity.tenant, identity.user
+    if not tenant or not user:
+        message = "must say for whom, as tenant/name: a node is claimed for a person of a tenant"
+        hint = "Name somebody of a tenant: `bursar node claim NODE --for TENANT/NAME`."
+        return replace(faulty("claim", [field_fault("user", message)]), hint=hint)
+    if (tenant, user) == (identity.tenant, identity.user):
+        return tenant, user
+    if identity.role not in _ADMINS or not await call.house.sees(identity, tenant):
+        return Refusal(Code.FORBIDDEN, "only an administrator of their tenant may claim a node for somebody else")
+    return tenant, user
+
+
+async def end(call: Call) -> Outcome:
+    """Give a node back: its holder may, and administrators."""
+    asked = _asked(call, "release")
+    if isinstance(asked, Refusal):
+        return asked
+    reason, claim, dry = asked
+    found = await find(call, key_of(call))
+    if isinstance(found, Refusal):
+        return found
+    origin, whose = origin_of(call, reason), reach(call.identity)
+    over = whose if call.identity.role in _ADMINS else NOBODYS
+    command = ReleaseNode(key=found.key, origin=origin, claim=claim, user=submitter(origin), over=over)
+    reply = await ops.release_node(call.house.office, command, whose, dry_run=dry)
+    return await written_answer(call, kind_of(call), reply)
+
+
+async def wipe(call: Call) -> Outcome:
+    """Have a node wiped again."""
+    asked = _asked(call, "wipe")
+    if isinstance(asked, Refusal):
+        return asked
+    reason, _, dry = asked
+    reply = await ops.wipe_node(call.house.office, call.parameters["name"], origin_of(call, reason), dry_run=dry)
+    return await written_answer(call, kind_of(call), reply)
+
+
+async def confirm(call: Call) -> Outcome:
+    """Believe an administrator that a node is wiped: others may use it from now on."""
+    asked = _asked(call, "confirmation")
+    if isinstance(asked, Refusal):
+        return asked
+    reason, _, dry = asked
+    origin = Origin(call.identity.actor, "wiped", reason)
+    reply = await ops.end_wipe(call.house.office, call.parameters["name"], origin, dry_run=dry)
+    return await written_answer(call, kind_of(call), reply)
+
+
+def _asked(call: Call, what: str) -> tuple[str, RequestClaim | None, bool] | Refusal:
+    asked = read_action(call, ReleaseOrder, what)
+    if isinstance(asked, Refusal):
+        return asked
+    wanted, claim, dry = asked
+    reason = wanted.reason.strip()
+    if causes := words_faults(reason=reason):
+        return faulty(what, causes)
+    return reason, claim, dry
+
+
+def _origin_for(call: Call, holder: str, reason: str) -> Origin:
+    """The audit says for whom, where that is another."""
+    origin = origin_of(call, reason)
+    if submitter(origin) == holder:
+        return origin
+    return origin_of(call, f"for {holder}: {reason}" if reason else f"for {holder}")
+
+
+async def list_claims(call: Call) -> Outcome:
+    """The claims whose holders the caller may know, and how full the pool is."""
+    pool = await ops.load_pool(call.house.office, reach(call.identity))
+    items = [_shown(node, claim) for node, claim in pool.claims]
+    return Answer(200, encode(ClaimList(PoolFigures(pool.size, pool.claimed), items)))
+
+
+def _shown(node: str, claim: Claim) -> ShownClaim:
+    return ShownClaim(
+        node, claim.id, str(claim.state), claim.holder, claim.since, claim.by, claim.reason or UNSET,
+        claim.released or UNSET, claim.message or _unpaid(claim) or UNSET,
+    )  # fmt: skip
+
+
+def _unpaid(claim: Claim) -> str:
+    return f"it is not paid for any more, and is given back once it is empty: {claim.unpaid}" if claim.unpaid else ""

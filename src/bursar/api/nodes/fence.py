@@ -1,0 +1,68 @@
+"""Handlers with which an administrator says that nothing of a node runs any more, and takes it back."""
+
+from __future__ import annotations
+
+import msgspec
+
+from bursar.api.http.action import faulty, read_action, words_faults
+from bursar.api.http.body import dry_run
+from bursar.api.http.route import Answer, Call, Outcome
+from bursar.api.objects.object import find, key_of, kind_of, origin_of, written_answer
+from bursar.core.values.refusal import Refusal, field_fault
+from bursar.ops.nodes import fence as ops
+from bursar.wire.shared.document import encode
+
+
+class FenceNode(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
+    """Why it is certain that nothing runs there: that it is switched off, say."""
+
+    reason: str = ""
+
+
+class FencedAllocations(msgspec.Struct):
+    """What became of what was placed there; of those stopping, parts still run on other nodes."""
+
+    requeued: int
+    failed: int
+    stopping: int
+    left: int
+
+
+class FenceStatus(msgspec.Struct, rename="camel"):
+    status: str
+    node: str
+    allocations: FencedAllocations
+
+
+async def start(call: Call) -> Outcome:
+    """Fence a node that is silent. Repeating is harmless."""
+    asked = read_action(call, FenceNode, "fence")
+    if isinstance(asked, Refusal):
+        return asked
+    wanted, claim, dry = asked
+    reason = wanted.reason.strip()
+    causes = words_faults(reason=reason)
+    if not reason:
+        causes.append(field_fault("reason", "must say why nothing of this node can be running any more"))
+    if causes:
+        return faulty("fence", causes)
+    found = await find(call, key_of(call))
+    if isinstance(found, Refusal):
+        return found
+    done = await ops.fence(call.house.office, found.key.name, origin_of(call, reason), reason, claim=claim, dry_run=dry)
+    if isinstance(done, Refusal):
+        return done
+    ended = FencedAllocations(done.requeued, done.failed, done.stopping, done.left)
+    return Answer(200, encode(FenceStatus("Fenced", found.key.name, ended)))
+
+
+async def end(call: Call) -> Outcome:
+    """Take a fence back; the node as it stands then."""
+    dry = dry_run(call)
+    if isinstance(dry, Refusal):
+        return dry
+    found = await find(call, key_of(call))
+    if isinstance(found, Refusal):
+        return found
+    reply = await ops.unfence(call.house.office, found.key.name, origin_of(call), dry_run=dry)
+    return await written_answer(call, kind_of(call), reply)

@@ -1,0 +1,64 @@
+"""Handlers of the keys that sign what is granted to nodes: everybody may know them, administrators change them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from bursar.api.http.action import faulty, read_action, words_faults
+from bursar.api.http.route import Answer, Call, Outcome
+from bursar.core.values.refusal import Refusal, field_fault, invalid
+from bursar.ops.nodes import signing as ops
+from bursar.wire.shared.document import encode
+
+# Whoever keeps them longer finds keys that it does not know, and asks again.
+CACHE = {"Cache-Control": "public, max-age=60"}
+OVERLAP_SECONDS_MAX = 30 * 86_400
+
+
+class KeySet(msgspec.Struct):
+    """RFC 7517: the public halves, oldest first. The last of them signs."""
+
+    keys: list[dict[str, Any]]
+
+
+class RotateKey(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
+    """For how long what the older keys have signed is still believed; 0 where they may have been stolen."""
+
+    overlap_seconds: int = int(ops.OVERLAP_SECONDS)
+    reason: str = ""
+
+
+class RotatedKey(msgspec.Struct):
+    """The key that signs from now on, and all that are believed."""
+
+    key: str
+    believed: list[str]
+
+
+async def show(call: Call) -> Outcome:
+    ring = await call.house.office.signing.ring()
+    return Answer(200, encode(KeySet(ring.jwks()["keys"])), headers=CACHE)
+
+
+async def rotate(call: Call) -> Outcome:
+    """A new key signs from now on."""
+    asked = read_action(call, RotateKey, "rotation")
+    if isinstance(asked, Refusal):
+        return asked
+    wanted, claim, dry = asked
+    if dry:
+        return invalid("dryRun is not offered here")
+    causes = words_faults(reason=wanted.reason)
+    if not 0 <= wanted.overlap_seconds <= OVERLAP_SECONDS_MAX:
+        causes.append(field_fault("overlapSeconds", f"must be between 0 and {OVERLAP_SECONDS_MAX}"))
+    if causes:
+        return faulty("rotation", causes)
+    house = call.house
+    by = f"{call.identity.actor}: {wanted.reason}" if wanted.reason else call.identity.actor
+    ring = await ops.rotate(house.database, by=by, overlap_seconds=wanted.overlap_seconds, claim=claim)
+    house.office.signing.forget()
+    if isinstance(ring, Refusal):
+        return ring
+    return Answer(201, encode(RotatedKey(ring.ids[-1], list(ring.ids))))

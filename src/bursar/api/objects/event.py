@@ -1,0 +1,202 @@
+"""Kubernetes Events, served from the change feed: what happened to an object, who did it, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from bursar.api.http.route import Answer, Call, Outcome
+from bursar.api.objects.table import wants_table
+from bursar.core.objects.event_text import Standing, tell
+from bursar.core.objects.object import Key
+from bursar.core.quota.tenant_tree import Tree, saw
+from bursar.core.values.access import Reach, allows, reach
+from bursar.core.values.duration import format_age
+from bursar.core.values.refusal import invalid
+from bursar.core.values.selector import Op, Selector, SelectorError, matches_fields, parse_fields
+from bursar.ops.access.audit import RESOURCES
+from bursar.ops.runtime.runtime import now, timestamp
+from bursar.ops.usage.budget_alert import BUDGETS
+from bursar.store.db.database import Connection
+from bursar.store.objects import change as store
+from bursar.store.objects.change import Happening
+from bursar.wire.shared.document import encode
+
+EVENTS_MAX = 500
+# Of so many the selector chooses, where it asks for more than one object's.
+LOOKED_THROUGH_MAX = 10_000
+# Without an object's name, only the newest revisions are looked through.
+RECENT_REVISIONS = 100_000
+
+FIELDS = (
+    *(f"involvedObject.{name}" for name in ("name", "namespace", "kind", "uid", "apiVersion", "fieldPath")),
+    "metadata.name", "metadata.namespace", "reason", "type", "source",
+)  # fmt: skip
+
+# What belongs to no tenant and is for everybody to see. Other things without a tenant are the administrators' own.
+CATALOGUE = ("Node", "PriorityClass", "Queue", "Tier")
+CLAIMING = frozenset({"claim", "release"})
+
+# What is told of tenants' budgets has a word of its own: (reason, type).
+_TOLD = {
+    (BUDGETS, "warn"): ("BudgetWarning", "Warning"),
+    (BUDGETS, "exhaust"): ("BudgetExhausted", "Warning"),
+    (BUDGETS, "restore"): ("BudgetRestored", "Normal"),
+}
+
+
+async def list_events(call: Call) -> Outcome:
+    try:
+        selector = parse_fields(call.query.get("fieldSelector", ""), FIELDS)
+    except SelectorError as error:
+        return invalid(str(error))
+    # Who may see what is asked first: it needs a connection, and nobody waits for a second one while holding a first.
+    whose = reach(call.identity)
+    tree, tenants = await call.house.tree_for(whose), await call.house.visible_tenants(call.identity)
+    async with call.house.database.reader() as db:
+        revision = (await store.load_position(db)).revision
+        found = await _load(db, call.parameters.get("namespace", ""), selector, tenants, revision)
+    hidden = frozenset(kind for kind, resource in RESOURCES.items() if not allows(call.identity, "list", resource))
+    seen = (event_of(one) for one in found if one.key.kind not in hidden and _visible(whose, tree, one))
+    newest = list(islice((event for event in seen if matches_fields(selector, _fields(event))), EVENTS_MAX))
+    events = newest[::-1]
+    meta = {"resourceVersion": str(revision)}
+    if wants_table(call.headers.get("accept", "")):
+        return Answer(200, encode(_table(events, meta, now())))
+    return Answer(200, encode({"kind": "EventList", "apiVersion": "v1", "metadata": meta, "items": events}))
+
+
+async def _load(
+    db: Connection, namespace: str, selector: Selector, tenants: Sequence[str] | None, revision: int
+) -> list[Happening]:
+    """What the selector may choose from, newest first."""
+    wanted = {term.key.removeprefix("involvedObject."): term.values[0] for term in selector.terms if term.op is Op.IN}
+    namespace = namespace or wanted.get("namespace", "")
+    if name := wanted.get("name"):
+        # Kubernetes files the events of cluster-wide objects under `default`.
+        found = await store.load_happenings_of(db, namespace, name, wanted.get("kind", ""), LOOKED_THROUGH_MAX)
+        return found or await store.load_happenings_of(db, "", name, wanted.get("kind", ""), LOOKED_THROUGH_MAX)
+    limit = LOOKED_THROUGH_MAX if selector.terms else EVENTS_MAX
+    return await store.load_happenings(db, max(0, revision - RECENT_REVISIONS), namespace, tenants, limit)
+
+
+def _visible(whose: Reach, tree: Tree, one: Happening) -> bool:
+    """What happened to a tenant that had the name before is an administrator's to see."""
+    if whose.everything:
+        return True
+    if tenant := _tenant(one):
+        return tenant in tree.tenants and saw(tree, whose, tenant, one.revision)
+    return not _tells_who(one) and one.key.kind in CATALOGUE
+
+
+def _tenant(one: Happening) -> str:
+    """To whom it happened; empty where that is nobody's, or an administrator's."""
+    if not _tells_who(one):
+        return one.tenant
+    tenant, of_a_tenant, _ = one.actor.removeprefix("user:").partition("/")
+    return tenant if of_a_tenant else ""
+
+
+def _tells_who(one: Happening) -> bool:
+    """That a node is claimed is for everybody to see, but not by whom."""
+    return one.key.kind == "Node" and one.verb in CLAIMING
+
+
+def _fields(event: dict[str, Any]) -> dict[str, str]:
+    """What a field selector may ask of an event."""
+    return {
+        **{f"involvedObject.{name}": value for name, value in event["involvedObject"].items()},
+        "metadata.name": event["metadata"]["name"],
+        "metadata.namespace": event["metadata"]["namespace"],
+        "reason": event["reason"],
+        "type": event["type"],
+        "source": event["source"]["component"],
+    }
+
+
+def event_of(one: Happening) -> dict[str, Any]:
+    key: Key = one.key
+    at = timestamp(one.at)
+    what = {
+        "name": key.name,
+        "kind": key.kind,
+        "apiVersion": "v1",
+        "uid": one.uid,
+        "resourceVersion": str(one.revision),
+    }
+    if key.namespace:
+        what["namespace"] = key.namespace
+    if of_budgets := _TOLD.get((one.actor, one.verb)):
+        (reason, type_), message = of_budgets, one.reason
+    else:
+        told = tell(one.type, one.verb, one.actor, one.reason, _standing(one))
+        reason, type_, message = told.reason, "Warning" if told.warning else "Normal", told.message
+    return {
+        "kind": "Event",
+        "apiVersion": "v1",
+        "metadata": {
+            "name": f"{key.name}.{one.revision:x}",
+            "namespace": key.namespace or "default",
+            "uid": f"event-{one.revision}",
+            "resourceVersion": str(one.revision),
+            "creationTimestamp": at,
+        },
+        "involvedObject": what,
+        "reason": reason,
+        "message": message,
+        "type": type_,
+        "source": {"component": one.actor},
+        "firstTimestamp": at,
+        "lastTimestamp": at,
+        "count": 1,
+    }
+
+
+class _Status(msgspec.Struct, rename="camel"):
+    phase: str = "Pending"
+    node_name: str = ""
+    message: str = ""
+    exit_code: int | None = None
+
+
+_status = msgspec.json.Decoder(_Status)
+
+
+def _standing(one: Happening) -> Standing | None:
+    if one.status is None:
+        return None
+    after = _status.decode(one.status)
+    return Standing(after.phase, after.node_name, after.message, after.exit_code)
+
+
+def _table(events: list[dict[str, Any]], meta: dict[str, str], at: datetime) -> dict[str, Any]:
+    columns = ("Last Seen", "Type", "Reason", "Object", "Message")
+    return {
+        "kind": "Table",
+        "apiVersion": "meta.k8s.io/v1",
+        "metadata": meta,
+        "columnDefinitions": [
+            {"name": name, "type": "string", "format": "", "description": "", "priority": 0} for name in columns
+        ],
+        "rows": [
+            {
+                "cells": [
+                    format_age(int((at - datetime.fromisoformat(one["lastTimestamp"])).total_seconds())),
+                    one["type"],
+                    one["reason"],
+                    f"{one['involvedObject']['kind'].lower()}/{one['involvedObject']['name']}",
+                    one["message"],
+                ],
+                "object": {
+                    "kind": "PartialObjectMetadata",
+                    "apiVersion": "meta.k8s.io/v1",
+                    "metadata": one["metadata"],
+                },
+            }
+            for one in events
+        ],
+    }

@@ -1,0 +1,368 @@
+"""Handlers for objects of any kind: Kubernetes' verbs over the verbs of ops."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+
+from bursar.api.http.body import Body, claim_of, dry_run, read_object
+from bursar.api.http.route import JSON, Answer, Call, Outcome, Stream
+from bursar.api.http.seats import party
+from bursar.api.http.spool import Spool, SpooledPieces, SpoolFull
+from bursar.api.objects.queue_position import QUEUED, queue_of, with_glimpse, with_place
+from bursar.api.objects.render import rows, show, show_written
+from bursar.api.objects.table import table, wants_table
+from bursar.api.objects.watch import watch
+from bursar.core.objects.finalizer import added, reserved
+from bursar.core.objects.object import Key, Origin, Stored
+from bursar.core.values.access import Identity, Role, reach
+from bursar.core.values.refusal import Code, Refusal, field_fault, invalid
+from bursar.core.values.replace import replace
+from bursar.core.values.selector import SelectorError, parse, parse_fields
+from bursar.ops.objects import object as ops
+from bursar.ops.objects.dispatch import create_command, owner_of
+from bursar.ops.objects.object import not_found
+from bursar.ops.quota.cluster_ceiling import unsatisfiable
+from bursar.ops.runtime.command import Reply, Written
+from bursar.store.db.idempotency import Claim
+from bursar.store.objects import listing
+from bursar.store.objects.listing import Item, Page, Query
+from bursar.wire.kinds.allocation import gang_of
+from bursar.wire.kinds.job import allocation_spec, gang_size
+from bursar.wire.kinds.namespace import DEFAULT_TENANT, TENANT_LABEL
+from bursar.wire.shared.document import encode, finalizers_of, is_ending, render_list
+from bursar.wire.shared.kind import Kind, Object
+
+LIMIT_MAX = 10_000
+PAGE_MAX = 200  # objects that are read by one statement
+WHOLE_BYTES_MAX = 256 << 10  # what is sent at once; more waits in a spool for who does not read
+_NOT_OURS = invalid("the continue token is not one of ours", hint="Start the list anew, without it.")
+
+
+def kind_of(call: Call) -> Kind:
+    assert call.route.kind is not None
+    return call.route.kind
+
+
+def key_of(call: Call) -> Key:
+    return Key(kind_of(call).name, call.parameters.get("namespace", ""), call.parameters.get("name", ""))
+
+
+def origin_of(call: Call, reason: str = "") -> Origin:
+    return Origin(call.identity.actor, call.route.verb, reason)
+
+
+def is_admin(call: Call) -> bool:
+    """Whether the caller may let work in beyond what its tenant may ask for."""
+    return call.identity.role is Role.SYSTEM_ADMIN
+
+
+# Reading.
+
+
+async def find(call: Call, key: Key) -> Stored | Refusal:
+    """An object that the caller may see. What is another tenant's does not exist."""
+    found = await ops.get(call.house.office, key)
+    if isinstance(found, Refusal):
+        return found
+    return found if await may_see(call, found) else not_found(key)
+
+
+async def may_see(call: Call, one: Stored) -> bool:
+    if one.key.kind == "Allocation" and reach(call.identity).node:
+        nodes = {node["name"] for node in msgspec.json.decode(one.status).get("nodes", ())}
+        return reach(call.identity).sees_bound(nodes)
+    return await call.house.sees(call.identity, one.tenant)
+
+
+async def get(call: Call) -> Outcome:
+    found = await find(call, key_of(call))
+    if isinstance(found, Refusal):
+        return found
+    return await one_answer(call, 200, item(await with_glimpse(call, found)))
+
+
+def item(one: Stored) -> Item:
+    return Item(one.key.namespace, one.key.name, one.tenant, one.revision, one.doc, one.status)
+
+
+async def one_answer(call: Call, status: int, one: Item) -> Answer:
+    kind = kind_of(call)
+    if wants_table(call.headers.get("accept", "")):
+        plain = await rows(call.house, kind, [one])
+        return Answer(
+            status,
+            encode(table(kind, plain, now_seconds=time.time(), list_meta={"resourceVersion": str(one.revision)})),
+        )
+    (body,) = await show(call.house.database, kind, [one])
+    return Answer(status, body)
+
+
+async def query_of(call: Call) -> Query | Refusal:
+    """What a list, watch or deletion of a collection chooses from. In a namespace of another tenant that is nothing, as
+    in one that does not exist: so neither tells whether there is one."""
+    kind = kind_of(call)
+    try:
+        labels = parse(call.query.get("labelSelector", ""))
+        fields = parse_fields(
+            call.query.get("fieldSelector", ""), ("metadata.name", "metadata.namespace", *kind.selectable)
+        )
+    except SelectorError as error:
+        return invalid(str(error))
+    tenants, node = await call.house.visible_tenants(call.identity), ""
+    if tenants is not None and (kind.name in ("Node", "PriorityClass", "Queue", "Tier", "Settings")):
+        tenants = None
+    if tenants == () and kind.name == "Allocation" and call.identity.node:
+        tenants, node = None, call.identity.node
+    return Query(kind.name, call.parameters.get("namespace", ""), tenants, node, labels, fields)
+
+
+async def list_or_watch(call: Call) -> Outcome:
+    query = await query_of(call)
+    if isinstance(query, Refusal):
+        return query
+    if call.query.get("watch", "") in ("true", "1"):
+        return await watch(call, query)
+    return await list_objects(call, query)
+
+
+async def list_objects(call: Call, query: Query) -> Outcome:
+    page = _page_of(call, query)
+    if isinstance(page, Refusal):
+        return page
+    if call.query.get("includeObject", "Metadata") not in ("None", "Metadata", "Object"):
+        return invalid("includeObject must be None, Metadata or Object")
+    query, first_revision = page
+    if not 0 < query.limit <= PAGE_MAX:
+        return await _list_in_pages(call, query, first_revision)
+    async with call.house.database.reader() as db:
+        found = await listing.load_page(db, query)
+    items = b",".join(await _shown(call, found.items))
+    head, tail = _around(call, first_revision or found.revision, found)
+    if len(items) <= WHOLE_BYTES_MAX:
+        return Answer(200, b"".join((head, items, tail)))
+    spool = call.house.spools.open(party(call.identity))
+    try:
+        await spool.write(items)
+    except SpoolFull as full:
+        spool.close()
+        return full.refusal
+    return _spooled(head, spool, tail)
+
+
+async def _list_in_pages(call: Call, query: Query, first_revision: int) -> Outcome:
+    """A list that may be long: it is read and put away page by page, and sent when nothing is held for it any more."""
+    house = call.house
+    spool = house.spools.open(party(call.identity))
+    try:
+        async with (
+            house.lists.taken(call.identity),
+            house.database.reader() as db,
+            aclosing(listing.load_all(db, query, PAGE_MAX)) as pages,
+        ):
+            async for found in pages:
+                if items := await _shown(call, found.items):
+                    await spool.write(b"," * bool(spool.size) + b",".join(items))
+        head, tail = _around(call, first_revision or found.revision, found)
+        if spool.size <= WHOLE_BYTES_MAX:
+            body = b"".join([head, *[piece async for piece in spool.read()], tail])
+            spool.close()
+            return Answer(200, body)
+        return _spooled(head, spool, tail)
+    except SpoolFull as full:
+        spool.close()
+        return full.refusal
+    except BaseException:
+        spool.close()
+        raise
+
+
+def _spooled(head: bytes, spool: Spool, tail: bytes) -> Stream:
+    """An answer of known length whose middle is in a spool. Cut short, it must not look whole."""
+    length = len(head) + spool.size + len(tail)
+    return Stream(SpooledPieces(head, spool, tail), JSON, {"Content-Length": str(length)}, breaks=True)
+
+
+async def _shown(call: Call, items: Sequence[Item]) -> list[bytes]:
+    """Objects of a list, or rows of a table."""
+    kind = kind_of(call)
+    if not wants_table(call.headers.get("accept", "")):
+        return await show(call.house.database, kind, items)
+    include: Any = call.query.get("includeObject", "Metadata")
+    plain = await rows(call.house, kind, items)
+    shown = table(kind, plain, now_seconds=time.time(), include_object=include, with_columns=False)
+    return [encode(row) for row in shown["rows"]]
+
+
+def _around(call: Call, revision: int, found: Page) -> tuple[bytes, bytes]:
+    """What stands before the objects of a list, or the rows of a table, and what stands behind them."""
+    kind, token = kind_of(call), ""
+    if found.more:
+        last = found.items[-1]
+        token = base64.urlsafe_b64encode(encode([revision, last.namespace, last.name])).decode()
+    if wants_table(call.headers.get("accept", "")):
+        meta = {"resourceVersion": str(revision), **({"continue": token} if token else {})}
+        whole = encode(table(kind, (), now_seconds=0, list_meta=meta))
+    else:
+        whole = render_list(kind, (), revision, token)
+    return whole[:-2], whole[-2:]
+
+
+def _page_of(call: Call, query: Query) -> tuple[Query, int] | Refusal:
+    limit = call.query.get("limit", "0")
+    if not (limit.isascii() and limit.isdigit() and len(limit) < 10):
+        return invalid("limit must be a number from 0 on")
+    query = replace(query, limit=min(int(limit), LIMIT_MAX) if int(limit) else 0)
+    token = call.query.get("continue", "")
+    if not token:
+        return query, 0
+    try:
+        revision, namespace, name = msgspec.json.decode(
+            base64.urlsafe_b64decode(token.encode()), type=tuple[int, str, str]
+        )
+    except (ValueError, msgspec.MsgspecError):
+        return _NOT_OURS
+    if not 0 <= revision < 2**63 or "\0" in namespace + name:
+        return _NOT_OURS
+    return replace(query, after=(namespace, name)), revision
+
+
+# Writing.
+
+
+async def create(call: Call) -> Outcome:
+    kind = kind_of(call)
+    body = await read_object(call, kind)
+    if isinstance(body, Refusal):
+        return body
+    return await create_object(call, kind, body)
+
+
+async def create_object(call: Call, kind: Kind, body: Body) -> Outcome:
+    claim, dry = claim_of(call, body.request_id), dry_run(call)
+    if isinstance(claim, Refusal):
+        return claim
+    if isinstance(dry, Refusal):
+        return dry
+    one = body.object
+    call.subject = one.metadata.name or ""
+    if refusal := finalizers_refused(call, kind, one) or await adopt(call, kind, one):
+        return refusal
+    seen = await namespace_tenant(call, kind)
+    if isinstance(seen, Refusal):
+        return seen
+    if never := await never_runs(call, kind, one):
+        # What was let in before is answered as before, whatever has become of the nodes.
+        reply = await recall(call, claim, never)
+        if isinstance(reply, Written):
+            reply = await with_place(call, reply, queue_of(one))
+        return await written_answer(call, kind, reply, 201, body.warnings)
+    if kind.name in QUEUED:
+        call.house.depths.look()
+    command = create_command(kind, one, origin_of(call), claim, seen_tenant=seen, admin=is_admin(call))
+    reply = await ops.submit(call.house.office, command, tenant=seen or call.identity.tenant, dry_run=dry)
+    if kind.name in QUEUED and isinstance(reply, Written):
+        reply = await with_place(call, reply, queue_of(one))
+    return await written_answer(call, kind, reply, 201, body.warnings)
+
+
+def finalizers_refused(call: Call, kind: Kind, one: Object, before: Stored | None = None) -> Refusal | None:
+    """Why the finalizers of a new object, or of a new version of one, are not accepted. Somebody of a tenant must not
+    keep what is everybody's from going, nor clean up for those who watch over it."""
+    were, are = finalizers_of(before.doc) if before is not None else (), tuple(one.metadata.finalizers or ())
+    if were == are:
+        return None
+    if not kind.namespaced and not reach(call.identity).everything:
+        return Refusal(
+            Code.FORBIDDEN,
+            f"role {call.identity.role} may not change the finalizers of {kind.plural}",
+            "Ask an administrator of the system, or leave metadata.finalizers as it is.",
+        )
+    new = added(were, are)
+    wrong = reserved(new)
+    if new and before is not None and is_ending(before.doc):
+        wrong = f"none can be added to what is being deleted: {', '.join(new)}"
+    if not wrong:
+        return None
+    cause = field_fault("metadata.finalizers", wrong)
+    return Refusal(Code.UNPROCESSABLE, f"metadata.finalizers: {wrong}", causes=(cause,))
+
+
+async def never_runs(call: Call, kind: Kind, one: Object) -> Refusal | None:
+    """Why this could never run on the nodes there are."""
+    if kind.name == "Job":
+        spec, members = allocation_spec(one.metadata.name, one.spec), gang_size(one.metadata.name, one.spec)
+        return await unsatisfiable(call.house.office, spec, members, path="spec.template.spec")
+    if kind.name != "Allocation":
+        return None
+    gang = gang_of(one.metadata, one.spec)
+    return await unsatisfiable(call.house.office, one.spec, gang.min_members if gang is not None else 1)
+
+
+async def adopt(call: Call, kind: Kind, one: Object) -> Refusal | None:
+    """A namespace without a tenant becomes its creator's; nobody creates or moves one into a tenant out of sight."""
+    if kind.name != "Namespace":
+        return None
+    labels = dict(one.metadata.labels or {})
+    labels.setdefault(TENANT_LABEL, call.identity.tenant or DEFAULT_TENANT)
+    one.metadata.labels = labels
+    if not await call.house.sees(call.identity, owner_of(kind, one)):
+        return Refusal(Code.FORBIDDEN, f"you may not put a namespace into tenant {labels[TENANT_LABEL]!r}")
+    return None
+
+
+async def namespace_tenant(call: Call, kind: Kind) -> str | Refusal | None:
+    """Whose namespace the path names; None for kinds without one."""
+    if not kind.namespaced:
+        return None
+    name = call.parameters["namespace"]
+    namespace = (await call.house.tree()).namespaces.get(name)
+    if namespace is None:
+        namespace = (await call.house.tree(fresh=True)).namespaces.get(name)
+    if namespace is None or not await call.house.sees(call.identity, namespace.tenant):
+        return _missing_namespace(call.identity, name)
+    return namespace.tenant
+
+
+def _missing_namespace(identity: Identity, name: str) -> Refusal:
+    """For who does not see everything it may well exist, and be another's: they are not told to create it."""
+    hint = "Name another one with -n: `bursar get namespaces` lists yours."
+    if reach(identity).everything:
+        hint = f"Create it first: bursar create namespace {name}"
+    return Refusal(Code.NOT_FOUND, f'namespaces "{name}" not found', hint)
+
+
+async def written_answer(
+    call: Call, kind: Kind, reply: Reply, status: int = 200, warnings: tuple[str, ...] = ()
+) -> Outcome:
+    if isinstance(reply, Refusal):
+        return reply
+    assert isinstance(reply, Written)
+    if kind.in_tree:
+        call.house.forget_tree()
+    headers = {"Warning": ", ".join(f"299 - {json.dumps(one[:256])}" for one in warnings[:32])} if warnings else {}
+    accept = call.headers.get("accept", "")
+    if wants_table(accept):
+        key = reply.key
+        return await one_answer(
+            call, status, Item(key.namespace, key.name, "", max(reply.revision, 0), reply.doc, reply.status)
+        )
+    return Answer(status, await show_written(call.house.database, kind, reply), JSON, headers)
+
+
+async def recalled(call: Call, claim: Claim | None, otherwise: Reply) -> Outcome:
+    """What a request that has nothing left to do is answered: as before, if it is a repetition."""
+    return await written_answer(call, kind_of(call), await recall(call, claim, otherwise))
+
+
+async def recall(call: Call, claim: Claim | None, otherwise: Reply) -> Reply:
+    if claim is None:
+        return otherwise
+    command = ops.Recall(key=key_of(call), origin=origin_of(call), claim=claim, otherwise=otherwise)
+    return await call.house.office.changing.submit(command, call.identity.tenant)

@@ -1,0 +1,402 @@
+"""Watches: every change once, in commit order, from a revision on.
+
+A watch joins the process's feed first and reads what lies between its revision and that point from the database, so
+nothing falls between. Changes are rendered once per format and shared by all watchers. One that does not keep up is let
+go: it resumes from the last revision it saw. Whether the caller may still see this is asked again as long as it lasts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import msgspec
+
+from bursar.api.http import metrics
+from bursar.api.http.problem import body_of
+from bursar.api.http.route import JSON, Call, Outcome, Stream
+from bursar.api.http.seats import party
+from bursar.api.http.spool import SpoolFull
+from bursar.api.objects.render import JOINED, rows, show
+from bursar.api.objects.table import table, wants_table
+from bursar.core.quota.tenant_tree import is_current, saw
+from bursar.core.values.access import Reach, reach
+from bursar.core.values.refusal import Code, Refusal, invalid
+from bursar.core.values.selector import matches, matches_fields
+from bursar.ops.runtime.feed import READ_START, FedChange, Follower, Lagging, next_limit
+from bursar.store.db.database import AWAY
+from bursar.store.objects import change as change_store
+from bursar.store.objects import listing
+from bursar.store.objects.change import Change
+from bursar.store.objects.listing import Item, Query
+from bursar.wire.shared.document import EMPTY, encode, render
+from bursar.wire.shared.kind import Kind
+from bursar.wire.shared.meta import API_VERSION
+
+SSE = "text/event-stream"
+CATCH_UP = 1000
+BOOKMARK_SECONDS = 30.0
+KEEPALIVE_SECONDS = 15.0
+TIMEOUT_SECONDS = 3600
+WATCHES_PER_TENANT_MAX = 1000
+WATCHES_MAX = 20_000
+STATE_PAGE = 200
+INITIAL_END = "k8s.io/initial-events-end"
+
+
+@dataclass(slots=True)
+class Watch:
+    call: Call
+    kind: Kind
+    query: Query
+    format: str  # lines, sse, or table
+    bookmarks: bool
+    until: float
+    seen: int = 0  # the last revision that was sent, or passed over
+    columns_sent: bool = False
+    follower: Follower | None = None
+    known_at: float = field(default_factory=time.monotonic)  # when the caller last proved who they are
+
+    @property
+    def as_table(self) -> bool:
+        return self.format == "table"
+
+
+class Over(Exception):
+    """The watch ends here, and the watcher is told why."""
+
+    def __init__(self, refusal: Refusal | None) -> None:
+        super().__init__(refusal)
+        self.refusal = refusal
+
+
+class Events:
+    """The pieces of a watch. Its seat is given back when it ends, or is closed before it began."""
+
+    def __init__(self, one: Watch, pieces: AsyncGenerator[bytes, None]) -> None:
+        self._one = one
+        self._pieces = pieces
+        self._seat = party(one.call.identity)
+        self._taken = True
+        one.call.house.watches[self._seat] += 1
+        metrics.WATCHERS.inc()
+
+    def __aiter__(self) -> Events:
+        return self
+
+    async def __anext__(self) -> bytes:
+        try:
+            return await anext(self._pieces)
+        except BaseException:
+            self._give_back()
+            raise
+
+    async def aclose(self) -> None:
+        try:
+            await self._pieces.aclose()
+        finally:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        if not self._taken:
+            return
+        self._taken = False
+        house = self._one.call.house
+        house.watches[self._seat] -= 1
+        if not house.watches[self._seat]:
+            del house.watches[self._seat]
+        if self._one.follower is not None:
+            house.feed.leave(self._one.follower)
+        metrics.WATCHERS.dec()
+
+
+async def watch(call: Call, query: Query) -> Outcome:
+    assert call.route.kind is not None
+    if refusal := no_seat(call):
+        return refusal
+    accept = call.headers.get("accept", "")
+    shape = "table" if wants_table(accept) else "sse" if SSE in accept else "lines"
+    text = call.query.get("timeoutSeconds", "") or str(TIMEOUT_SECONDS)
+    version = call.query.get("resourceVersion", "") or call.headers.get("last-event-id", "")
+    for name, value in (("timeoutSeconds", text), ("resourceVersion", version or "0")):
+        if not (value.isascii() and value.isdigit() and len(value) <= 18):
+            return invalid(f"{name} must be a number")
+    one = Watch(
+        call,
+        call.route.kind,
+        query,
+        shape,
+        bookmarks=call.query.get("allowWatchBookmarks", "") in ("true", "1"),
+        until=time.monotonic() + min(int(text), TIMEOUT_SECONDS),
+    )
+    initial = call.query.get("sendInitialEvents", "") in ("true", "1")
+    start = int(version or "0")
+    if start and not initial:
+        if refusal := await _too_old(call, start):
+            return refusal
+        one.seen = start
+        one.follower = await call.house.feed.follow(query.kind, query.namespace, start)
+    if refusal := no_seat(call):  # Others came in meanwhile.
+        if one.follower is not None:
+            call.house.feed.leave(one.follower)
+        return refusal
+    media = SSE if shape == "sse" else JSON
+    return Stream(Events(one, _events(one, from_state=not start or initial, mark_end=initial)), media)
+
+
+def no_seat(call: Call) -> Refusal | None:
+    """Every watch costs memory for as long as it lasts: there are so many seats, and so many of them for one tenant."""
+    watches, hint = call.house.watches, "End watches that are not needed, or try again later."
+    if watches[party(call.identity)] >= WATCHES_PER_TENANT_MAX:
+        message = f"{WATCHES_PER_TENANT_MAX} watches of yours are open here, and more are not allowed"
+        return Refusal(Code.RATE_LIMITED, message, hint, retry_after_seconds=10)
+    if watches.total() >= WATCHES_MAX:
+        return Refusal(Code.OVERLOADED, f"{WATCHES_MAX} watches are open here", hint, retry_after_seconds=10)
+    return None
+
+
+async def _too_old(call: Call, revision: int) -> Refusal | None:
+    async with call.house.database.reader() as db:
+        position = await change_store.load_position(db)
+    if position.floor <= revision <= position.revision:
+        return None
+    return expired(revision)
+
+
+def expired(revision: int) -> Refusal:
+    return Refusal(
+        Code.GONE,
+        f"too old or unknown resource version: {revision}",
+        "List again, and watch from the list's resourceVersion.",
+    )
+
+
+async def _events(one: Watch, *, from_state: bool, mark_end: bool) -> AsyncGenerator[bytes, None]:
+    try:
+        if from_state:
+            async with aclosing(_current_state(one, mark_end=mark_end)) as pieces:
+                async for piece in pieces:
+                    yield piece
+        if one.follower is None:
+            # Only now: what happens while the state is sent need not wait in a queue, for it is read when catching up.
+            one.follower = await one.call.house.feed.follow(one.query.kind, one.query.namespace, one.seen)
+        async for piece in _catch_up(one, one.follower.after):
+            yield piece
+        async for piece in _follow(one, one.follower):
+            yield piece
+    except Over as over:
+        if over.refusal is not None:
+            yield _error(one, over.refusal)
+    except Lagging:
+        metrics.WATCHERS_LET_GO.inc()
+    except AWAY:
+        return  # The client resumes from where it was.
+
+
+async def check_identity(one: Watch) -> None:
+    """End the watch of a caller who may not come in any more. While the database is away nobody is turned out."""
+    if time.monotonic() - one.known_at < KEEPALIVE_SECONDS:
+        return
+    one.known_at = time.monotonic()
+    try:
+        identity = await one.call.house.authenticator.authenticate(one.call.headers.get("authorization"))
+    except AWAY:
+        return
+    if isinstance(identity, Refusal):
+        raise Over(identity)
+    if identity != one.call.identity:
+        raise Over(None)  # Somebody else by now: what they may see is decided when they come again.
+
+
+async def _current_state(one: Watch, *, mark_end: bool) -> AsyncGenerator[bytes, None]:
+    """What there is now, as ADDED events; the watch goes on from the revision of that state."""
+    house = one.call.house
+    spool = house.spools.open(party(one.call.identity))
+    try:
+        # Put away before anything is sent: who reads slowly, or not at all, holds no seat and no connection.
+        async with (
+            house.states.taken(one.call.identity),
+            house.database.reader() as db,
+            aclosing(listing.load_all(db, one.query, STATE_PAGE)) as pages,
+        ):
+            async for page in pages:
+                revision = page.revision
+                if page.items:
+                    await spool.write(b"".join(await _rendered(one, "ADDED", page.items)))
+        async with aclosing(spool.read()) as pieces:
+            async for piece in pieces:
+                yield piece
+                await check_identity(one)
+    except SpoolFull as full:
+        raise Over(full.refusal) from None
+    finally:
+        spool.close()
+    one.seen = revision
+    if mark_end:
+        yield _bookmark(one, {INITIAL_END: "true"})
+
+
+async def _catch_up(one: Watch, until: int) -> AsyncGenerator[bytes, None]:
+    """What happened between the watch's revision and the moment it joined the feed."""
+    limit = min(READ_START, CATCH_UP)
+    while one.seen < until:
+        await check_identity(one)
+        async with one.call.house.database.reader() as db:
+            changes = await change_store.load_between(db, one.seen, until, one.query.kind, one.query.namespace, limit)
+            # Afterwards: the floor rises before anything is dropped, so what lies above it now was all there.
+            floor = (await change_store.load_position(db)).floor
+        if one.seen < floor:
+            raise Over(expired(one.seen))
+        for change in changes:
+            if (piece := await _event(one, FedChange(change))) is not None:
+                yield piece
+            one.seen = change.revision
+        if len(changes) < limit:
+            one.seen = until
+        limit = next_limit(limit, changes, CATCH_UP)
+
+
+async def _follow(one: Watch, follower: Follower) -> AsyncGenerator[bytes, None]:
+    marked = time.monotonic()
+    while (now := time.monotonic()) < one.until:
+        pause = min(one.until - now, KEEPALIVE_SECONDS)
+        fed = await follower.wait(pause)
+        await check_identity(one)
+        pieces = []
+        for change in fed:
+            if change.change.revision > one.seen:
+                if (piece := await _event(one, change)) is not None:
+                    pieces.append(piece)
+                one.seen = change.change.revision
+        if pieces:
+            yield b"".join(pieces)
+        elif not fed:
+            if one.format == "sse":
+                yield b": still here\n\n"
+            elif one.bookmarks and time.monotonic() - marked > BOOKMARK_SECONDS:
+                marked = time.monotonic()
+                one.seen = max(one.seen, one.call.house.feed.revision)
+                yield _bookmark(one, {})
+
+
+# One change, as this watcher sees it.
+
+
+async def _event(one: Watch, fed: FedChange) -> bytes | None:
+    sight = await visibility(one.call, fed)
+    kind_of_event = event_type(one.query, fed, sight)
+    if kind_of_event is None:
+        return None
+    change = fed.change
+    is_hidden = not sight.after and change.type != "DELETED" and not one.call.identity.node
+    if is_hidden or one.kind.name in JOINED or one.as_table:
+        (piece,) = await _rendered(one, kind_of_event, [_gone(change) if is_hidden else _item(change)])
+        return piece
+    # The same for everybody who asked in this form: made once.
+    known = fed.rendered.get((one.format, kind_of_event))
+    if known is None:
+        body = render(change.doc, change.status, change.revision)
+        known = _wrapped(one.format, kind_of_event, body, change.revision)
+        fed.rendered[one.format, kind_of_event] = known
+    return known
+
+
+class Sight(NamedTuple):
+    """Whether the caller may see an object as it was before a change, and as it is after it."""
+
+    before: bool
+    after: bool
+
+
+async def visibility(call: Call, fed: FedChange) -> Sight:
+    """Asked anew for each change, for trees change."""
+    whose: Reach = reach(call.identity)
+    tenant, before = fed.change.tenant, fed.change.before_tenant
+    if whose.everything or not tenant:
+        return Sight(True, True)
+    if whose.node:
+        return Sight(whose.sees_bound(fed.before_nodes), whose.sees_bound(fed.nodes))
+    after = await _saw(call, whose, tenant, fed.change.revision)
+    return Sight(after if before in (None, tenant) else await _saw(call, whose, before, fed.change.revision), after)
+
+
+async def _saw(call: Call, whose: Reach, tenant: str, revision: int) -> bool:
+    tree = await call.house.tree_for(whose)
+    if tenant not in tree.tenants:
+        tree = await call.house.tree(fresh=True)  # It may have been born through another process a moment ago.
+    if not is_current(tree, whose):
+        raise Over(None)  # The caller's tenant was deleted, and another has its name.
+    return saw(tree, whose, tenant, revision)
+
+
+def event_type(query: Query, fed: FedChange, sight: Sight) -> str | None:
+    """What a watcher with these selectors is told: leaving them, or its sight, is DELETED, entering is ADDED."""
+    type_ = fed.change.type
+    before = (
+        type_ != "ADDED"
+        and sight.before
+        and matches(query.labels, fed.before_labels or {})
+        and matches_fields(query.fields, fed.before_fields or {})
+    )
+    after = (
+        type_ != "DELETED"
+        and sight.after
+        and matches(query.labels, fed.labels)
+        and matches_fields(query.fields, fed.fields)
+    )
+    if after:
+        return "MODIFIED" if before else "ADDED"
+    return "DELETED" if before else None
+
+
+def _item(change: Change) -> Item:
+    key = change.key
+    return Item(key.namespace, key.name, change.tenant, change.revision, change.doc, change.status)
+
+
+def _gone(change: Change) -> Item:
+    """As much of an object as may be said to somebody who does not see it any more: which one it was."""
+    key = change.key
+    metadata = {"name": key.name, "uid": change.uid, **({"namespace": key.namespace} if key.namespace else {})}
+    doc = encode({"apiVersion": API_VERSION, "kind": key.kind, "metadata": metadata})
+    return Item(key.namespace, key.name, "", change.revision, doc, EMPTY)
+
+
+async def _rendered(one: Watch, kind_of_event: str, items: Sequence[Item]) -> list[bytes]:
+    if one.as_table:
+        bodies = [
+            _row(one, item, plain)
+            for item, plain in zip(items, await rows(one.call.house, one.kind, items), strict=True)
+        ]
+    else:
+        bodies = await show(one.call.house.database, one.kind, items)
+    return [_wrapped(one.format, kind_of_event, body, item.revision) for item, body in zip(items, bodies, strict=True)]
+
+
+def _row(one: Watch, item: Item, plain: dict[str, Any]) -> bytes:
+    meta = {"resourceVersion": str(item.revision)}
+    body = encode(table(one.kind, [plain], now_seconds=time.time(), with_columns=not one.columns_sent, list_meta=meta))
+    one.columns_sent = True
+    return body
+
+
+def _wrapped(shape: str, kind_of_event: str, body: bytes, revision: int) -> bytes:
+    line = b'{"type":"%s","object":%s}' % (kind_of_event.encode(), body)
+    if shape == "sse":
+        return b"id: %d\ndata: %s\n\n" % (revision, line)
+    return line + b"\n"
+
+
+def _bookmark(one: Watch, annotations: dict[str, str]) -> bytes:
+    metadata: dict[str, Any] = {"resourceVersion": str(one.seen), "creationTimestamp": None}
+    if annotations:
+        metadata["annotations"] = annotations
+    body = encode({"kind": one.kind.name, "apiVersion": "v1", "metadata": metadata})
+    return _wrapped(one.format, "BOOKMARK", body, one.seen)
+
+
+def _error(one: Watch, refusal: Refusal) -> bytes:
+    return _wrapped(one.format, "ERROR", msgspec.json.encode(body_of(refusal, one.call.request_id)), one.seen)

@@ -1,0 +1,194 @@
+"""Handlers of webhooks: made, listed, removed. The secret is in the answer that made it, and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from bursar.api.credit import payment
+from bursar.api.credit.credit import continue_place, continue_token, limit_of
+from bursar.api.http.action import read_action
+from bursar.api.http.route import NO_STORE, Answer, Call, Outcome, Param, Route
+from bursar.core.values.refusal import Refusal, invalid
+from bursar.ops.objects import webhook as ops
+from bursar.ops.runtime.runtime import timestamp
+from bursar.store.objects.webhook import Pending, Webhook
+from bursar.wire.reports.cloud_event import TYPE_PREFIX, event_id
+from bursar.wire.reports.credit import Moved
+from bursar.wire.shared.document import encode
+
+DELIVERIES_MAX = 500
+PAGING = (Param("limit", "At most so many; the rest follows with continue.", "integer"),
+          Param("continue", "From the page before."))  # fmt: skip
+
+
+class NewWebhook(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
+    """`direction` is out, for notices that are sent to `url`, or in, for payments that are signed with the secret. No
+    `types` are all of them; no `tenant` is everybody. `allowLocal`: it may be on this machine, or link-local."""
+
+    name: str
+    url: str = ""
+    direction: str = "out"
+    tenant: str = ""
+    types: list[str] = []
+    allow_local: bool = False
+    secret: str = ""
+
+
+class WebhookMeta(msgspec.Struct, rename="camel"):
+    name: str
+    creation_timestamp: str
+
+
+class WebhookSpec(msgspec.Struct, rename="camel"):
+    direction: str
+    url: str
+    tenant: str
+    types: list[str]
+    allow_local: bool
+    created_by: str
+
+
+class WebhookStatus(msgspec.Struct, rename="camel", omit_defaults=True):
+    """How many notices wait to be sent, how many were given up, and what the receiver said last."""
+
+    state: str
+    waiting: int = 0
+    given_up: int = 0
+    last_said: str = ""
+    secret: str = ""
+
+
+class WebhookView(msgspec.Struct, rename="camel"):
+    metadata: WebhookMeta
+    spec: WebhookSpec
+    status: WebhookStatus
+    kind: str = "Webhook"
+    api_version: str = "v1"
+
+
+class WebhookList(msgspec.Struct, rename="camel"):
+    items: list[WebhookView]
+    kind: str = "WebhookList"
+    api_version: str = "v1"
+
+
+class Trial(msgspec.Struct):
+    """What is sent is told by its id, as the receiver sees it."""
+
+    webhook: str
+    notice: str
+
+
+class DeliveryView(msgspec.Struct, rename="camel"):
+    """A notice that was not taken yet; `nextAt` is null where it is given up."""
+
+    notice: str
+    type: str
+    tenant: str
+    subject: str
+    at: str
+    tries: int
+    last_said: str
+    next_at: str | None
+
+
+class DeliveryList(msgspec.Struct, rename="camel"):
+    items: list[DeliveryView]
+    following: str = msgspec.field(name="continue", default="")
+
+
+def webhook_routes(root: str) -> Iterator[Route]:
+    """Part of the one table in routes.py."""
+    yield Route(
+        "POST", f"{root}/webhooks", create, "Have notices sent, or payments believed.", "create", "webhooks",
+        body=NewWebhook, answer=WebhookView, status=201, refusals=(404, 409),
+    )  # fmt: skip
+    yield Route(
+        "GET", f"{root}/webhooks", list_webhooks, "List webhooks, without their secrets.", "list", "webhooks",
+        answer=WebhookList,
+    )  # fmt: skip
+    yield Route(
+        "DELETE", f"{root}/webhooks/{{name}}", remove, "Remove a webhook.", "delete", "webhooks", answer=WebhookView
+    )
+    yield Route(
+        "POST", f"{root}/webhooks/{{name}}/test", send_trial, "Send a notice that tells of nothing.", "create",
+        "webhooks", "test", answer=Trial, status=202, refusals=(404, 409, 422),
+    )  # fmt: skip
+    yield Route(
+        "GET", f"{root}/webhooks/{{name}}/deliveries", list_deliveries, "What a webhook has not taken yet.", "list",
+        "webhooks", "deliveries", params=PAGING, answer=DeliveryList, refusals=(404,),
+    )  # fmt: skip
+    yield Route(
+        "POST", f"{root}/payments", payment.take, "Top up an account, signed by one whose payments are believed.",
+        body=payment.Payment, answer=Moved, status=201, public=True, refusals=(401, 403, 404, 422),
+    )  # fmt: skip
+
+
+def shown(one: Webhook, secret: str = "") -> WebhookView:
+    made = timestamp(one.created_at) if one.created_at else ""
+    return WebhookView(
+        WebhookMeta(one.name, made),
+        WebhookSpec(one.direction, one.url, one.tenant, list(one.types), one.allow_local, one.created_by),
+        WebhookStatus(
+            f"Stopped: {one.stopped}" if one.stopped else "Active", one.waiting, one.given_up, one.last_said, secret
+        ),
+    )
+
+
+async def create(call: Call) -> Outcome:
+    asked = read_action(call, NewWebhook, "webhook")
+    if isinstance(asked, Refusal):
+        return asked
+    # A request id is accepted and not needed: a name is taken once. The answer could not be given again, for a secret
+    # is remembered nowhere.
+    wanted, _, dry = asked
+    if dry:
+        return invalid("dryRun is not offered here")
+    webhook = Webhook(
+        wanted.name, wanted.direction, wanted.tenant, wanted.url, tuple(wanted.types), wanted.allow_local,
+        call.identity.actor,
+    )  # fmt: skip
+    made = await ops.add_webhook(call.house.office, webhook, wanted.secret)
+    return made if isinstance(made, Refusal) else Answer(201, encode(shown(*made)), headers=NO_STORE)
+
+
+async def list_webhooks(call: Call) -> Outcome:
+    found = await ops.list_webhooks(call.house.office)
+    return Answer(200, encode(WebhookList([shown(one) for one in found])))
+
+
+async def remove(call: Call) -> Outcome:
+    name = call.parameters["name"]
+    found = {one.name: one for one in await ops.list_webhooks(call.house.office)}
+    refusal = await ops.remove_webhook(call.house.office, name, call.identity.actor)
+    return refusal if refusal is not None else Answer(200, encode(shown(found.get(name, Webhook(name)))))
+
+
+async def send_trial(call: Call) -> Outcome:
+    name = call.parameters["name"]
+    made = await ops.try_webhook(call.house.office, name, call.identity.actor)
+    return made if isinstance(made, Refusal) else Answer(202, encode(Trial(name, event_id(*made))))
+
+
+async def list_deliveries(call: Call) -> Outcome:
+    limit, place = limit_of(call, DELIVERIES_MAX), continue_place(call, tuple[int])
+    if isinstance(limit, Refusal):
+        return limit
+    if isinstance(place, Refusal):
+        return place
+    after = place[0] if place else 0
+    found = await ops.list_pending(call.house.office, call.parameters["name"], after, limit + 1)
+    if isinstance(found, Refusal):
+        return found
+    following = continue_token(found[limit - 1].id) if len(found) > limit else ""
+    return Answer(200, encode(DeliveryList([_pending(one) for one in found[:limit]], following)))
+
+
+def _pending(one: Pending) -> DeliveryView:
+    again = timestamp(one.next_at) if one.next_at is not None else None
+    return DeliveryView(
+        event_id(one.id, one.at), TYPE_PREFIX + one.type, one.tenant, one.subject, timestamp(one.at), one.tries,
+        one.last_said, again,
+    )  # fmt: skip

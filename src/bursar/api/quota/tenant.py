@@ -1,0 +1,89 @@
+"""Handlers of tenants beside the common ones: the flat form of PUT, and what limits hold and where they come from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from bursar.api.http.body import CAUSES_IN_MESSAGE_MAX, CAUSES_MAX, read_document
+from bursar.api.http.route import Answer, Call, Outcome
+from bursar.api.objects.edit import edit_object, replace_object
+from bursar.api.objects.object import find, key_of
+from bursar.core.quota.quota import Counter
+from bursar.core.quota.tenant_tree import effective_limits, lineage, tenant_scope
+from bursar.core.values.patch import merge
+from bursar.core.values.quantity import UNLIMITED, format_amount
+from bursar.core.values.refusal import Refusal, invalid
+from bursar.ops.objects.object import not_found
+from bursar.store.quota import quota as quota_store
+from bursar.wire.kinds.tenant import BILLING_MODE, FLAT_FIELDS, SOFT_FIELDS, merge_from_flat
+from bursar.wire.shared.document import encode
+
+_FLAT_HINT = f"max_<dimension> sets a limit; the others are {', '.join((*SOFT_FIELDS, *FLAT_FIELDS, BILLING_MODE))}."
+
+
+class DimensionQuota(msgspec.Struct, rename="camel", omit_defaults=True):
+    limit: str | None
+    source: str
+    accepted: str
+    bound: str
+    utilization: float | None = None
+
+
+class TenantQuotas(msgspec.Struct, rename="camel"):
+    tenant: str
+    enforcement: str
+    ancestors: list[str]
+    quotas: dict[str, DimensionQuota]
+
+
+async def put_tenant(call: Call) -> Outcome:
+    """A body with metadata or spec replaces the tenant; the flat form changes only the fields it names."""
+    document = read_document(call)
+    if isinstance(document, Refusal):
+        return document
+    if not isinstance(document, dict):
+        return invalid("the body must be an object")
+    if "metadata" in document or "spec" in document:
+        return await replace_object(call)
+    request_id = document.pop("request_id", "")
+    if not document:
+        return invalid("nothing to change: name at least one field", hint=_FLAT_HINT)
+    patch = merge_from_flat(document)
+    if isinstance(patch, list):
+        listed = "; ".join(one.message for one in patch[:CAUSES_IN_MESSAGE_MAX])
+        return invalid(listed, *patch[:CAUSES_MAX], hint=_FLAT_HINT)
+
+    def edited(before: dict[str, Any]) -> Any:
+        return merge(before, patch)
+
+    return await edit_object(call, edited, pinned="", request_id=request_id)
+
+
+async def get_quotas(call: Call) -> Outcome:
+    """Every dimension the tenant uses or is limited in: limit, source, accepted, bound."""
+    found = await find(call, key_of(call))
+    if isinstance(found, Refusal):
+        return found
+    tree = await call.house.tree(fresh=True)
+    name = call.parameters["name"]
+    if name not in tree.tenants:
+        return not_found(key_of(call))  # It was deleted since it was found.
+    async with call.house.database.reader() as db:
+        rows = await quota_store.load_scopes(db, [tenant_scope(name)])
+    limits = effective_limits(tree, tree.tenants[name])
+    dimensions = sorted({dimension for _, dimension in rows} | set(limits))
+    quotas: dict[str, DimensionQuota] = {}
+    for dimension in dimensions:
+        counter = rows.get((tenant_scope(name), dimension), Counter())
+        limit = limits.get(dimension)
+        quotas[dimension] = DimensionQuota(
+            limit=format_amount(dimension, limit.value) if limit and limit.value != UNLIMITED else None,
+            source=limit.source if limit else "unlimited",
+            accepted=format_amount(dimension, counter.accepted),
+            bound=format_amount(dimension, counter.bound),
+            utilization=round(counter.accepted / limit.value, 4) if limit and limit.value else None,
+        )
+    ancestors = list(lineage(tree, name))[1:]
+    return Answer(200, encode(TenantQuotas(name, tree.tenants[name].enforcement, ancestors, quotas)))

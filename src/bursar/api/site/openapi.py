@@ -1,0 +1,502 @@
+"""OpenAPI, generated from the route table and from the types with which the server itself reads and writes.
+
+`/openapi.json` is the whole API, in OpenAPI 3.1. `/openapi/v3/api/v1` is the part that kubectl reads before `apply` and
+for `explain`: the kinds, in Kubernetes' dialect. `/openapi/v2` tells old clients what they may try without effect.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, Final
+
+import msgspec
+
+from bursar.api.http.route import JSON, Route
+from bursar.api.site import openapi_v2
+from bursar.api.site.discovery import Noun, nouns
+from bursar.api.site.openapi_text import EXAMPLES, FIELD_WORDS, REFUSAL_HEADERS, REFUSAL_WORDS
+from bursar.core.values.access import MONEY, OURS
+from bursar.wire.kinds.registry import KINDS
+from bursar.wire.shared.faults import schema_components
+from bursar.wire.shared.kind import Kind
+
+Document = dict[str, Any]
+
+MERGE_PATCH: Final = "application/merge-patch+json"
+STRATEGIC_PATCH: Final = "application/strategic-merge-patch+json"
+JSON_PATCH: Final = "application/json-patch+json"
+
+_SCHEMAS: Final = "#/components/schemas/"
+_OTHER_TAG: Final = "System"
+_CREDIT_TAG: Final = "Credit"
+_GVK: Final = "x-kubernetes-group-version-kind"
+
+
+def documents(routes: Iterable[Route], kinds: Iterable[Kind] = KINDS, *, release: str) -> dict[str, bytes]:
+    """Path → body of everything this module publishes, ready to be sent; `release` is Bursar's own version."""
+    routes, kinds = tuple(routes), tuple(kinds)
+    for_kubectl = msgspec.json.encode(kubectl_document(routes, kinds, release=release))
+    return {
+        "/openapi.json": msgspec.json.encode(document(routes, kinds, release=release)),
+        "/openapi/v2": openapi_v2.body(_patches(routes), release=release),
+        "/openapi/v3": msgspec.json.encode(kubectl_index(for_kubectl)),
+        "/openapi/v3/api/v1": for_kubectl,
+    }
+
+
+def document(routes: Iterable[Route], kinds: Iterable[Kind] = KINDS, *, release: str) -> Document:
+    """The OpenAPI 3.1 document."""
+    routes, kinds = _documented(routes), tuple(kinds)
+    roots, schemas = _schemas(routes, kinds)
+    names = operation_ids(routes)
+    paths: dict[str, Document] = {}
+    for route in routes:
+        item = paths.setdefault(route.path, _path_item(route.path))
+        item[route.method.lower()] = _operation(route, names[route.method, route.path], roots)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Bursar",
+            "version": release,
+            "summary": "The control plane that decides who gets which GPUs, when, and who pays.",
+            "description": _INTRODUCTION,
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "security": [{"bearer": []}],
+        "tags": _tags(routes),
+        "paths": paths,
+        "components": {
+            "securitySchemes": {
+                "bearer": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "A token from `bursar token create`, or an OIDC JWT.",
+                }
+            },
+            "responses": _refusal_responses(routes),
+            "schemas": schemas,
+        },
+    }
+
+
+_INTRODUCTION: Final = (
+    "Objects have metadata, spec and status, as in Kubernetes; unmodified kubectl works. Every refusal is a Status "
+    "with a code, a reason and a message, and where fields are at fault all of them are listed in `details.causes`. "
+    "Quantities are written as in Kubernetes: `8000m`, `32Gi`, `4`."
+)
+
+
+def _documented(routes: Iterable[Route]) -> tuple[Route, ...]:
+    """Without the second spelling of a path, with a slash at its end."""
+    routes = tuple(routes)
+    paths = {route.path for route in routes}
+    return tuple(one for one in routes if one.path == "/" or one.path.rstrip("/") not in paths - {one.path})
+
+
+# Operations.
+
+
+def _operation(route: Route, name: str, roots: Mapping[Any, Document]) -> Document:
+    operation: Document = {"operationId": name, "summary": route.summary, "tags": [_tag(route)]}
+    if route.public:
+        operation["security"] = []
+    if route.params:
+        operation["parameters"] = [
+            {"name": one.name, "in": "query", "description": one.description, "schema": {"type": one.type}}
+            for one in route.params
+        ]
+    if route.body is not None:
+        operation["requestBody"] = _request_body(route, roots)
+    operation["responses"] = _responses(route, roots)
+    return operation
+
+
+def _path_item(path: str) -> Document:
+    variables = path_variables(path)
+    if not variables:
+        return {}
+    return {
+        "parameters": [
+            {"name": one, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+            for one in variables
+        ]
+    }
+
+
+def path_variables(path: str) -> list[str]:
+    return [step[1:-1] for step in path.split("/") if step.startswith("{")]
+
+
+def _request_body(route: Route, roots: Mapping[Any, Document]) -> Document:
+    content: dict[str, Document] = {}
+    for media in route.body_media:
+        content[media] = {"schema": _body_schema(media, roots[route.body])}
+        example = EXAMPLES.get(route.kind.name) if route.kind else None
+        if example and media == JSON and route.kind and route.body is route.kind.type and not route.subresource:
+            content[media]["example"] = example
+    # Kubernetes' clients delete with options in the body, everybody else without.
+    return {"required": route.method != "DELETE", "content": content}
+
+
+def _body_schema(media: str, root: Document) -> Document:
+    if media == JSON_PATCH:
+        return {"$ref": f"{_SCHEMAS}JSONPatch"}
+    if media in (MERGE_PATCH, STRATEGIC_PATCH):
+        return {"type": "object", "description": "The fields to change; null removes one."}
+    if media == JSON or media.endswith(("+yaml", "/yaml")):
+        return root
+    return {"type": "string", "format": "binary"}
+
+
+def _responses(route: Route, roots: Mapping[Any, Document]) -> Document:
+    """Each answer there may be, by status code."""
+    responses: Document = {}
+    for status in sorted({route.status, *(code for code in route.refusals if code < 400)}):
+        responses[str(status)] = {"description": HTTPStatus(status).phrase}
+        if status != HTTPStatus.NO_CONTENT:
+            schema = _answer_schema(route, roots)
+            responses[str(status)]["content"] = {media: _answer_media(media, schema) for media in route.answer_media}
+    for status in refusals(route):
+        responses[str(status)] = {"$ref": f"#/components/responses/{_refusal_name(status)}"}
+    return responses
+
+
+def _answer_schema(route: Route, roots: Mapping[Any, Document]) -> Document:
+    found = [roots[one] for one in route.answers]
+    if route.is_list:
+        found = [{"$ref": f"{root['$ref']}List"} if "$ref" in root else root for root in found]
+    return {"anyOf": found} if len(found) > 1 else found[0] if found else {"type": "object"}
+
+
+def _answer_media(media: str, schema: Document) -> Document:
+    if "as=Table" in media:
+        return {"schema": {"$ref": f"{_SCHEMAS}Table"}}
+    return {"schema": schema if media.startswith(JSON) else {"type": "string"}}
+
+
+def refusals(route: Route) -> list[int]:
+    """Every status of 400 and above that the route may answer with: what it names, and what follows from its form."""
+    writes_kind = route.kind is not None and route.method != "GET"
+    has_body, has_variables = route.body is not None, "{" in route.path
+    is_watched = any(param.name == "watch" for param in route.params)
+    rules = (
+        (has_body or has_variables or bool(route.params), (400,)),
+        (not route.public, (401, 403, 500, 503)),
+        (has_variables, (404,)),
+        (len(route.answer_media) > 1, (406,)),
+        (writes_kind, (409,)),
+        (is_watched, (410,)),
+        (has_body, (413, 415)),
+        (writes_kind and has_body, (422,)),
+        (not route.free, (429,)),
+    )
+    implied = {code for applies, codes in rules if applies for code in codes}
+    return sorted(implied | {code for code in route.refusals if code >= 400})
+
+
+def _refusal_responses(routes: Iterable[Route]) -> Document:
+    used = {code for route in routes for code in refusals(route)}
+    return {_refusal_name(code): _refusal_response(code) for code in sorted(used)}
+
+
+def _refusal_name(status: int) -> str:
+    return HTTPStatus(status).phrase.title().replace(" ", "").replace("-", "").replace("'", "")
+
+
+def _refusal_response(status: int) -> Document:
+    response: Document = {
+        "description": REFUSAL_WORDS.get(status, HTTPStatus(status).phrase),
+        "content": {JSON: {"schema": {"$ref": f"{_SCHEMAS}Status"}}},
+    }
+    if status in REFUSAL_HEADERS:
+        response["headers"] = REFUSAL_HEADERS[status]
+    return response
+
+
+# Names and tags.
+
+
+def _tag(route: Route) -> str:
+    plural, noun = _noun(route)
+    if plural in (*MONEY, "ledger"):
+        return _CREDIT_TAG
+    return noun.kind if noun else plural.capitalize() or _OTHER_TAG
+
+
+def _tags(routes: Sequence[Route]) -> list[Document]:
+    """Each tag once, in the order in which the routes use them; what belongs to no noun comes last."""
+    described = {_tag(route): route.kind.description if route.kind else "" for route in reversed(routes)}
+    ordered = sorted(dict.fromkeys(map(_tag, routes)), key=lambda tag: tag == _OTHER_TAG)
+    return [{"name": tag, "description": described[tag]} if described[tag] else {"name": tag} for tag in ordered]
+
+
+_COLLECTION_WORDS: Final = {"GET": "list", "POST": "create", "DELETE": "deleteAll"}
+_ITEM_WORDS: Final = {"GET": "get", "POST": "create", "PUT": "replace", "PATCH": "patch", "DELETE": "delete"}
+
+
+def operation_ids(routes: Sequence[Route]) -> dict[tuple[str, str], str]:
+    """A name for each (method, path) that reads like a function's and that no other has."""
+    short = {(route.method, route.path): _operation_name(route) for route in routes}
+    uses = Counter(short.values())
+    return {key: name if uses[name] == 1 else f"{name}At{_path_name(key[1])}" for key, name in short.items()}
+
+
+def _operation_name(route: Route) -> str:
+    steps = _steps(route.path)
+    plural, noun = _noun(route)
+    if noun is None or plural not in steps:
+        return _word(route) + _pascal(step for step in steps if not step.startswith("{") and step != route.verb)
+    # The plural furthest to the right is what the path is about: /namespaces/{namespace}/allocations.
+    tail = steps[len(steps) - steps[::-1].index(plural) :]
+    if not tail:
+        everywhere = "ForAllNamespaces" if noun.namespaced and "{namespace}" not in steps else ""
+        name = noun.kind if route.method == "POST" else _plural_name(plural, noun)
+        return f"{_COLLECTION_WORDS.get(route.method, route.method.lower())}{name}{everywhere}"
+    if not tail[0].startswith("{"):
+        return f"{_camel('-'.join(tail))}{_plural_name(plural, noun)}"
+    if route.verb in OURS and route.method != "DELETE":
+        return f"{route.verb}{noun.kind}"
+    return f"{_word(route)}{noun.kind}{_pascal(step for step in tail if not step.startswith('{'))}"
+
+
+def _noun(route: Route) -> tuple[str, Noun | None]:
+    """What the route is about: its plural and its names; kinds are known, and so is what is made for Kubernetes."""
+    if route.kind is not None:
+        return route.kind.plural, nouns([route.kind])[route.kind.plural]
+    return route.resource, nouns(()).get(route.resource)
+
+
+def _steps(path: str) -> list[str]:
+    steps = path.strip("/").split("/")
+    if steps[0] == "apis":
+        return steps[3:] or steps
+    return steps[2:] or steps if steps[0] == "api" else steps
+
+
+def _word(route: Route) -> str:
+    ours = route.verb in (*OURS, "list") and route.method != "DELETE"
+    return route.verb if ours else _ITEM_WORDS.get(route.method, route.method.lower())
+
+
+def _plural_name(plural: str, noun: Noun) -> str:
+    """PriorityClasses, of priorityclasses and PriorityClass."""
+    return noun.kind + plural[len(noun.kind) :] if plural.startswith(noun.singular) else plural.capitalize()
+
+
+def _pascal(words: Iterable[str]) -> str:
+    joined = "-".join(words)
+    return "".join(word[:1].upper() + word[1:] for word in joined.replace(".", "-").replace("_", "-").split("-"))
+
+
+def _path_name(path: str) -> str:
+    return _pascal(step.strip("{}") for step in path.strip("/").split("/"))
+
+
+def _camel(text: str) -> str:
+    name = _pascal([text])
+    return name[:1].lower() + name[1:]
+
+
+# Schemas.
+
+
+def _schemas(routes: Sequence[Route], kinds: Sequence[Kind]) -> tuple[dict[Any, Document], dict[str, Document]]:
+    """The schema of each type that a route names, and all components."""
+    named = (one for route in routes for one in (route.body, *route.answers) if one is not None)
+    types: list[Any] = list(dict.fromkeys([*(kind.type for kind in kinds), *named]))
+    roots, components = schema_components(types, f"{_SCHEMAS}{{name}}")
+    by_type = dict(zip(types, roots, strict=True))
+    lists = (by_type[one] for route in routes if route.is_list for one in route.answers)
+    schemas = {**(copy.deepcopy(_COMMON_SCHEMAS) if routes else {}), **components}
+    for root in lists:
+        if "$ref" in root:
+            name = root["$ref"].removeprefix(_SCHEMAS)
+            schemas[f"{name}List"] = _list_schema(name)
+    for kind in kinds:
+        schemas[kind.type.__name__].setdefault("description", kind.description)
+    for name, schema in schemas.items():
+        _describe(name, schema)
+    return by_type, dict(sorted(schemas.items()))
+
+
+def _list_schema(name: str) -> Document:
+    return {
+        "title": f"{name}List",
+        "type": "object",
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"$ref": f"{_SCHEMAS}ListMeta", "description": "Where to watch from, and how to go on."},
+            "items": {"type": "array", "items": {"$ref": f"{_SCHEMAS}{name}"}},
+        },
+        "required": ["items"],
+    }
+
+
+def _describe(name: str, schema: Document) -> None:
+    """Puts into words what the fields mean, where that is known."""
+    if not schema.get("required", True):
+        del schema["required"]
+    for field, inner in schema.get("properties", {}).items():
+        words = FIELD_WORDS.get(f"{name}.{field}") or FIELD_WORDS.get(field)
+        if words:
+            inner.setdefault("description", words)
+
+
+_COMMON_SCHEMAS: Final[dict[str, Document]] = {
+    "Status": {
+        "title": "Status",
+        "type": "object",
+        "description": "Why a request was refused, or what became of it.",
+        "properties": {
+            "kind": {"type": "string", "const": "Status"},
+            "apiVersion": {"type": "string"},
+            "metadata": {"type": "object", "description": "Empty."},
+            "status": {"type": "string", "description": "Success or Failure."},
+            "code": {"type": "integer", "description": "The HTTP status."},
+            "reason": {"type": "string", "description": "One word that programs may rely on, such as NotFound."},
+            "message": {"type": "string", "description": "A sentence for people, with the numbers that explain it."},
+            "details": {
+                "type": "object",
+                "properties": {
+                    "name": {"type": "string"},
+                    "kind": {"type": "string"},
+                    "uid": {"type": "string"},
+                    "retryAfterSeconds": {"type": "integer"},
+                    "causes": {"type": "array", "items": {"$ref": f"{_SCHEMAS}StatusCause"}},
+                },
+            },
+        },
+        "required": ["kind", "code", "reason", "message"],
+    },
+    "StatusCause": {
+        "title": "StatusCause",
+        "type": "object",
+        "description": "One reason among several: a field that is wrong, or a limit that has no room.",
+        "properties": {
+            "reason": {"type": "string"},
+            "message": {"type": "string"},
+            "field": {"type": "string", "description": "Where in the body, as in spec.taints[0].key."},
+        },
+    },
+    "ListMeta": {
+        "title": "ListMeta",
+        "type": "object",
+        "properties": {
+            "resourceVersion": {"type": "string", "description": "The revision to watch from."},
+            "continue": {"type": "string", "description": "Asks for the next page; absent on the last."},
+            "remainingItemCount": {"type": "integer"},
+        },
+    },
+    "JSONPatch": {
+        "title": "JSONPatch",
+        "type": "array",
+        "description": "RFC 6902.",
+        "items": {
+            "type": "object",
+            "properties": {
+                "op": {"enum": ["add", "remove", "replace", "move", "copy", "test"]},
+                "path": {"type": "string"},
+                "from": {"type": "string"},
+                "value": {"description": "Any JSON value."},
+            },
+            "required": ["op", "path"],
+        },
+    },
+    "Table": {
+        "title": "Table",
+        "type": "object",
+        "description": "What kubectl prints: columns and rows.",
+        "properties": {
+            "kind": {"type": "string", "const": "Table"},
+            "apiVersion": {"type": "string", "const": "meta.k8s.io/v1"},
+            "metadata": {"$ref": f"{_SCHEMAS}ListMeta", "description": "As of the list that it shows."},
+            "columnDefinitions": {"type": ["array", "null"], "items": {"type": "object"}},
+            "rows": {"type": "array", "items": {"type": "object"}},
+        },
+    },
+}
+
+# What fields mean: of one schema (`AllocationSpec.ttl`), or wherever a field has this name.
+
+
+def kubectl_document(routes: Iterable[Route], kinds: Iterable[Kind] = KINDS, *, release: str) -> Document:
+    """The kinds in Kubernetes' dialect of OpenAPI 3.0; only what kubectl looks at, as it reads this at every apply."""
+    routes, kinds = _documented(routes), tuple(kinds)
+    _, schemas = _schemas((), kinds)
+    for kind in kinds:
+        schemas[kind.type.__name__][_GVK] = [_group_version_kind(kind)]
+    names = operation_ids(routes)
+    paths: dict[str, Document] = {}
+    for route in routes:
+        if route.kind is not None and not route.subresource and _is_of_kind(route.path, route.kind):
+            item = paths.setdefault(route.path, _path_item(route.path))
+            item[route.method.lower()] = _kubectl_operation(route, route.kind, names[route.method, route.path])
+    return {
+        "openapi": "3.0.0",
+        "info": {"title": "Bursar", "version": release},
+        "paths": paths,
+        "components": {"schemas": {name: _in_dialect(schema) for name, schema in schemas.items()}},
+    }
+
+
+def _patches(routes: Iterable[Route]) -> Iterable[tuple[str, str, dict[str, str], list[str]]]:
+    """The PATCH operations of the kinds: path, name, kind and query parameters."""
+    routes = _documented(routes)
+    names = operation_ids(routes)
+    for route in routes:
+        if route.method == "PATCH" and route.kind is not None and not route.subresource:
+            kind, parameters = _group_version_kind(route.kind), [one.name for one in route.params]
+            yield route.path, names[route.method, route.path], kind, parameters
+
+
+def kubectl_index(body: bytes) -> Document:
+    """Where the document is. Clients cache it by its address, which therefore changes when it does."""
+    digest = hashlib.sha256(body).hexdigest()[:32]
+    return {"paths": {"api/v1": {"serverRelativeURL": f"/openapi/v3/api/v1?hash={digest}"}}}
+
+
+def _is_of_kind(path: str, kind: Kind) -> bool:
+    """Whether it is the kind's collection or item. kubectl takes any PATCH of a kind for the item's."""
+    steps = _steps(path)
+    return steps[-1] == kind.plural or (steps[-2:-1] == [kind.plural] and steps[-1].startswith("{"))
+
+
+def _group_version_kind(kind: Kind) -> dict[str, str]:
+    return {"group": "", "version": "v1", "kind": kind.name}
+
+
+def _kubectl_operation(route: Route, kind: Kind, name: str) -> Document:
+    known = {param.name: param.type for param in route.params}
+    if route.method in ("POST", "PUT", "PATCH"):
+        # Without this one, kubectl would check bodies by itself, against schemas that it does not have.
+        known["fieldValidation"] = "string"
+    parameters = [{"name": name, "in": "query", "schema": {"type": type_}} for name, type_ in known.items()]
+    return {
+        "operationId": name,
+        "parameters": parameters,
+        "responses": {str(route.status): {"description": HTTPStatus(route.status).phrase}},
+        _GVK: _group_version_kind(kind),
+    }
+
+
+def _in_dialect(schema: Any) -> Any:
+    """In OpenAPI 3.0 a reference has nothing beside it, and Kubernetes has its own way to say "text or a number"."""
+    if isinstance(schema, list):
+        return [_in_dialect(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema and len(schema) > 1:
+        return {"allOf": [{"$ref": schema["$ref"]}], **{key: value for key, value in schema.items() if key != "$ref"}}
+    types = {one.get("type") for one in schema.get("anyOf", ()) if isinstance(one, dict)}
+    if types and types <= {"string", "integer", "number"}:
+        rest = {key: value for key, value in schema.items() if key != "anyOf"}
+        return {**rest, "type": "string", "x-kubernetes-int-or-string": True}
+    return {key: _in_dialect(value) for key, value in schema.items() if key != "const"}
+
+
+# Examples.

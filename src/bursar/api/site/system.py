@@ -1,0 +1,110 @@
+"""Handlers about the server itself: health, readiness, metrics, discovery, the OpenAPI documents and the docs page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from bursar.api.http import metrics
+from bursar.api.http.route import JSON, Answer, Call, Handler, Outcome
+from bursar.api.nodes.cluster import show_nodes, show_scheduling
+from bursar.api.site.budget_gauges import show_budgets
+from bursar.api.site.ledger_gauges import show_sealing
+from bursar.api.site.reconciliation_gauges import show_drift
+from bursar.core.quota.quota import Counter
+from bursar.core.values.access import reach
+from bursar.core.values.quantity import UNLIMITED, is_bytes
+from bursar.core.values.refusal import Code, Refusal
+from bursar.store.db.database import AWAY
+from bursar.store.objects import change as change_store
+from bursar.store.quota import quota as quota_store
+from bursar.wire.shared.document import encode
+
+if TYPE_CHECKING:
+    from bursar.api.http.context import House
+
+
+async def hello(_: Call) -> Outcome:
+    """The bare route: what the server can answer when there is nothing to do."""
+    return Answer(200, b'{"hello":"world"}')
+
+
+async def healthz(_: Call) -> Outcome:
+    """The process lives and its event loop turns."""
+    return Answer(200, b"ok", "text/plain; charset=utf-8")
+
+
+async def readyz(call: Call) -> Outcome:
+    """Whether requests can be served now: the database answers, and is the one that takes writes."""
+    if fault := await call.house.fault():
+        return Refusal(Code.UNAVAILABLE, f"not ready: {fault}", retry_after_seconds=1)
+    return Answer(200, b"ok", "text/plain; charset=utf-8")
+
+
+async def show_metrics(call: Call) -> Outcome:
+    """The metrics, which name every tenant: for roles that see everything, wherever the request comes from.
+
+    An address says nothing of who asks: behind a proxy on this machine everybody comes from it.
+    """
+    identity = await call.house.authenticator.authenticate(call.headers.get("authorization"))
+    if isinstance(identity, Refusal):
+        return identity
+    if not reach(identity).everything:
+        return Refusal(
+            Code.FORBIDDEN,
+            f"role {identity.role} may not read the metrics of all tenants",
+            "Use a token of a role that sees everything, as approver does, or serve them with --metrics HOST:PORT.",
+        )
+    return Answer(200, await read_metrics(call.house), CONTENT_TYPE_LATEST)
+
+
+async def read_metrics(house: House) -> bytes:
+    """Counters kept by this process, and usage as it stands in the database, in Prometheus' text format."""
+    await show_scheduling(house)
+    await show_nodes(house)
+    await show_drift(house.office)
+    await show_budgets(house.office)
+    await show_sealing(house.office)
+    office = house.office
+    for lane in (office.creating, office.changing, office.binding, office.shaping):
+        metrics.LANE_DEPTH.labels(lane.name).set(lane.size)
+    try:
+        async with house.database.reader() as db:
+            rows = await quota_store.load_tenants(db)
+            position = await change_store.load_position(db)
+        metrics.FEED_REVISION.set(position.revision)
+        behind = position.revision - house.feed.revision if house.feed.followers else 0
+        metrics.FEED_BEHIND.set(max(0, behind))
+        _show_usage(rows)
+    except AWAY:
+        pass  # What this process counted is still worth telling.
+    return generate_latest()
+
+
+def _show_usage(rows: Mapping[tuple[str, str], Counter]) -> None:
+    metrics.USAGE.clear()
+    metrics.LIMIT.clear()
+    for (scope, dimension), counter in rows.items():
+        tenant = scope.partition(":")[2] or scope
+        unit = 1 if is_bytes(dimension) else 1000
+        metrics.USAGE.labels(tenant, dimension, "accepted").set(counter.accepted / unit)
+        metrics.USAGE.labels(tenant, dimension, "bound").set(counter.bound / unit)
+        if counter.hard != UNLIMITED:
+            metrics.LIMIT.labels(tenant, dimension).set(counter.hard / unit)
+
+
+def fixed(body: bytes, media_type: str = JSON, headers: Mapping[str, str] | None = None) -> Handler:
+    """A handler for a document that was made once."""
+    answer = Answer(200, body, media_type, headers or {})
+
+    async def handler(_: Call) -> Outcome:
+        return answer
+
+    return handler
+
+
+async def api_paths(_: Call) -> Outcome:
+    return Answer(200, encode({"paths": ["/api", "/api/v1", "/apis", "/docs", "/healthz", "/metrics", "/openapi.json",
+                                         "/readyz", "/version"]}))  # fmt: skip

@@ -1,0 +1,360 @@
+"""Handlers of reports: what tenants and users have used, what of quotas and budgets that is, and what it costs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from datetime import datetime, timedelta
+from typing import Final
+
+from msgspec import UNSET, Struct
+
+from bursar.api.http.route import Answer, Call, Outcome, Param, Route
+from bursar.api.objects.object import find, key_of, origin_of
+from bursar.api.usage.usage_export import export_routes
+from bursar.core.objects.object import Key, Stored
+from bursar.core.quota.quota import Counter
+from bursar.core.quota.tenant_tree import Row, Tree, subtree, tenant_scope
+from bursar.core.usage.budget import BudgetHours
+from bursar.core.usage.external_budget import Remaining
+from bursar.core.usage.report import (
+    Uses,
+    add_up,
+    average,
+    bound_below,
+    is_metered,
+    peaks_together,
+    quotas_below,
+    together,
+)
+from bursar.core.usage.usage_levels import EVERYBODY, Used
+from bursar.core.values.access import reach
+from bursar.core.values.duration import DurationError, parse_seconds
+from bursar.core.values.quantity import format_amount
+from bursar.core.values.refusal import Code, Refusal, field_fault, invalid
+from bursar.ops.objects.object import submitter
+from bursar.ops.runtime.runtime import now, timestamp
+from bursar.ops.usage.usage_rollup import BudgetUse, believed, load_budget_days
+from bursar.store.db.database import Connection, snapshot
+from bursar.store.quota import quota as quota_store
+from bursar.store.usage import budget as budget_store
+from bursar.store.usage import usage_levels as store
+from bursar.store.usage import usage_report
+from bursar.wire.kinds.registry import BY_NAME
+from bursar.wire.reports.tenant_usage import (
+    DayUse,
+    PeriodCost,
+    PeriodFigures,
+    PeriodUsage,
+    TenantUsage,
+    UserUsage,
+    cost_of,
+    days_of,
+    resources_of,
+    tenants_of,
+    users_of,
+)
+from bursar.wire.shared.document import encode
+from bursar.wire.to_scheduler.ask import tenant_share_of
+
+DAYS_MAX: Final = 3650
+USERS_MAX: Final = 1000
+USERS_SHOWN: Final = 20
+NAMESAKES_SHOWN: Final = 5
+NAME_CHARS_MAX: Final = 253
+PERIOD: Final = "24h"
+PERIOD_SECONDS_MIN: Final = 3600
+PERIOD_SECONDS_MAX: Final = 400 * 86_400
+# Up to here a peak is looked for hour by hour, else day by day.
+HOURLY_SECONDS_MAX: Final = 8 * 86_400
+
+DAYS = Param("days", "How many days up to now; else those that budgets are for.", "integer")
+BY = Param("by", "day: also day by day.")
+USERS = Param("users", f"How many users are named, up to {USERS_MAX}; {USERS_SHOWN} unless said otherwise.", "integer")
+
+
+def usage_routes(root: str) -> Iterator[Route]:
+    yield Route(
+        "GET", f"{root}/tenants/{{name}}/usage", tenant_usage, "What a tenant has used of its budgets, and who it was.",
+        "get", "tenants", "usage", kind=BY_NAME["Tenant"], params=(DAYS, BY, USERS), answer=TenantUsage,
+    )  # fmt: skip
+    yield Route(
+        "GET", f"{root}/usage", user_usage, "What a user has used: the caller, where none is named.", "get", "usage",
+        params=(Param("user", "A name within the caller's tenant, or tenant/name."), DAYS, BY), answer=UserUsage,
+        refusals=(404,),
+    )  # fmt: skip
+    yield Route(
+        "GET", f"{root}/metrics/tenants/{{name}}/usage", period_usage,
+        "What a tenant uses, and used in a period, against its quota; and what that costs.", "get", "metrics",
+        params=(Param("period", f"From 1h to 400d; {PERIOD} unless said otherwise."),), answer=PeriodUsage,
+        refusals=(404,),
+    )  # fmt: skip
+    yield from export_routes(root)
+
+
+class Asked(Struct, frozen=True):
+    """What a report is to be of."""
+
+    days: int
+    of_budgets: bool  # whether they are those that budgets are for
+    begin: datetime
+    end: datetime
+    by_day: bool
+    users: int  # how many are named
+
+
+# A tenant.
+
+
+async def tenant_usage(call: Call) -> Outcome:
+    """Hours of a tenant and of all below it. Single users and tenants are told to those who may see them."""
+    found = await find(call, key_of(call))
+    if isinstance(found, Refusal):
+        return found
+    asked = await _asked(call)
+    if isinstance(asked, Refusal):
+        return asked
+    name, tree = found.key.name, await call.house.tree()
+    below = subtree(tree, name)
+    seen = below if _sees_below(call) else {name}
+    async with snapshot(call.house.database) as db:
+        tariffs = await store.load_tariffs(db)
+        used = await store.load_window(db, below, asked.begin, now=asked.end, tariffs=tariffs)
+        users = await store.load_user_window(db, None, seen, asked.begin, now=asked.end, tariffs=tariffs)
+        remaining = (await budget_store.load_remaining(db, [name])).get(name) if asked.of_budgets else None
+        daily = await _daily(db, below, asked, tariffs) if asked.by_day else UNSET
+    whole = together(used.values())
+    by_user = _by_user(users)
+    budget = _budget(found, whole, remaining, asked.days)
+    answer = TenantUsage(
+        tenant=name,
+        days=asked.days,
+        begin=timestamp(asked.begin),
+        end=timestamp(asked.end),
+        node_hours_used=budget.node_hours,
+        gpu_hours_used=budget.gpu_hours,
+        node_hours_budget=budget.node_budget,
+        gpu_hours_budget=budget.gpu_budget,
+        utilization=round(budget.fraction, 4) if budget.has_budget else None,
+        source=budget.source,
+        cost=cost_of(whole, tree.credits.credit_value),
+        resources=resources_of(whole),
+        users=users_of(by_user)[: asked.users],
+        user_count=len(by_user),
+        tenants=tenants_of({one: used[one] for one in seen if used[one]}),
+        daily=daily,
+    )
+    return Answer(200, encode(answer))
+
+
+def _sees_below(call: Call) -> bool:
+    whose = reach(call.identity)
+    return whose.everything or whose.subtree
+
+
+def _by_user(users: store.UserWindows) -> dict[str, Uses]:
+    """Somebody may use what is several tenants'."""
+    several: dict[str, list[Uses]] = defaultdict(list)
+    for (_, user), uses in users.items():
+        several[user].append(uses)
+    return {user: together(uses) for user, uses in several.items()}
+
+
+def _budget(found: Stored, whole: Uses, remaining: Remaining | None, days: int) -> BudgetHours:
+    """What counts as used of the budgets, as the scheduler has it."""
+    share, counted = tenant_share_of(found.doc), add_up(whole.items())
+    use = believed(BudgetUse(counted.gpu_hours, counted.node_hours), share, remaining)
+    return BudgetHours(use.gpu_hours, share.gpu_hours_budget, use.node_hours, share.node_hours_budget, days, use.source)
+
+
+async def _daily(
+    db: Connection, tenants: Iterable[str], asked: Asked, tariffs: store.Tariffs, user: str = EVERYBODY
+) -> list[DayUse]:
+    created = await store.load_created(db, tenants)
+    days: dict[str, list[Uses]] = defaultdict(list)
+    since = {tenant: created.get(tenant) for tenant in tenants}
+    for row in await usage_report.load_several_own_series(
+        db, since, asked.begin, asked.end, user=user, tariffs=tariffs
+    ):
+        days[f"{row.at:%Y-%m-%d}"].append({(row.resource, row.klass): Used(row.total, row.cost)})
+    return days_of({day: together(uses) for day, uses in days.items()})
+
+
+# A user.
+
+
+async def user_usage(call: Call) -> Outcome:
+    """What a user used, in the namespaces of those tenants that the caller may see."""
+    asked, user = await _asked(call), await _whose(call)
+    if isinstance(asked, Refusal):
+        return asked
+    if isinstance(user, Refusal):
+        return user
+    tenants = await call.house.visible_tenants(call.identity)
+    tree = await call.house.tree()
+    async with snapshot(call.house.database) as db:
+        tariffs = await store.load_tariffs(db)
+        used = await store.load_user_window(db, user, tenants, asked.begin, now=asked.end, tariffs=tariffs)
+        where = sorted(tenant for tenant, _ in used)
+        daily = await _daily(db, where, asked, tariffs, user) if asked.by_day else UNSET
+    whole = together(used.values())
+    sums = add_up(whole.items())
+    answer = UserUsage(
+        user=user,
+        days=asked.days,
+        begin=timestamp(asked.begin),
+        end=timestamp(asked.end),
+        node_hours_used=sums.node_hours,
+        gpu_hours_used=sums.gpu_hours,
+        cost=cost_of(whole, tree.credits.credit_value),
+        resources=resources_of(whole),
+        tenants=tenants_of({tenant: uses for (tenant, _), uses in used.items()}),
+        daily=daily,
+    )
+    return Answer(200, encode(answer))
+
+
+async def _whose(call: Call) -> str | Refusal:
+    """The user that is meant, as `tenant/name`. Another tenant's does not exist."""
+    given, identity = call.query.get("user", ""), call.identity
+    if not given:
+        return submitter(origin_of(call))
+    tenant, slash, name = given.partition("/")
+    if len(given) > 2 * NAME_CHARS_MAX + 1 or not given.isprintable() or (slash and not (tenant and name)):
+        return invalid("user must be a name, or tenant/name", field_fault("user", "must be a name, or tenant/name"))
+    if slash:
+        return given if await call.house.sees(identity, tenant) else _no_user(given)
+    if identity.tenant:
+        return f"{identity.tenant}/{given}"
+    return await _only_one(call, given)
+
+
+async def _only_one(call: Call, name: str) -> str | Refusal:
+    """For who belongs to no tenant: the user of this name, if there is but one."""
+    async with call.house.database.reader() as db:
+        found = await usage_report.load_namesakes(db, name)
+    if len(found) <= 1:
+        return found[0] if found else name
+    listed = ", ".join(found[:NAMESAKES_SHOWN])
+    return invalid(
+        f"there are {len(found)} users named {name}: {listed}",
+        field_fault("user", "is the name of several"),
+        hint="Say which as tenant/name.",
+    )
+
+
+def _no_user(name: str) -> Refusal:
+    return Refusal(Code.NOT_FOUND, f'users "{name}" not found', "Ask about yourself, or about users of your tenant.")
+
+
+# A tenant against its quota.
+
+
+async def period_usage(call: Call) -> Outcome:
+    """What a tenant and all below it use now, and used at most and on average in a period, beside what they may use."""
+    found = await find(call, Key("Tenant", "", call.parameters["name"]))
+    if isinstance(found, Refusal):
+        return found
+    seconds = _period_seconds(call)
+    if isinstance(seconds, Refusal):
+        return seconds
+    name, period, tree = found.key.name, call.query.get("period") or PERIOD, await call.house.tree()
+    below, end = subtree(tree, name), now().replace(microsecond=0)
+    begin = end - timedelta(seconds=seconds)
+    async with snapshot(call.house.database) as db:
+        tariffs = await store.load_tariffs(db)
+        used = await store.load_window(db, below, begin, now=end, tariffs=tariffs)
+        peaks = await _peaks(db, used, begin, end, seconds, tariffs)
+        counters = await quota_store.load_scopes(db, [tenant_scope(one) for one in below])
+    whole = together(used.values())
+    cost = cost_of(whole, tree.credits.credit_value)
+    resources = _figures(tree, name, whole, peaks, counters, seconds)
+    answer = PeriodUsage(name, period, resources, PeriodCost(period, cost.total, cost.breakdown))
+    return Answer(200, encode(answer))
+
+
+async def _peaks(
+    db: Connection, used: store.Windows, begin: datetime, end: datetime, seconds: int, tariffs: store.Tariffs
+) -> dict[str, int]:
+    """The highest that was used at one time. Where several tenants or classes used a resource, the highest sum of one
+    hour, or day, of theirs."""
+    single: dict[str, list[int]] = defaultdict(list)
+    for uses in used.values():
+        for (resource, _), one in uses.items():
+            single[resource].append(one.peak)
+    peaks = {resource: amounts[0] for resource, amounts in single.items() if len(amounts) == 1}
+    grain: store.Grain = "hour" if seconds <= HOURLY_SECONDS_MAX else "day"
+    created = await store.load_created(db, used)
+    since = {
+        tenant: created.get(tenant)
+        for tenant, uses in used.items()
+        if any(resource not in peaks for resource, _ in uses)
+    }
+    rows = await usage_report.load_several_own_series(db, since, begin, end, grain, tariffs=tariffs)
+    found = [(int(row.at.timestamp()), row.resource, row.peak) for row in rows]
+    return {**peaks_together(found), **peaks}
+
+
+def _figures(
+    tree: Tree, name: str, whole: Uses, peaks: dict[str, int], counters: dict[Row, Counter], seconds: int
+) -> dict[str, PeriodFigures]:
+    limits = quotas_below(tree, name)
+    totals: dict[str, int] = defaultdict(int)
+    for (resource, _), one in whole.items():
+        totals[resource] += one.total
+    named = {*limits, *totals, *(dimension for (_, dimension), one in counters.items() if one.bound)}
+    bound = bound_below(tree, counters, name, sorted(one for one in named if is_metered(one)))
+    figures: dict[str, PeriodFigures] = {}
+    for resource, current in bound.items():
+        quota = limits.get(resource)
+        figures[resource] = PeriodFigures(
+            quota=None if quota is None else format_amount(resource, quota),
+            current_usage=format_amount(resource, current),
+            # What is placed and has not begun is in use, but was never measured.
+            peak_usage=format_amount(resource, max(current, peaks.get(resource, 0))),
+            avg_usage=format_amount(resource, average(resource, totals[resource], seconds)),
+            utilization_of_quota=round(current / quota, 4) if quota else None,
+        )
+    return figures
+
+
+# Queries.
+
+
+async def _asked(call: Call) -> Asked | Refusal:
+    async with call.house.database.reader() as db:
+        period = await load_budget_days(db)
+    days = _number(call, "days", period, 1, DAYS_MAX)
+    if isinstance(days, Refusal):
+        return days
+    users = _number(call, "users", USERS_SHOWN, 0, USERS_MAX)
+    if isinstance(users, Refusal):
+        return users
+    by = call.query.get("by", "")
+    if by not in ("", "day"):
+        return invalid("by must be day", field_fault("by", "must be day, or be left out"))
+    end = now().replace(microsecond=0)
+    return Asked(days, days == period, end - timedelta(days=days), end, by == "day", users)
+
+
+def _number(call: Call, name: str, default: int, least: int, most: int) -> int | Refusal:
+    text = call.query.get(name, "")
+    if not text:
+        return default
+    if text.isascii() and text.isdigit() and len(text) < 10 and least <= int(text) <= most:
+        return int(text)
+    return invalid(
+        f"{name} must be a number from {least} to {most}", field_fault(name, f"must be a number from {least} to {most}")
+    )
+
+
+def _period_seconds(call: Call) -> int | Refusal:
+    text = call.query.get("period") or PERIOD
+    try:
+        seconds = parse_seconds(text)
+    except DurationError as error:
+        return invalid(f"period: {error}", field_fault("period", str(error)), hint="Such as 24h or 30d.")
+    if PERIOD_SECONDS_MIN <= seconds <= PERIOD_SECONDS_MAX:
+        return seconds
+    wrong = f"must be from 1h to 400d, got {text}"
+    return invalid(f"period {wrong}", field_fault("period", wrong), hint="Such as 24h or 30d.")

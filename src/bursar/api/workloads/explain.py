@@ -1,0 +1,320 @@
+"""Handlers that ask the leader: why something waits, and what would become of something that is not there yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import msgspec
+
+from bursar.api.http.body import Body, read_document, read_object
+from bursar.api.http.route import JSON, UNREAD, Answer, Call, Outcome
+from bursar.api.objects.object import find, is_admin, key_of, kind_of, namespace_tenant, never_runs, origin_of
+from bursar.api.workloads.explanation import (
+    Cost,
+    Explanation,
+    Outlook,
+    RoomOn,
+    Simulation,
+    WaitingReason,
+    WouldEvict,
+    ahead_in_line,
+    nomination,
+    queue_score,
+    reservation,
+    share_now,
+    time_of,
+    why,
+)
+from bursar.core.credit.lease import FROZEN
+from bursar.core.objects.job import all_turns, turn_name
+from bursar.core.objects.object import Key, Stored
+from bursar.core.objects.pending_reason import Reason
+from bursar.core.quota.tenant_tree import lineage
+from bursar.core.quota.visibility import Sees, everything
+from bursar.core.scheduling.explain import explain_types as told
+from bursar.core.scheduling.explain.reason_text import BEYOND_SHARE
+from bursar.core.values.access import reach
+from bursar.core.values.money import credits_of
+from bursar.core.values.redaction import redacted
+from bursar.core.values.refusal import Code, Refusal, invalid
+from bursar.ops.objects import object as object_ops
+from bursar.ops.objects.dispatch import create_command
+from bursar.ops.objects.object import Create, submitter
+from bursar.ops.scheduling.cost_estimate import Quote, quote, refused_time
+from bursar.ops.scheduling.leader_query import Draft, Simulate
+from bursar.ops.workloads.dry_run import rehearse
+from bursar.ops.workloads.job import CreateJob
+from bursar.ops.workloads.job_status import progress_in
+from bursar.ops.workloads.priority import load_classes
+from bursar.store.objects import job as job_store
+from bursar.wire.kinds.allocation import ALLOCATION
+from bursar.wire.kinds.job import JOB, JOB_LABEL, plan_of
+from bursar.wire.shared.document import encode
+from bursar.wire.shared.kind import Kind
+from bursar.wire.to_scheduler.ask import PriorityClassView
+
+ITEMS_MAX = 64
+KIND: Final = "Explanation"
+
+
+# Why it waits.
+
+
+async def explain(call: Call) -> Outcome:
+    found = await find(call, key_of(call))
+    return found if isinstance(found, Refusal) else await _explained(call, found)
+
+
+async def explain_job(call: Call) -> Outcome:
+    """Of a job, the first of its allocations that waits."""
+    job = await find(call, key_of(call))
+    if isinstance(job, Refusal):
+        return job
+    names = [turn_name(job.key.name, turn) for turn in all_turns(progress_in(job))]
+    async with call.house.database.reader() as db:
+        there = await job_store.list_shown(db, job.key.namespace, names, {JOB_LABEL: job.key.name})
+    waiting = next((name for name in names if there.get(name, {}).get("status.phase") == "Pending"), None)
+    if waiting is not None:
+        one = await object_ops.get(call.house.office, Key("Allocation", job.key.namespace, waiting))
+        if not isinstance(one, Refusal):
+            return await _explained(call, one)
+    status = msgspec.json.decode(job.status)
+    phase = str(status.get("phase", ""))
+    said = status.get("message") or f"none of its {len(there)} allocations is waiting"
+    if status.get("nextRetryTime"):
+        said = f"it tries again at {status['nextRetryTime']}, after {status.get('failed', 0)} failed: {said}"
+    return Answer(200, encode(Explanation(job.key.name, job.key.namespace, job.uid, phase, said, KIND)))
+
+
+async def _explained(call: Call, one: Stored) -> Outcome:
+    status: dict[str, Any] = msgspec.json.decode(one.status)
+    if status.get("phase") != "Pending":
+        unpaid = await refused_time(call.house.office, (each.get("lease", "") for each in status.get("nodes") or []))
+        placed = status.get("phase") in ("Scheduled", "Running")
+        holding = await call.house.inquiries.holding(one.uid) if placed else None
+        return Answer(200, encode(_settled(one, status, unpaid, holding)))
+    found = await call.house.inquiries.explain(one.uid)
+    if isinstance(found, Refusal):
+        return found
+    return Answer(200, encode(await _waiting(call, one, found) if found is not None else _stored(one, status)))
+
+
+def _settled(one: Stored, status: dict[str, Any], unpaid: str, holding: told.Holding | None) -> Explanation:
+    """Of what does not wait there is only to say where it is, or was."""
+    phase, nodes = str(status.get("phase", "")), status.get("nodes") or []
+    where = ", ".join(node["name"] for node in nodes)
+    since = status.get("endTime") or status.get("startTime") or status.get("scheduledTime") or ""
+    message = f"it is not waiting: it is {phase}"
+    if where:
+        message += f" on {where}" + (f" since {since}" if since else "")
+    # Why it failed, or is about to. Of what stands still its node says more than its lease.
+    own = ": ".join(each for each in (status.get("reason"), status.get("message")) if each)
+    if said := own if status.get("reason") == FROZEN else unpaid or own:
+        message += f" ({said})"
+    burst = holding is not None and holding.burst
+    return Explanation(
+        one.key.name, one.key.namespace, one.uid, phase, message + (BEYOND_SHARE if burst else ""), KIND,
+        nodes=[RoomOn(node["name"], node.get("devices") or {}) for node in nodes],
+        scheduled_time=status.get("scheduledTime") or "", share=share_now(holding.share if holding else None),
+        burst=burst,
+    )  # fmt: skip
+
+
+def _stored(one: Stored, status: dict[str, Any]) -> Explanation:
+    """The scheduler does not know it as waiting, or not yet: what was last noted stands."""
+    code, message = status.get("reason") or "not_yet_tried", status.get("message") or ""
+    said = message or "the scheduler is about to place it, or has not seen it yet"
+    return Explanation(one.key.name, one.key.namespace, one.uid, "Pending", said, KIND, WaitingReason(code, said))
+
+
+async def _sight(call: Call) -> tuple[Sees, bool]:
+    """Whose figures the caller may read, and whether everybody's."""
+    whose, tree = reach(call.identity), await call.house.tree()
+
+    def sees(scope: str) -> bool:
+        kind, _, name = scope.partition(":")
+        return whose.everything or kind == "quota" or (kind == "tenant" and whose.sees(lineage(tree, name)))
+
+    return sees, whose.everything
+
+
+async def _waiting(call: Call, one: Stored, found: told.Explanation) -> Explanation:
+    """Tenants are strangers: of others' pending work one learns how much stands before it in its queue, and no more."""
+    sees, all_of_it = await _sight(call)
+    reason = why(found.reason, sees)
+    return Explanation(
+        one.key.name, one.key.namespace, one.uid, "Pending", reason.message, KIND, reason,
+        other_reasons=[why(each, sees) for each in found.others],
+        queue=found.queue,
+        queue_position=found.position,
+        overall_position=found.position_overall if all_of_it else None,
+        ahead=ahead_in_line(found.ahead if all_of_it else found.ahead_own) if found.position is not None else None,
+        estimated_start_time=time_of(found.starts_at),
+        score=queue_score(found.score),
+        share=share_now(found.share),
+        reservation=reservation(found.reservation),
+        nomination=nomination(found.nomination),
+    )  # fmt: skip
+
+
+# What if.
+
+
+async def simulate(call: Call) -> Outcome:
+    """What would refuse the allocations refuses here as well; of what would be let in the leader is asked. A job is
+    the allocations that it would begin with."""
+    bodies = await _bodies(call)
+    if isinstance(bodies, Refusal):
+        return bodies
+    tenant = await namespace_tenant(call, kind_of(call))
+    if isinstance(tenant, Refusal):
+        return tenant
+    for kind, body in bodies:
+        if never := await never_runs(call, kind, body.object):
+            return never
+    origin = origin_of(call)
+    creations = [
+        one
+        for kind, body in bodies
+        for one in _allocations(create_command(kind, body.object, origin, seen_tenant=tenant, admin=is_admin(call)))
+    ]
+    if refused := await rehearse(call.house.office, creations, tenant or call.identity.tenant):
+        return refused
+    question = Simulate([_draft(*one, tenant or "") for one in enumerate(creations)], await _priorities(call))
+    found = await call.house.inquiries.simulate(question)
+    if isinstance(found, Refusal):
+        return found
+    places = [[place.node for place in one.places] for one in found]
+    quotes = await quote(call.house.office, [(one.draft, on) for one, on in zip(creations, places, strict=True)])
+    shown = [_costed(await _outlook(call, one), own) for one, own in zip(found, quotes, strict=True)]
+    return Answer(200, encode(Simulation(would_run=all(one.would_run for one in shown), allocations=shown)))
+
+
+def _allocations(creation: Create) -> list[Create]:
+    """An allocation, or those that a job begins with: each as if it were created by itself."""
+    if not isinstance(creation, CreateJob):
+        return [creation]
+    return [
+        Create(
+            key=draft.key, origin=creation.origin, draft=draft, wants=creation.wants, subject=creation.subject,
+            seen_tenant=creation.seen_tenant, asking=creation.asking, admin=creation.admin,
+        )
+        for draft in creation.drafts
+    ]  # fmt: skip
+
+
+async def _bodies(call: Call) -> list[tuple[Kind, Body]] | Refusal:
+    """One allocation or job, or several as `items`; no more allocations than can be tried at once."""
+    bodies = await _read_bodies(call)
+    if isinstance(bodies, Refusal):
+        return bodies
+    count = sum(plan_of(body.object.spec).width if kind is JOB else 1 for kind, body in bodies)
+    if count > ITEMS_MAX:
+        return invalid(
+            f"at most {ITEMS_MAX} allocations can be simulated together, got {count}",
+            hint="Simulate a job with a lower parallelism, or fewer objects at a time.",
+        )
+    return bodies
+
+
+async def _read_bodies(call: Call) -> list[tuple[Kind, Body]] | Refusal:
+    document = read_document(call)
+    if isinstance(document, Refusal):
+        return document
+    if not isinstance(document, dict) or "items" not in document:
+        kind = _kind_of(document)
+        body = await read_object(call, kind)
+        return body if isinstance(body, Refusal) else [(kind, body)]
+    items = document["items"]
+    if not isinstance(items, list) or not 1 <= len(items) <= ITEMS_MAX:
+        return invalid(f"items must be a list of 1 to {ITEMS_MAX} allocations or jobs")
+    bodies: list[tuple[Kind, Body]] = []
+    for index, item in enumerate(items):
+        kind = _kind_of(item)
+        part = replace(call, body=encode(item), headers={**call.headers, "content-type": JSON}, document=UNREAD)
+        body = await read_object(part, kind)
+        if isinstance(body, Refusal):
+            causes = tuple(replace(one, field=f"items[{index}].{one.field}") for one in body.causes)
+            return replace(body, message=f"items[{index}]: {body.message}", causes=causes)
+        bodies.append((kind, body))
+    return bodies
+
+
+def _kind_of(document: Any) -> Kind:
+    """What does not say that it is a job is an allocation."""
+    return JOB if isinstance(document, dict) and document.get("kind") == JOB.name else ALLOCATION
+
+
+def _draft(number: int, creation: Create, tenant: str) -> Draft:
+    """Of those that are alike the first comes first: it has the smaller uid. Placing needs no variable's value."""
+    draft = creation.draft
+    doc = encode(redacted(msgspec.json.decode(draft.doc)))
+    return Draft(f"{number:03}-{draft.uid}", tenant, dict(draft.labels), msgspec.Raw(doc), submitter(creation.origin))
+
+
+async def _priorities(call: Call) -> dict[str, PriorityClassView]:
+    async with call.house.database.reader() as db:
+        return await load_classes(db)
+
+
+async def _outlook(call: Call, found: told.Outlook) -> Outlook:
+    """Names of what is another tenant's are not told, only how many of them would have to go."""
+    named, others = await _victims(call, found.victims)
+    shown = Outlook(
+        found.name, found.runs_now, "",
+        nodes=[RoomOn(one.node, {name: list(which) for name, which in one.devices.items()}) for one in found.places],
+        estimated_start_time=time_of(found.starts_at),
+        evictions=named,
+        evictions_of_other_tenants=others,
+    )  # fmt: skip
+    if found.waits is not None:
+        sees, all_of_it = await _sight(call)
+        ahead = found.waits.ahead if all_of_it else found.waits.ahead_own
+        shown.reason = why(found.waits.reason, sees)
+        shown.other_reasons = [why(one, sees) for one in found.waits.others]
+        shown.queue_position = found.waits.position
+        shown.ahead = ahead_in_line(ahead) if found.waits.position is not None else None
+    shown.message = _said(shown)
+    return shown
+
+
+def _costed(shown: Outlook, quote: Quote | None) -> Outlook:
+    """With what it would cost. What could not be paid for would wait, whatever room there is."""
+    if quote is None:
+        return shown
+    # What has no price does not cost nothing.
+    if quote.account and (quote.lacking is None or quote.lacking.code is not Code.UNPRICED):
+        shown.cost = Cost(
+            quote.account, credits_of(quote.rate), credits_of(3600 * quote.rate), credits_of(quote.first),
+            quote.window_seconds, credits_of(quote.available),
+        )  # fmt: skip
+    unpaid = Reason.unpaid(quote.lacking) if quote.lacking is not None else None
+    if unpaid is None:
+        return shown
+    if shown.reason is not None:
+        shown.other_reasons = [shown.reason, *shown.other_reasons]
+    shown.reason, shown.would_run, shown.estimated_start_time = why(unpaid, everything), False, ""
+    shown.nodes, shown.evictions, shown.evictions_of_other_tenants = [], [], 0
+    shown.message = _said(shown)
+    return shown
+
+
+async def _victims(call: Call, victims: Sequence[told.Evicted]) -> tuple[list[WouldEvict], int]:
+    named = [
+        WouldEvict(one.namespace, one.name, one.rule)
+        for one in victims
+        if await call.house.sees(call.identity, one.tenant)
+    ]
+    return named, len(victims) - len(named)
+
+
+def _said(shown: Outlook) -> str:
+    where = ", ".join(one.name for one in shown.nodes)
+    victims = len(shown.evictions) + shown.evictions_of_other_tenants
+    if shown.would_run:
+        return f"it would run now, on {where}"
+    if victims:
+        return f"it would run on {where} after {victims} allocation{'s' if victims > 1 else ''} made way"
+    return f"it would wait: {shown.reason.message}" if shown.reason is not None else "it would be given up"
