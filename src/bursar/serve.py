@@ -113,7 +113,7 @@ async def _api(settings: Settings, fd: int | None, metrics_fd: int | None) -> in
                 grpc_address="" if settings.grpc_insecure else settings.grpc_address,
             )
         )
-        from bursar.rpc.dial import Agents
+        from bursar.rpc.agent_client import Agents
 
         house.keeper = agents = Agents(house.database, insecure=settings.grpc_insecure)
         opened.push_async_callback(agents.close)

@@ -12,7 +12,7 @@ import pytest
 from bursar.api.objects import watch
 from bursar.client import AsyncClient, Conflict, Gone, NotFound, Retries, Unavailable
 from bursar.core.objects.allocation import Phase
-from bursar.rpc.dial import Agents
+from bursar.rpc.agent_client import Agents
 from houses import Site, allocation, eventually
 from logbooks import Logbook, advertise, kept
 from offices import bind, end, node
@@ -308,7 +308,7 @@ async def test_what_cannot_be_meant_is_refused(site: Site, tmp_path: Path, query
 async def test_channels_are_kept_and_bounded(
     site: Site, agents: Agents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bursar.rpc.dial.IDLE_MAX", 1)
+    monkeypatch.setattr("bursar.rpc.agent_client.IDLE_MAX", 1)
     async with placed(site, tmp_path, nodes=3) as one:
         for book in (one.book, *one.others):
             book.write(one.uid, 1, b"x")
@@ -325,7 +325,7 @@ async def test_channels_are_kept_and_bounded(
 async def test_more_than_can_be_read_at_once_is_refused(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bursar.rpc.dial.IN_USE_MAX", 0)
+    monkeypatch.setattr("bursar.rpc.agent_client.IN_USE_MAX", 0)
     async with placed(site, tmp_path) as one:
         one.write(b"x")
         reply = await site.get(one.path)

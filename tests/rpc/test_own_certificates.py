@@ -13,7 +13,7 @@ from bursar.ops.nodes.node_ca import enrol, ensure_authority
 from bursar.ops.nodes.x509 import OUR_LIFE, Issued, sign_client
 from bursar.ops.runtime.runtime import Office
 from bursar.ops.workloads.log_source import Reading
-from bursar.rpc.dial import Agents
+from bursar.rpc.agent_client import Agents
 from bursar.rpc.tls import Papers, calling
 from certificates import new_key, pem_of, read, request_for
 from logbooks import kept

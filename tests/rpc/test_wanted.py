@@ -8,7 +8,7 @@ import pytest
 from bursar.core.objects.object import Key
 from bursar.ops.runtime.runtime import Office
 from bursar.rpc import hub as hub_module
-from bursar.rpc.speech import order_of_place, run_directive
+from bursar.rpc.codec import order_of_place, run_directive
 from bursar.store.nodes.heartbeat import WantedPlace
 from bursar.store.objects.change import load_position
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb

@@ -38,14 +38,7 @@ from bursar.ops.runtime.command import Reply
 from bursar.ops.runtime.lane import Closed, Overloaded, put_all
 from bursar.ops.runtime.runtime import Office, now
 from bursar.ops.workloads.report import Report, report
-from bursar.rpc.hub import STOPPING, SUPERSEDED, Context, Hub, Place, Stream, not_registered
-from bursar.rpc.identity import identity_of, other_node, revoked
-from bursar.rpc.late import hear_last, measured_of
-from bursar.rpc.moved import follow_leases, is_fenced
-from bursar.rpc.prepare import PreparingService
-from bursar.rpc.problem import STATUS
-from bursar.rpc.proof import sign
-from bursar.rpc.speech import (
+from bursar.rpc.codec import (
     ENDS,
     GRACE_SECONDS,
     Said,
@@ -62,6 +55,13 @@ from bursar.rpc.speech import (
     short_place,
     stop_directive,
 )
+from bursar.rpc.hub import STOPPING, SUPERSEDED, Context, Hub, Place, Stream, not_registered
+from bursar.rpc.identity import identity_of, other_node, revoked
+from bursar.rpc.late_usage import hear_last, measured_of
+from bursar.rpc.lease_token import sign
+from bursar.rpc.lease_transfer import follow_leases, is_fenced
+from bursar.rpc.prepare import PreparingService
+from bursar.rpc.problem import STATUS
 from bursar.rpc.wipe import hear_wipes, is_wipe, wipe_wanted
 from bursar.store.db.database import Unavailable
 from bursar.store.nodes.heartbeat import Claim, SeenBeat, UsageRow, WantedPlace, WantedSet

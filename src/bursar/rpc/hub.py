@@ -30,7 +30,7 @@ from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime import metrics
 from bursar.ops.runtime.feed import FedChange, Feed, Lagging
 from bursar.ops.runtime.runtime import Office, now
-from bursar.rpc.speech import (
+from bursar.rpc.codec import (
     Spoken,
     end_directive,
     order_of_change,

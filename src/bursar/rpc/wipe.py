@@ -16,8 +16,8 @@ from bursar.core.objects.object import Origin
 from bursar.ops.nodes.claim import end_wipe
 from bursar.ops.runtime.lane import Overloaded
 from bursar.ops.runtime.runtime import Office
-from bursar.rpc.speech import ENDS, Spoken
-from bursar.rpc.speech import State as Stands
+from bursar.rpc.codec import ENDS, Spoken
+from bursar.rpc.codec import State as Stands
 from bursar.store.db.database import Unavailable
 from bursar.store.objects.change import Change
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb

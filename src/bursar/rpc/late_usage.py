@@ -12,8 +12,8 @@ from bursar.core.nodes.liveness import WENT_WITH_ITS_NODE
 from bursar.core.values.money import MICROS
 from bursar.ops.credit.reconcile import settle_late
 from bursar.ops.runtime.runtime import Office
+from bursar.rpc.codec import ENDS, Spoken
 from bursar.rpc.hub import Stream
-from bursar.rpc.speech import ENDS, Spoken
 from bursar.store.credit.reconcile import LastWord
 from bursar.store.db.database import Unavailable
 from bursar.store.nodes.heartbeat import Claim
