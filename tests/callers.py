@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from bursar.core.scheduling.cycle.plan import Policy
 from bursar.core.values.access import Role
-from bursar.loops.answers import run_answers
-from bursar.loops.world import Keeper
+from bursar.loops.informer import Keeper
+from bursar.loops.leader_query import run_answers
 from bursar.ops.access.token import create_token
 from bursar.ops.runtime.runtime import now
 from bursar.ops.scheduling.leader import resign, stand

@@ -15,8 +15,8 @@ from bursar.core.scheduling.state.cluster_state import World
 from bursar.core.scheduling.state.fleet import ABSENT, NO_LIMIT, PODS
 from bursar.core.scheduling.state.placed_columns import Placed
 from bursar.core.values.quantity import UNLIMITED
+from bursar.loops.informer import Keeper
 from bursar.loops.schedule import Scheduler
-from bursar.loops.world import Keeper
 from bursar.ops.objects import object as object_ops
 from bursar.ops.objects.dispatch import change_command
 from bursar.ops.runtime.command import Reply

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from bursar.core.objects.object import Stored
-from bursar.loops.nodes import Watch, look_after
+from bursar.loops.node_liveness import Watch, look_after
 from bursar.ops.runtime.runtime import Office
 from bursar.store.nodes import node as node_store
 from offices import change, get

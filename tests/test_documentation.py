@@ -14,7 +14,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 import bursar.api.serve
-import bursar.loops.upkeep
+import bursar.loops.housekeeping
 import bursar.rpc.serve
 from bursar.core.credit.billing_terms import CreditPolicy
 from bursar.core.nodes.liveness import Patience
@@ -30,7 +30,7 @@ DOCS = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 MAKE = re.compile(r"\bmake ([a-z]+)\b")
 DEMO_SECONDS_MAX = 110
-SERVING = (bursar.api.serve, bursar.loops.upkeep, bursar.rpc.serve)  # together they register every metric
+SERVING = (bursar.api.serve, bursar.loops.housekeeping, bursar.rpc.serve)  # together they register every metric
 
 
 def page(name: str) -> str:

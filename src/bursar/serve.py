@@ -34,15 +34,15 @@ from bursar.config import Address, Settings, with_password_hidden
 from bursar.logs import set_up_logs
 from bursar.loops.claims import run_claims
 from bursar.loops.drain import run_drains
-from bursar.loops.hours import run_hours
+from bursar.loops.election import run_lead
+from bursar.loops.housekeeping import run_upkeep
 from bursar.loops.jobs import run_jobs
-from bursar.loops.lead import run_lead
-from bursar.loops.leases import run_leases
+from bursar.loops.lease_expiry import run_leases
 from bursar.loops.ledger import run_ledger
-from bursar.loops.nodes import run_nodes
+from bursar.loops.node_liveness import run_nodes
 from bursar.loops.reconcile import run_reconcile
 from bursar.loops.schedule import run_schedule
-from bursar.loops.upkeep import run_upkeep
+from bursar.loops.usage_rollup import run_hours
 from bursar.openfiles import allow_open_files, open_files_max
 from bursar.ops.access.token import TokenFileError, ensure_admin_token
 from bursar.ops.objects.bootstrap import prepare

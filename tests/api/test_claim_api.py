@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bursar.loops.upkeep import finish_namespaces
+from bursar.loops.housekeeping import finish_namespaces
 from houses import TABLE, Site, allocation
 from offices import bind, node
 

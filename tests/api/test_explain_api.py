@@ -18,7 +18,7 @@ from bursar.core.scheduling.state.cluster_state import Nomination, World
 from bursar.core.scheduling.state.fair_share import ShareOf
 from bursar.core.scheduling.state.placed_columns import Spot
 from bursar.core.values.refusal import Refusal
-from bursar.loops.answers import run_answers
+from bursar.loops.leader_query import run_answers
 from bursar.ops.objects import object as object_ops
 from bursar.ops.scheduling.leader import resign, stand
 from bursar.wire.to_scheduler.ask import ask_of

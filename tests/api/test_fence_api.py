@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bursar.loops.nodes import look_after
+from bursar.loops.node_liveness import look_after
 from houses import STRATEGIC, TABLE, Site, allocation
 from offices import assert_counters_equal_charges, bind, node
 from silences import hear, silence, watch

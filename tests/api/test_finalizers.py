@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bursar.core.objects.object import Key
-from bursar.loops.upkeep import finish_namespaces
+from bursar.loops.housekeeping import finish_namespaces
 from bursar.ops.workloads.job_controller import step
 from bursar.wire.kinds.registry import KINDS
 from houses import APPLY, JSON_PATCH, STRATEGIC, Document, Site, allocation, made

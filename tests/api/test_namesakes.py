@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from banks import Bank, bank, code
-from bursar.loops import upkeep
+from bursar.loops import housekeeping
 from houses import Reply, Site, allocation, eventually
 from watches import newest, take, told, watching
 
@@ -42,7 +42,7 @@ async def delete_tenant(site: Site, name: str) -> None:
     assert (await site.delete(f"namespaces/{name}")).status in (200, 202)
 
     async def is_gone() -> bool:
-        await upkeep.finish_namespaces(site.house.office)
+        await housekeeping.finish_namespaces(site.house.office)
         return (await site.get(f"namespaces/{name}")).status == 404
 
     await eventually(is_gone)

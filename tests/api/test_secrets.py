@@ -13,7 +13,7 @@ import structlog
 from bursar.core.scheduling.cycle.plan import Policy
 from bursar.core.scheduling.state.cluster_state import World
 from bursar.core.values.redaction import HIDDEN, LAST_APPLIED
-from bursar.loops.answers import Answering
+from bursar.loops.leader_query import Answering
 from bursar.ops.scheduling.leader import resign, stand
 from bursar.ops.scheduling.leader_query import Draft, Simulate, encode
 from houses import JSON_PATCH, MERGE, STRATEGIC, TABLE, Document, Site, allocation

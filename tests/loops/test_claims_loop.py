@@ -15,7 +15,7 @@ from bursar.core.objects.object import Origin
 from bursar.core.values.money import nanocredits
 from bursar.loops import claims as loop
 from bursar.loops.claims import keep_claims, run_claims
-from bursar.loops.leases import end_lapsed
+from bursar.loops.lease_expiry import end_lapsed
 from bursar.ops.credit import agentless_billing, credit
 from bursar.ops.credit.credit import PutAccount
 from bursar.ops.nodes.claim import end_wipe

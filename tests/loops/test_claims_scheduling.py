@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from bursar.loops.world import Keeper, Lost
+from bursar.loops.informer import Keeper, Lost
 from bursar.ops.nodes import claim as ops
 from bursar.ops.runtime.runtime import Office
 from claims import allow, claim, origin, release, submit

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from bursar.core.usage.usage_levels import Began
-from bursar.loops import hours
+from bursar.loops import usage_rollup
 from bursar.ops.runtime.runtime import Office
 from bursar.store.usage import usage_levels as store
 from hourly import now
@@ -31,8 +31,8 @@ async def _value(office: Office, statement: str) -> object:
 
 
 async def test_steps_are_entered_as_they_come(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hours, "ROLL_SECONDS", 0.02)
-    rolling = [asyncio.create_task(hours.run_hours(office)) for _ in range(2)]
+    monkeypatch.setattr(usage_rollup, "ROLL_SECONDS", 0.02)
+    rolling = [asyncio.create_task(usage_rollup.run_hours(office)) for _ in range(2)]
     try:
         await begin(office, "first")
         await entered(office, 1000)
@@ -52,13 +52,13 @@ async def test_what_is_left_is_little_and_waits_for_the_next_time(office: Office
     """Else whoever enters would never rest while work comes and goes."""
     for one in range(3):
         await begin(office, f"few-{one}")
-    assert await hours.catch_up(office.database) == 1
+    assert await usage_rollup.catch_up(office.database) == 1
     since = int(now().timestamp()) - 3600
     many = [
         Began(f"many-{one}", "a", 1, "default", "-", "ns", "x", {"cpu": 1000}, "", since + one)
-        for one in range(hours.FEW)
+        for one in range(usage_rollup.FEW)
     ]
     async with office.database.reader() as db, db.transaction():
         await store.save(db, many, [])
-    assert await hours.catch_up(office.database) == 2
+    assert await usage_rollup.catch_up(office.database) == 2
     assert await _value(office, "SELECT count(*) FROM usage_step") == 0

@@ -13,9 +13,9 @@ import pytest
 from bursar.core.objects.allocation import ENDED, Phase
 from bursar.core.objects.object import Key, Stored
 from bursar.core.scheduling.state.placed_columns import Spot
-from bursar.loops import world as keeper_module
-from bursar.loops.commands import SCHEDULER
-from bursar.loops.world import Keeper, Lost
+from bursar.loops import informer as keeper_module
+from bursar.loops.informer import Keeper, Lost
+from bursar.loops.plan_commands import SCHEDULER
 from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.command import Reply
 from bursar.ops.runtime.runtime import Office, now

@@ -4,7 +4,7 @@ import pytest
 
 from bursar.core.credit.lease_expiry import ROUND_SECONDS, UNBEGUN_MICROS, Watch
 from bursar.core.values.money import MICROS
-from bursar.loops.leases import end_lapsed
+from bursar.loops.lease_expiry import end_lapsed
 from bursar.ops.credit import credit
 from bursar.ops.credit.credit import ExtendLease
 from bursar.ops.runtime.runtime import Office

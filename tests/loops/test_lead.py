@@ -4,7 +4,7 @@ import asyncio
 import time
 from datetime import timedelta
 
-from bursar.loops.lead import Terms, run_lead
+from bursar.loops.election import Terms, run_lead
 from bursar.ops.runtime.runtime import Office
 from bursar.ops.scheduling.leader import load_leader
 from bursar.store.db.database import Connection

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from bursar.core.nodes.liveness import Verdict
-from bursar.loops.nodes import GAP_SECONDS_MAX, Watch, look_after, run_nodes
+from bursar.loops.node_liveness import GAP_SECONDS_MAX, Watch, look_after, run_nodes
 from bursar.ops.runtime.runtime import Office
 from bursar.sim.local import LocalNodes
 from evictions import running, status

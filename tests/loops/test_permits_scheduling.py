@@ -3,7 +3,7 @@ strangers."""
 
 from typing import Any
 
-from bursar.loops.world import Keeper, Lost
+from bursar.loops.informer import Keeper, Lost
 from bursar.ops.runtime.runtime import Office
 from claims import joins
 from offices import change, code, create, get, namespace, node, tenant

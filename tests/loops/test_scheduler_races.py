@@ -13,7 +13,7 @@ from bursar.core.objects.allocation import Phase
 from bursar.core.scheduling.cycle.cycle import decide
 from bursar.core.scheduling.cycle.plan import Policy
 from bursar.core.values.refusal import Refusal
-from bursar.loops.commands import bind_commands
+from bursar.loops.plan_commands import bind_commands
 from bursar.loops.schedule import Scheduler
 from bursar.ops.runtime.runtime import Office
 from bursar.ops.scheduling.bind import Bind, bind

@@ -1,6 +1,6 @@
 """Tenants weigh what they say, else what their tier says: also when the tier changes, or they change it."""
 
-from bursar.loops.world import Keeper
+from bursar.loops.informer import Keeper
 from bursar.ops.runtime.runtime import Office
 from offices import change, create, delete, tenant
 from schedulers import assert_as_if_loaded, loaded

@@ -9,7 +9,7 @@ from bursar.core.credit.account import Owner
 from bursar.core.objects.pending_reason import Reason, Why
 from bursar.core.scheduling.state.cluster_state import World
 from bursar.core.values.money import nanocredits
-from bursar.loops.unpaid import TIDIED_MAX, Unpaid
+from bursar.loops.credit_backoff import TIDIED_MAX, Unpaid
 from bursar.ops.credit import credit
 from bursar.ops.credit.credit import PutAccount
 from bursar.ops.runtime.runtime import Office

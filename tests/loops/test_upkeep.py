@@ -7,7 +7,7 @@ import msgspec
 from bursar.api.objects.render import documents
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key
-from bursar.loops.upkeep import (
+from bursar.loops.housekeeping import (
     Retention,
     drop_changes,
     finish_namespaces,

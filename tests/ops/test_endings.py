@@ -11,7 +11,7 @@ from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key, Stored
 from bursar.core.values.access import Role
 from bursar.core.values.selector import parse, parse_fields
-from bursar.loops import upkeep
+from bursar.loops import housekeeping
 from bursar.ops.access import token as token_ops
 from bursar.ops.objects import object as object_ops
 from bursar.ops.objects.bootstrap import bootstrap, first_objects
@@ -205,7 +205,7 @@ async def test_what_became_anothers_is_not_deleted_by_its_former_owner(office: O
     before = await get(office, "Namespace", "", "lab")
     command = delete_command(BY_NAME["Namespace"], before, TEST, preconditions=Preconditions())
     await delete(office, "Namespace", "", "lab")
-    await upkeep.finish_namespaces(office)
+    await housekeeping.finish_namespaces(office)
     await namespace(office, "lab", "lab")
     assert code(await object_ops.submit(office, command, tenant="")) == "not_found"
 
@@ -246,7 +246,7 @@ async def test_a_client_cannot_mark_its_object_as_ending(office: Office) -> None
         },
     )
     assert "deletionTimestamp" not in document(await _again(office, "sly"))["metadata"]
-    assert await upkeep._delete(office, BY_NAME["Allocation"], Key("Allocation", "default", "sly"))
+    assert await housekeeping._delete(office, BY_NAME["Allocation"], Key("Allocation", "default", "sly"))
 
 
 async def _again(office: Office, name: str) -> Written:
@@ -257,14 +257,14 @@ async def _again(office: Office, name: str) -> Written:
 async def test_everything_in_an_ending_namespace_is_told_to_stop(
     office: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upkeep, "BATCH", 2)
+    monkeypatch.setattr(housekeeping, "BATCH", 2)
     await namespace(office, "lab")
     await node(office, "a", cpu=10)
     for number in range(5):
         await allocation(office, "lab", f"job-{number}", cpu=1)
         await bind(office, "lab", f"job-{number}", "a")
     await delete(office, "Namespace", "", "lab")
-    assert await upkeep.finish_namespaces(office) == 0
+    assert await housekeeping.finish_namespaces(office) == 0
     for number in range(5):
         assert (await get(office, "Allocation", "lab", f"job-{number}")).fields["status.phase"] == "Terminating"
 

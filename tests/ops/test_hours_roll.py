@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from bursar.core.usage.usage_levels import DAY, EVERYBODY, HOUR, Began, Ended
-from bursar.loops.upkeep import Retention, keep_hours
+from bursar.loops.housekeeping import Retention, keep_hours
 from bursar.ops.runtime.runtime import Office
 from bursar.ops.usage.usage_rollup import BudgetUse, load_budgets, roll
 from bursar.store.db.database import Database, Unavailable

@@ -14,7 +14,7 @@ from bursar.core.scheduling.explain.explain_types import Explanation, Figures
 from bursar.core.scheduling.explain.wait_stats import Waits
 from bursar.core.scheduling.state.cluster_state import World
 from bursar.core.values.refusal import Code, Refusal
-from bursar.loops.answers import run_answers
+from bursar.loops.leader_query import run_answers
 from bursar.ops.runtime.runtime import Office
 from bursar.ops.scheduling import leader_query as inquiry_ops
 from bursar.ops.scheduling.leader import stand

@@ -10,7 +10,7 @@ from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key, Origin
 from bursar.core.values.refusal import Refusal
 from bursar.core.values.replace import replace
-from bursar.loops.upkeep import finish_namespaces
+from bursar.loops.housekeeping import finish_namespaces
 from bursar.ops.objects import object as object_ops
 from bursar.ops.objects.dispatch import delete_command
 from bursar.ops.objects.object import Preconditions

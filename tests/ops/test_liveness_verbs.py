@@ -8,7 +8,7 @@ import pytest
 
 from bursar.core.nodes.liveness import Patience, Sighting, Standing
 from bursar.core.objects.allocation import Phase
-from bursar.loops.nodes import Watch, look_after
+from bursar.loops.node_liveness import Watch, look_after
 from bursar.ops.nodes.liveness import EndLost, node_alive, node_key, set_readiness, settle
 from bursar.ops.objects import object as object_ops
 from bursar.ops.objects.dispatch import change_command

@@ -8,7 +8,7 @@ from joserfc.jwk import OKPKey
 
 from bursar.agent.token import Distrusted, Trust
 from bursar.core.values.refusal import Code, Refusal
-from bursar.loops.upkeep import change_keys
+from bursar.loops.housekeeping import change_keys
 from bursar.ops.nodes.signing import Granted, Ring, Signing, rotate, rotate_old
 from bursar.ops.runtime.runtime import Office
 from bursar.store.nodes import signing as store

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from bursar.loops.lead import Terms, run_lead
+from bursar.loops.election import Terms, run_lead
 from bursar.ops.runtime.runtime import Office
 from bursar.ops.scheduling.leader import load_leader
 from bursar.store.db import database as database_module

@@ -13,7 +13,7 @@ import pytest
 from waldur_api_client.models import OrderDetails, OrderState, RequestTypes, Resource, ResourceState
 
 from bursar.core.usage.usage_levels import Began, Ended
-from bursar.loops.upkeep import finish_namespaces
+from bursar.loops.housekeeping import finish_namespaces
 from bursar.ops.runtime.runtime import Office
 from bursar.ops.usage.usage_rollup import roll
 from bursar.store.usage import usage_levels as usage_store

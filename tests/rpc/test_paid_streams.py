@@ -12,7 +12,7 @@ from bursar.core.credit.lease import FROZEN
 from bursar.core.credit.lease_expiry import Watch
 from bursar.core.credit.shortfall import OUT_OF_CREDIT
 from bursar.core.values.money import MICROS, nanocredits
-from bursar.loops.leases import end_lapsed
+from bursar.loops.lease_expiry import end_lapsed
 from bursar.ops.credit import credit, lease_expiry
 from bursar.ops.credit.credit import PutAccount
 from bursar.ops.runtime.runtime import Office, timestamp

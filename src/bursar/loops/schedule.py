@@ -23,11 +23,11 @@ from bursar.core.scheduling.cycle.plan import Binding, Plan, Policy, Preempting
 from bursar.core.scheduling.explain.wait_stats import Waits
 from bursar.core.scheduling.state.cluster_state import Blocked, World
 from bursar.core.values.refusal import Code, Refusal
-from bursar.loops.answers import run_answers
 from bursar.loops.budget import run_budgets
-from bursar.loops.commands import bind_commands, fail_command, note_command, preempt_command
-from bursar.loops.unpaid import Unpaid
-from bursar.loops.world import Keeper, Lost
+from bursar.loops.credit_backoff import Unpaid
+from bursar.loops.informer import Keeper, Lost
+from bursar.loops.leader_query import run_answers
+from bursar.loops.plan_commands import bind_commands, fail_command, note_command, preempt_command
 from bursar.ops.runtime.command import DEPOSED
 from bursar.ops.runtime.gc_tuning import calm_collector
 from bursar.ops.runtime.runtime import Office

@@ -28,7 +28,7 @@ from bursar.core.scheduling.state.placed_columns import NEVER, Spot
 from bursar.core.usage.budget import penalty, used_fraction
 from bursar.core.values.replace import replace
 from bursar.core.values.selector import parse_fields
-from bursar.loops.reading import (
+from bursar.loops.stored_status import (
     Status,
     decode_job,
     decode_job_document,

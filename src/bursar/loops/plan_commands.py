@@ -22,7 +22,7 @@ from bursar.core.scheduling.cycle.plan import Binding, Policy, Preempting
 from bursar.core.scheduling.explain.reason_text import sentence
 from bursar.core.scheduling.state.cluster_state import World
 from bursar.core.scheduling.state.placed_columns import Spot
-from bursar.loops.world import BINDER
+from bursar.loops.informer import BINDER
 from bursar.ops.scheduling.bind import Bind, Member, Note
 from bursar.ops.scheduling.evict import Nominee, Preempt, Victim
 from bursar.ops.workloads.report import Report
