@@ -33,8 +33,8 @@ from stage import (
     temporary_directory,
 )
 
-from bursar.cli.explain import lines as explained
-from bursar.cli.simulate import lines as simulated
+from bursar.cli.workloads.explain import lines as explained
+from bursar.cli.workloads.simulate import lines as simulated
 from bursar.client import BursarError, Client, QuotaExceeded
 
 GPU = "nvidia.com/gpu"

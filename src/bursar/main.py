@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bursar.cli.connection import Connection, connected
 from bursar.cli.main import cli
+from bursar.cli.shell.connection import Connection, connected
 from bursar.core.quota.quota_messages import counted
 
 if TYPE_CHECKING:

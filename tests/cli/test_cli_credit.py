@@ -17,8 +17,8 @@ import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
-from bursar.cli.credit import show_statement
-from bursar.cli.lease import lease_row
+from bursar.cli.credit.credit import show_statement
+from bursar.cli.credit.lease import lease_row
 from bursar.cli.main import cli
 from bursar.client import AsyncClient, Client, Conflict, CreditRefused, Forbidden, Invalid, NotFound
 from server import Server

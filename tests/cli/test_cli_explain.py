@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bursar.cli.simulate import lines
+from bursar.cli.workloads.simulate import lines
 from bursar.client import Client
 from commands import bursar
 from places import until

@@ -6,8 +6,11 @@ from typing import Any
 import click
 import pytest
 
-from bursar.cli import admin, edit, label, login, manifest, noun, patch
-from bursar.cli.problem import Problem
+from bursar.cli.objects import edit, label, patch
+from bursar.cli.quota import admin
+from bursar.cli.session import login
+from bursar.cli.shell import manifest, resource_arg
+from bursar.cli.shell.problem import Problem
 from bursar.client import Client
 
 
@@ -19,7 +22,7 @@ def nobody() -> Client:
 
 @pytest.mark.parametrize("word", ["allocations", "allocation", "alloc", "al", "Allocation"])
 def test_a_kind_has_many_names(word: str, nobody: Client) -> None:
-    assert noun.find(word, nobody).plural == "allocations"
+    assert resource_arg.find(word, nobody).plural == "allocations"
 
 
 @pytest.mark.parametrize(
@@ -32,13 +35,13 @@ def test_a_kind_has_many_names(word: str, nobody: Client) -> None:
     ],
 )
 def test_targets(words: str, found: list[str], nobody: Client) -> None:
-    assert [f"{one.noun.plural}/{one.name}" for one in noun.targets(words.split(), nobody)] == found
+    assert [f"{one.noun.plural}/{one.name}" for one in resource_arg.targets(words.split(), nobody)] == found
 
 
 @pytest.mark.parametrize("words", ["", "alloc,nodes a", "alloc/a b", "alloc/", "/a", "alloc .."])
 def test_targets_that_make_no_sense(words: str, nobody: Client) -> None:
     with pytest.raises(click.UsageError):
-        noun.targets(words.split(), nobody)
+        resource_arg.targets(words.split(), nobody)
 
 
 def parsed(text: str) -> list[dict[str, Any]]:

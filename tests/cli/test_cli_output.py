@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import yaml
 
-from bursar.cli.describe import described
-from bursar.cli.noun import Noun
-from bursar.cli.output import Columns, lines, pairs, print_documents, print_rows, say, to_yaml, widths
+from bursar.cli.objects.describe import described
+from bursar.cli.shell.output import Columns, lines, pairs, print_documents, print_rows, say, to_yaml, widths
+from bursar.cli.shell.resource_arg import Noun
 
 ALLOCATION = Noun("Allocation", "allocations", True, ("alloc",))
 TABLE: dict[str, Any] = {

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from bursar.cli.problem import Problem, exit_code, rendered, tell
+from bursar.cli.shell.problem import Problem, exit_code, rendered, tell
 from bursar.client import errors
 from bursar.core.values.refusal import Cause
 

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from bursar.cli.following import Lines
 from bursar.cli.main import cli
-from bursar.cli.run import spec_of
-from bursar.cli.telling import Events, Quiet, standing
-from bursar.cli.trap import Interrupted, Trap
+from bursar.cli.shell.interrupt import Interrupted, Trap
+from bursar.cli.workloads.log_follow import Lines
+from bursar.cli.workloads.run import spec_of
+from bursar.cli.workloads.run_output import Events, Quiet, standing
 from bursar.client import NotFound, Resource
 from server import Server
 

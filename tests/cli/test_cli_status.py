@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from bursar.cli.main import cli
-from bursar.cli.status import told, words
+from bursar.cli.workloads.status import told, words
 
 HEADROOM = "waiting for quota headroom: tenant physics has 2 of 2 nodes bound, 1 asked"
 

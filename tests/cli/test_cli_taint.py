@@ -3,8 +3,8 @@
 import click
 import pytest
 
-from bursar.cli.problem import Problem
-from bursar.cli.taint import Changes, split, tainted
+from bursar.cli.nodes.taint import Changes, split, tainted
+from bursar.cli.shell.problem import Problem
 
 OLD = {"key": "team", "value": "physics", "effect": "NoSchedule"}
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from bursar.cli.top import _queue, _wait, show_cluster
+from bursar.cli.nodes.top import _queue, _wait, show_cluster
 
 
 @pytest.mark.parametrize(

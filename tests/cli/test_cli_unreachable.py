@@ -4,7 +4,7 @@ import pytest
 from click.testing import CliRunner
 
 from bursar.cli.main import cli
-from bursar.cli.problem import UNAVAILABLE
+from bursar.cli.shell.problem import UNAVAILABLE
 from server import free_port
 
 

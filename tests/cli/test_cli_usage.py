@@ -14,8 +14,8 @@ import pytest
 import pytest_asyncio
 from click.testing import CliRunner, Result
 
+from bursar.cli.credit.usage import number
 from bursar.cli.main import cli
-from bursar.cli.usage import number
 from bursar.client import AsyncClient, Client, NotFound
 from bursar.store.embedded import Embedded
 from houses import Site, opened_site

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from bursar.cli.lazy import Entry, LazyGroup
+from bursar.cli.shell.lazy import Entry, LazyGroup
 
 _OBJECTS = "Objects"
 _CREDIT = "Credit"

@@ -1,0 +1,93 @@
+"""`bursar price`: what a second of each resource costs."""
+
+from __future__ import annotations
+
+import click
+
+from bursar.cli.credit.credit import json_option, request_option
+from bursar.cli.shell.connection import Connection, connected
+from bursar.cli.shell.output import print_rows, to_json
+from bursar.cli.shell.resource_names import check_priced, force_option
+
+
+@click.group()
+def price() -> None:
+    """Show and set what running costs."""
+
+
+@price.command("list")
+@click.option("--resource", default="", metavar="NAME", help="Of this one alone.")
+@click.option("--at", default="", metavar="TIME", help="The prices at a time, and not now.")
+@click.option("--history", is_flag=True, help="All versions, also those to come.")
+@json_option
+@connected
+def list_(connection: Connection, resource: str, at: str, history: bool, as_json: bool) -> None:
+    """List prices, for one second of one unit: a GPU, a core, a GiB."""
+    found = connection.client.prices(resource=resource, at=at, history=history)
+    if as_json:
+        click.echo(to_json(found))
+        return
+    rows = [
+        [one["resource"], one["class"] or "any", one["per_second"], one["effective_from"]] for one in found["items"]
+    ]
+    if not rows:
+        click.echo("No prices found: `bursar price set` sets one.", err=True)
+        return
+    print_rows(("Resource", "Class", "Per second", "From"), rows)
+
+
+@price.command("set")
+@click.argument("resource")
+@click.argument("per_second", metavar="CREDITS")
+@click.option("--class", "class_", default="", metavar="TYPE", help="The GPU type; else for those without a price.")
+@click.option("--from", "begin", default="", metavar="TIME", help="From when on; else from now on.")
+@force_option
+@request_option
+@json_option
+@connected
+def set_(
+    connection: Connection,
+    resource: str,
+    per_second: str,
+    class_: str,
+    begin: str,
+    force: bool,
+    request_id: str,
+    as_json: bool,
+) -> None:
+    """Set the price of a second. What has begun is never changed: a new price begins now or later.
+
+    \b
+    bursar price set nvidia.com/gpu 0.01 --class h100
+    bursar price set cpu 0.0001 --from 2027-01-01
+    """
+    check_priced(resource, force=force)
+    found = connection.client.set_price(
+        resource, per_second, gpu_type=class_, effective_from=begin, request_id=request_id
+    )
+    if as_json:
+        click.echo(to_json(found))
+        return
+    name = f"{found['resource']} {found['class']}".strip()
+    click.echo(f"price of {name}: {found['per_second']} credits a second from {found['effective_from']} on")
+
+
+@price.command()
+@click.argument("resource")
+@click.option("--class", "class_", default="", metavar="TYPE", help="The GPU type; else the price without one.")
+@click.option("--from", "begin", required=True, metavar="TIME", help="When it would begin, as `price list` says.")
+@json_option
+@connected
+def delete(connection: Connection, resource: str, class_: str, begin: str, as_json: bool) -> None:
+    """Take back a price that has not begun.
+
+    \b
+    bursar price list --resource cpu --history
+    bursar price delete cpu --from 2027-01-01
+    """
+    found = connection.client.delete_price(resource, begin, gpu_type=class_)
+    if as_json:
+        click.echo(to_json(found))
+        return
+    name = f"{found['resource']} {found['class']}".strip()
+    click.echo(f"price of {name} from {found['effective_from']} on deleted")

@@ -1,0 +1,134 @@
+"""`bursar usage`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from bursar.cli.shell import completers
+from bursar.cli.shell.connection import Connection, connected
+from bursar.cli.shell.output import print_rows, to_json
+
+Document = Mapping[str, Any]
+
+
+@click.command()
+@click.option("--tenant", metavar="NAME", help="Of this tenant.", shell_complete=completers.named("tenants"))
+@click.option("--user", metavar="NAME", help="Of this user: a name within your tenant, or TENANT/NAME.")
+@click.option("--days", type=click.IntRange(1, 3650), metavar="N", help="Up to now; else those that budgets are for.")
+@click.option(
+    "--by",
+    type=click.Choice(["user", "resource", "day", "month"]),
+    help="What the lines are of; month with --csv only.",
+)
+@click.option("--csv", "as_csv", is_flag=True, help="Every day, tenant and resource, as a table for spreadsheets.")
+@click.option("--json", "as_json", is_flag=True, help="As the API answers it.")
+@connected
+def usage(
+    connection: Connection,
+    tenant: str | None,
+    user: str | None,
+    days: int | None,
+    by: str | None,
+    as_csv: bool,
+    as_json: bool,
+) -> None:
+    """Show what was used, and what it costs.
+
+    By you; or by another user, or a tenant with all below it.
+
+    \b
+    bursar usage
+    bursar usage --tenant physics --days 30 --by user
+    bursar usage --csv --by month --days 365 > chargeback.csv
+    """
+    _check(tenant, user, by, as_csv=as_csv, as_json=as_json)
+    client = connection.client
+    if as_csv:
+        click.echo(client.export_usage(tenant or "", begin=_since(days), by=by or "day"), nl=False)
+        return
+    wanted = "day" if by == "day" else ""
+    found = client.tenant_usage(tenant, days, by=wanted) if tenant else client.user_usage(user, days, by=wanted)
+    if as_json:
+        click.echo(to_json(found))
+        return
+    show_usage(found, by or ("user" if tenant else "resource"))
+
+
+def _check(tenant: str | None, user: str | None, by: str | None, *, as_csv: bool, as_json: bool) -> None:
+    if tenant and user:
+        raise click.UsageError("Give --tenant or --user, not both.")
+    if as_csv and as_json:
+        raise click.UsageError("Give --csv or --json, not both.")
+    if as_csv and (user or by == "resource"):
+        raise click.UsageError("--csv has every tenant and resource, by day, month or user.")
+    if by == "month" and not as_csv:
+        raise click.UsageError("--by month goes with --csv.")
+    if by == "user" and not tenant and not as_csv:
+        raise click.UsageError("--by user goes with --tenant.")
+
+
+def _since(days: int | None) -> str:
+    """The day so many days ago; without a number the server begins with this month."""
+    from datetime import UTC, datetime, timedelta
+
+    return "" if days is None else (datetime.now(UTC) - timedelta(days=days)).date().isoformat()
+
+
+def show_usage(found: Document, by: str) -> None:
+    click.echo(f"{found.get('tenant') or found['user']}, {_days(found['days'])} to {found['to']}\n")
+    _figure("GPU-hours", _of_budget(found["gpu_hours_used"], found.get("gpu_hours_budget")))
+    _figure("node-hours", _of_budget(found["node_hours_used"], found.get("node_hours_budget")))
+    if found.get("utilization") is not None:
+        told = "" if found["source"] == "internal" else f", as {found['source']} says"
+        _figure("budget used", f"{found['utilization']:.1%}{told}")
+    _figure("cost", f"{found['cost']['credits']} credits ({found['cost']['total']})")
+    header, rows = _lines(found, by)
+    if rows:
+        click.echo()
+        print_rows(header, rows)
+    left = found.get("user_count", 0) - len(found.get("users") or ())
+    if by == "user" and left > 0:
+        click.echo(f"\nand {left} more users", err=True)
+
+
+def _days(days: int) -> str:
+    return f"{days} day{'' if days == 1 else 's'}"
+
+
+def _figure(name: str, value: str) -> None:
+    click.echo(f"  {name:<13}{value}")
+
+
+def _of_budget(used: float, budget: float | None) -> str:
+    if budget is None:
+        return number(used)
+    share = f" ({used / budget:.1%})" if budget else ""
+    return f"{number(used)} of {number(budget)}{share}"
+
+
+def number(hours: float) -> str:
+    """Two decimals at most, and none where there are none; a little is not nothing."""
+    if 0 < hours < 0.005:
+        return "<0.01"
+    return f"{hours:,.2f}".rstrip("0").rstrip(".")
+
+
+def _lines(found: Document, by: str) -> tuple[Sequence[str], list[list[str]]]:
+    if by == "resource":
+        from bursar.core.usage.report import unit_of
+
+        rows = [
+            [one["resource"], one["class"], f"{unit_of(one['resource'])}-hours", number(one["hours"]), one["credits"]]
+            for one in found["resources"]
+        ]
+        return ("Resource", "Class", "Unit", "Hours", "Credits"), rows
+    name, listed = ("User", found.get("users")) if by == "user" else ("Day", found.get("daily"))
+    key = name.lower()
+    rows = [
+        [one[key], number(one["gpu_hours_used"]), number(one["node_hours_used"]), one["credits"]]
+        for one in listed or ()
+    ]
+    return (name, "GPU-hours", "Node-hours", "Credits"), rows

@@ -1,0 +1,47 @@
+"""`bursar apply`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from bursar.cli.shell import completers, manifest
+from bursar.cli.shell.connection import Connection, connected, dry_run_option, namespace_option
+from bursar.cli.shell.output import output_option, say
+from bursar.cli.shell.problem import Outcomes, Problem
+
+
+@click.command()
+@click.argument("kind", required=False, default="", shell_complete=completers.kind)
+@manifest.files_option
+@manifest.recursive_option
+@namespace_option
+@dry_run_option
+@output_option
+@connected
+def apply(connection: Connection, kind: str, files: Sequence[str], recursive: bool, dry_run: bool, output: str) -> None:
+    """Make objects as files describe them.
+
+    What is not there is created. Of what is there, only the fields in the file change, and those that an earlier
+    apply set and the file no longer has are removed; what others have set stays. KIND is for objects that do not say
+    theirs.
+
+    \b
+    bursar apply -f cluster/
+    bursar apply -f - --dry-run < tenant.yaml
+    """
+    from bursar.client import BursarError
+
+    if not files:
+        raise click.UsageError("name a file with -f, or -f - for standard input")
+    outcomes = Outcomes()
+    for one in manifest.read(files, recursive=recursive):
+        try:
+            noun, resource = manifest.place(one, connection, kind)
+            one.require_name()
+            applied = resource.apply(one.document, dry_run=dry_run)
+            say(noun, applied.object, applied.outcome, output, dry_run=dry_run)
+        except (BursarError, Problem, click.ClickException) as error:
+            outcomes.failed(error)
+    outcomes.leave()

@@ -1,0 +1,73 @@
+"""`bursar create`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from bursar.cli.shell import completers, manifest
+from bursar.cli.shell.connection import Connection, connected, dry_run_option, namespace_option
+from bursar.cli.shell.manifest import Manifest
+from bursar.cli.shell.output import output_option, say
+from bursar.cli.shell.problem import Outcomes, Problem
+from bursar.cli.shell.resource_arg import find
+
+
+@click.command()
+@click.argument("words", nargs=-1, metavar="[KIND] [NAME]...", shell_complete=completers.kind)
+@manifest.files_option
+@manifest.recursive_option
+@click.option("--tenant", default="", metavar="NAME", help="For a namespace: whose it is.")
+@namespace_option
+@dry_run_option
+@output_option
+@connected
+def create(
+    connection: Connection,
+    words: Sequence[str],
+    files: Sequence[str],
+    recursive: bool,
+    tenant: str,
+    dry_run: bool,
+    output: str,
+) -> None:
+    """Create objects from files.
+
+    With a NAME and no file, an object that has nothing but that. With a file, KIND is for objects that do not say
+    theirs.
+
+    \b
+    bursar create -f allocation.yaml
+    bursar create allocation -n ml-team -f - < body.json
+    bursar create namespace ml-team --tenant physics
+    """
+    from bursar.client import BursarError
+
+    kind, names = (words[0] if words else ""), words[1:]
+    if bool(files) == bool(names):
+        raise click.UsageError("name a file with -f (-f - is standard input), or a kind and a name")
+    outcomes = Outcomes()
+    by_name = [plain(connection, kind, name, tenant) for name in names]
+    wanted = manifest.read(files, recursive=recursive) if files else by_name
+    for one in wanted:
+        try:
+            noun, resource = manifest.place(one, connection, kind)
+            document = resource.create(one.document, dry_run=dry_run)
+            say(noun, document, "created", output, dry_run=dry_run)
+        except (BursarError, Problem, click.ClickException) as error:
+            outcomes.failed(error)
+    outcomes.leave()
+
+
+def plain(connection: Connection, kind: str, name: str, tenant: str) -> Manifest:
+    from bursar.wire.kinds.namespace import TENANT_LABEL
+
+    noun = find(kind, connection.client)
+    metadata: dict[str, Any] = {"name": name}
+    if tenant:
+        if noun.kind != "Namespace":
+            raise click.UsageError("--tenant is for namespaces")
+        metadata["labels"] = {TENANT_LABEL: tenant}
+    return Manifest({"apiVersion": "v1", "kind": noun.kind, "metadata": metadata, "spec": {}}, "the command line")

@@ -1,0 +1,206 @@
+"""`bursar get`: objects as tables that the server lays out, or as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, TypedDict
+
+import click
+
+from bursar.cli.shell import completers
+from bursar.cli.shell.connection import (
+    Connection,
+    all_namespaces_option,
+    connected,
+    field_selector_option,
+    label_selector_option,
+    namespace_option,
+)
+from bursar.cli.shell.output import Columns, full_name, lines, output_option, print_documents, print_rows, widths
+from bursar.cli.shell.problem import Outcomes
+from bursar.cli.shell.resource_arg import Noun, Target, targets
+
+if TYPE_CHECKING:
+    from bursar.client import Document, Resource
+
+
+class Selectors(TypedDict):
+    label_selector: str
+    field_selector: str
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How the answer should look."""
+
+    output: str
+    with_header: bool
+    with_labels: bool
+
+    @property
+    def is_table(self) -> bool:
+        return self.output in ("table", "wide")
+
+    def columns(self, connection: Connection, noun: Noun) -> Columns:
+        with_namespace = connection.all_namespaces and noun.namespaced
+        return Columns(wide=self.output == "wide", with_namespace=with_namespace, with_labels=self.with_labels)
+
+
+@click.command()
+@click.argument("words", nargs=-1, metavar="KIND [NAME]... | KIND/NAME...", shell_complete=completers.target)
+@namespace_option
+@all_namespaces_option
+@label_selector_option
+@field_selector_option
+@output_option
+@click.option("-w", "--watch", is_flag=True, help="Go on printing changes.")
+@click.option("--no-headers", is_flag=True, help="Tables without their first line.")
+@click.option("--show-labels", is_flag=True, help="Tables with the objects' labels.")
+@connected
+def get(
+    connection: Connection,
+    words: Sequence[str],
+    label_selector: str,
+    field_selector: str,
+    output: str,
+    watch: bool,
+    no_headers: bool,
+    show_labels: bool,
+) -> None:
+    """Show one or many objects.
+
+    \b
+    bursar get allocations -n ml-team
+    bursar get alloc train-1 train-2 -o yaml
+    bursar get nodes -l gpu-type=nvidia-a100 -o wide
+    bursar get allocations -A --field-selector status.phase=Pending -w
+    """
+    chosen = targets(words, connection.client)
+    selectors = Selectors(label_selector=label_selector, field_selector=field_selector)
+    form = Form(output, with_header=not no_headers, with_labels=show_labels)
+    _require_sense(connection, chosen, selectors)
+    if watch:
+        _watch(connection, chosen, selectors, form)
+    elif form.is_table:
+        _print_tables(connection, chosen, selectors, form)
+    else:
+        _print_objects(connection, chosen, selectors, form)
+
+
+def _require_sense(connection: Connection, chosen: Sequence[Target], selectors: Selectors) -> None:
+    named = [target for target in chosen if target.name]
+    if named and any(selectors.values()):
+        raise click.UsageError("names and selectors do not go together")
+    if connection.all_namespaces and any(target.noun.namespaced for target in named):
+        raise click.UsageError("a name is in one namespace: leave out --all-namespaces")
+
+
+# --- Tables
+
+
+def _print_tables(connection: Connection, chosen: Sequence[Target], selectors: Selectors, form: Form) -> None:
+    outcomes = Outcomes()
+    several = len({target.noun for target in chosen}) > 1
+    printed = False
+    for noun, group in groupby(chosen, key=lambda target: target.noun):
+        tables = _tables(connection, noun, [target.name for target in group if target.name], selectors, outcomes)
+        columns = form.columns(connection, noun)
+        headers = [columns.header(table) for table in tables]
+        rows = [row for table in tables for row in columns.rows(table)]
+        if rows:
+            if printed:
+                click.echo()
+            printed = True
+            if several:
+                rows = [_prefixed(noun, row, headers[0].index("Name")) for row in rows]
+            print_rows(headers[0], rows, with_header=form.with_header)
+        elif tables:
+            click.echo(_nothing(connection, noun, selectors), err=True)
+    outcomes.leave()
+
+
+def _tables(
+    connection: Connection, noun: Noun, names: Sequence[str], selectors: Selectors, outcomes: Outcomes
+) -> list[Document]:
+    from bursar.client import BursarError
+
+    resource = connection.resource(noun)
+    if not names:
+        return [resource.table(**selectors)]
+    found = []
+    for name in names:
+        try:
+            found.append(resource.table(name))
+        except BursarError as error:
+            outcomes.failed(error)
+    return found
+
+
+def _prefixed(noun: Noun, row: list[str], at: int) -> list[str]:
+    """Among several kinds a name says its kind, so that it can be used as it stands."""
+    return [*row[:at], full_name(noun, row[at]), *row[at + 1 :]]
+
+
+def _nothing(connection: Connection, noun: Noun, selectors: Selectors) -> str:
+    inside = noun.namespaced and not connection.all_namespaces
+    where = f" in namespace {connection.effective_namespace}" if inside else ""
+    return f"No{' matching' if any(selectors.values()) else ''} {noun.plural} found{where}."
+
+
+# --- Objects as they are
+
+
+def _print_objects(connection: Connection, chosen: Sequence[Target], selectors: Selectors, form: Form) -> None:
+    from bursar.client import BursarError
+
+    outcomes = Outcomes()
+    found: list[tuple[Noun, Document]] = []
+    for target in chosen:
+        resource = connection.resource(target.noun)
+        try:
+            items = [resource.get(target.name)] if target.name else resource.list(**selectors)
+            found += [(target.noun, item) for item in items]
+        except BursarError as error:
+            outcomes.failed(error)
+    as_list = len(chosen) > 1 or not chosen[0].name
+    if form.output == "name":
+        for noun, item in found:
+            click.echo(full_name(noun, item["metadata"]["name"]))
+    elif found or as_list:
+        print_documents([item for _, item in found], form.output, as_list=as_list)
+    outcomes.leave()
+
+
+# --- Watching
+
+
+def _watch(connection: Connection, chosen: Sequence[Target], selectors: Selectors, form: Form) -> None:
+    if len(chosen) != 1:
+        raise click.UsageError("watch one kind, or one object, at a time")
+    target = chosen[0]
+    resource = connection.resource(target.noun)
+    if target.name:
+        selectors = Selectors(label_selector="", field_selector=f"metadata.name={target.name}")
+    if form.is_table:
+        _watch_table(resource, selectors, form.columns(connection, target.noun), form.with_header)
+        return
+    for event in resource.watch(**selectors):
+        if form.output == "name":
+            click.echo(full_name(target.noun, event.object["metadata"]["name"]))
+        else:
+            if form.output == "yaml":
+                click.echo("---")
+            print_documents([event.object], form.output, as_list=False)
+
+
+def _watch_table(resource: Resource, selectors: Selectors, columns: Columns, with_header: bool) -> None:
+    table = resource.table(**selectors)
+    header, rows = columns.header(table), columns.rows(table)
+    width = widths([header, *rows])
+    for line in lines(header, rows, width, with_header=with_header):
+        click.echo(line)
+    for event in resource.watch(**selectors, resource_version=table["metadata"]["resourceVersion"], as_table=True):
+        for line in lines(header, columns.rows(event.object), width, with_header=False):
+            click.echo(line)

@@ -1,0 +1,143 @@
+"""`bursar admin`: what only administrators of the system do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import click
+
+from bursar.cli.shell import completers
+from bursar.cli.shell.connection import Connection, connected, dry_run_option
+from bursar.cli.shell.resource_names import check_limited, force_option
+from bursar.core.quota.quota_messages import dimension_label, dimension_of
+from bursar.core.values.quantity import amount
+
+NO_LIMIT = "none"
+
+
+@click.group()
+def admin() -> None:
+    """Change what tenants may use."""
+
+
+@admin.group()
+def tenant() -> None:
+    """Change what a tenant may use."""
+
+
+class NumberOrNone(click.ParamType[float | str]):
+    """A number from 0 on, or `none`."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float | str:
+        if value == NO_LIMIT:
+            return NO_LIMIT
+        try:
+            number = float(value)
+        except ValueError:
+            number = -1.0
+        if not 0 <= number < float("inf"):
+            self.fail(f"{value!r} is no number from 0 on, and not {NO_LIMIT!r}", param, ctx)
+        return number
+
+
+NUMBER = NumberOrNone()
+
+
+@tenant.command()
+@click.argument("name", shell_complete=completers.named("tenants"))
+@click.option("--max-nodes", metavar="N", help="Nodes at once.")
+@click.option("--max-concurrent-allocations", metavar="N", help="Allocations at once.")
+@click.option("--gpu-hours-budget", type=NUMBER, metavar="HOURS", help="Per budget period.")
+@click.option("--node-hours-budget", type=NUMBER, metavar="HOURS", help="Per budget period.")
+@click.option("--fair-share-target", type=NUMBER, metavar="FRACTION", help="The share of the whole system.")
+@click.option("--burst-allowance", type=NUMBER, metavar="FACTOR", help="How far above its share it may go when idle.")
+@click.option("--weight", type=NUMBER, metavar="NUMBER", help="Its part of its parent's share.")
+@click.option(
+    "--tier", metavar="NAME", help="The tier its defaults come from.", shell_complete=completers.named("tiers")
+)
+@click.option("--parent", metavar="NAME", help="The tenant above it.", shell_complete=completers.named("tenants"))
+@click.option("--enforcement", type=click.Choice(["Reject", "Queue"]), help="What happens to work above a limit.")
+@click.option("--billing-mode", type=click.Choice(["none", "prepaid"]), help="Whether its work is paid beforehand.")
+@click.option(
+    "--approval-policy",
+    type=click.Choice(["none", "quota", "manual", "external"]),
+    help="What its requests have to pass.",
+)
+@click.option("--sensitive/--no-sensitive", default=None, help="Whether its users may claim nodes for sensitive use.")
+@click.option(
+    "--isolation",
+    type=click.Choice(["none", "required"]),
+    help="Whether its work goes only to nodes that isolate tenants from each other.",
+)
+@click.option("--display-name", metavar="TEXT", help="What people call it.")
+@click.option(
+    "--limit", "limits", multiple=True, metavar="DIMENSION=QUANTITY", help="Any other limit; =none removes it."
+)
+@force_option
+@dry_run_option
+@connected
+def update(connection: Connection, name: str, limits: Sequence[str], force: bool, dry_run: bool, **fields: Any) -> None:
+    """Change what is named, and leave the rest. `none` takes a limit, budget, share, tier or parent away.
+
+    \b
+    bursar admin tenant update physics --max-nodes 250 --gpu-hours-budget 150000
+    bursar admin tenant update physics --limit nvidia.com/gpu=512 --limit volumes=none
+    """
+    changes = {field: _value(field, value) for field, value in fields.items() if value is not None}
+    for text in limits:
+        dimension, quantity = limit(text)
+        changes[f"max_{dimension}"] = quantity
+        if quantity is not None:
+            check_limited(dimension, force=force)
+    if not changes:
+        raise click.UsageError("nothing to change: name at least one limit")
+    connection.client.update_tenant(name, changes, dry_run=dry_run)
+    click.echo(f"tenant/{name} updated{' (dry run)' if dry_run else ''}")
+    if not dry_run:
+        for line in _below_use(connection, name, changes):
+            click.echo(line, err=True)
+
+
+def _below_use(connection: Connection, name: str, changes: Mapping[str, Any]) -> Iterator[str]:
+    """What becomes of work where a limit that was just set is below what is in use."""
+    from bursar.client import BursarError
+
+    numbers = {field: value for field, value in changes.items() if field.startswith("max_")}
+    limited = [dimension_of(field) for field, value in numbers.items() if value is not None]
+    if not limited:
+        return
+    try:
+        answer = connection.client.tenant_quotas(name)
+    except BursarError:
+        return  # The limits are set; that this cannot be read is no failure of it.
+    becomes = "waits" if answer["enforcement"] == "Queue" else "is refused"
+    for dimension in limited:
+        quota = answer["quotas"].get(dimension)
+        if quota and quota["limit"] and amount(dimension, quota["accepted"]) > amount(dimension, quota["limit"]):
+            above = f"{quota['accepted']} are in use, the limit is {quota['limit']}"
+            what = f"nothing is stopped, new work {becomes} until there is room"
+            yield f"note: {dimension_label(dimension)}: {above}; {what}"
+
+
+def _value(field: str, value: Any) -> Any:
+    """Of these, `none` is one of the answers, or just a name."""
+    return value if field in ("billing_mode", "approval_policy", "isolation", "display_name") else _number(value)
+
+
+def limit(text: str) -> tuple[str, str | int | None]:
+    dimension, equals, quantity = text.partition("=")
+    if not dimension or not equals or not quantity:
+        raise click.UsageError(f"--limit {text!r} should be DIMENSION=QUANTITY, such as nvidia.com/gpu=100")
+    return dimension_of(dimension), _number(quantity)
+
+
+def _number(value: Any) -> Any:
+    """`none` takes a limit away; a whole number goes as one; a quantity such as 40Ti goes as it is."""
+    if value == NO_LIMIT:
+        return None
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return int(value) if isinstance(value, str) and value.isascii() and value.isdecimal() else value

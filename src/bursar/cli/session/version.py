@@ -1,0 +1,24 @@
+"""`bursar version`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from bursar import __version__
+
+
+@click.command()
+@click.option("--server", is_flag=True, help="Ask the server for its version too.")
+@click.option("--context", metavar="NAME", help="A context other than the current one.")
+@click.option("--url", help="The server's URL.  [env: BURSAR_URL]")
+def version(server: bool, **options: Any) -> None:
+    """Show versions."""
+    click.echo(f"bursar {__version__}")
+    if server:
+        from bursar.cli.shell.connection import make_client
+
+        with make_client(**options) as client:
+            answer = client.request("GET", "/version")
+        click.echo(f"server {answer['gitVersion']} at {client.context.url}")

@@ -1,0 +1,148 @@
+"""The options every command that asks the server has, and the client they make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from bursar.cli.shell import completers
+from bursar.cli.shell.problem import NOT_FOUND, Problem
+
+if TYPE_CHECKING:
+    from bursar.cli.shell.resource_arg import Noun
+    from bursar.client import Client, Resource
+    from bursar.client.errors import NotFound
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DEFAULT_NAMESPACE = "default"
+NAMESPACES_TOLD_MAX = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A client, and the namespaces that a command is about."""
+
+    client: Client
+    namespace: str = ""
+    all_namespaces: bool = False
+
+    @property
+    def effective_namespace(self) -> str:
+        return self.namespace or self.client.context.namespace or DEFAULT_NAMESPACE
+
+    def resource(self, noun: Noun, namespace: str = "") -> Resource:
+        """The objects of a kind, in the namespace named here, else in that of the command."""
+        everything = self.client.resource(noun.plural, namespaced=noun.namespaced)
+        if not noun.namespaced or (self.all_namespaces and not namespace):
+            return everything
+        return everything(namespace or self.effective_namespace)
+
+
+def connected(command: F) -> F:
+    """Gives a command a Connection as its first argument, and the options that say to whom."""
+
+    @wraps(command)
+    def with_connection(
+        *args: Any, context: str | None, url: str | None, token: str | None, ca_file: str | None, **kwargs: Any
+    ) -> Any:
+        namespace = kwargs.pop("namespace", None) or ""
+        all_namespaces = kwargs.pop("all_namespaces", False)
+        from bursar.client.errors import NotFound
+
+        with make_client(context=context, url=url, token=token, ca_file=ca_file) as client:
+            connection = Connection(client, namespace, all_namespaces)
+            try:
+                return command(connection, *args, **kwargs)
+            except NotFound as error:
+                if hint := _namespace_hint(connection, error):
+                    raise Problem(error.message, hint, NOT_FOUND) from error
+                raise
+
+    wrapped: Any = all_of(*_OPTIONS)(with_connection)
+    return wrapped  # type: ignore[no-any-return]
+
+
+def _namespace_hint(connection: Connection, error: NotFound) -> str:
+    """Which namespaces there are for who named none and sees no `default`; empty where that is not the trouble."""
+    usual = f'namespaces "{DEFAULT_NAMESPACE}" not found'
+    if error.message != usual or connection.namespace or connection.effective_namespace != DEFAULT_NAMESPACE:
+        return ""
+    if visible := visible_namespaces(connection.client):
+        return (
+            f"give -n NAME: yours {'are' if len(visible) > 1 else 'is'} {', '.join(visible)}; `bursar login` keeps one"
+        )
+    return "you have no namespace yet: ask your tenant's administrator for one"
+
+
+def visible_namespaces(client: Client) -> list[str]:
+    """The first of them by name, as many as fit into a sentence; none where they may not be listed."""
+    from bursar.client import BursarError
+
+    try:
+        found = client.namespaces.list(limit=NAMESPACES_TOLD_MAX)
+    except BursarError:
+        return []
+    return sorted(str(one["metadata"]["name"]) for one in found)[:NAMESPACES_TOLD_MAX]
+
+
+def all_of(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Several options as one, in the order in which --help shows them."""
+
+    def decorated(command: Any) -> Any:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorated
+
+
+def make_client(
+    *,
+    context: str | None = None,
+    url: str | None = None,
+    token: str | None = None,
+    ca_file: str | None = None,
+    seconds_max: float = 10.0,
+    timeout_seconds: float = 30.0,
+) -> Client:
+    """A client that gives up sooner than a program's would: somebody is waiting."""
+    from bursar.client import Client, Retries
+
+    return Client(
+        url,
+        token,
+        ca_file=ca_file,
+        context=context,
+        timeout_seconds=timeout_seconds,
+        retries=Retries(attempts_max=3, seconds_max=seconds_max),
+    )
+
+
+_OPTIONS = (
+    click.option(
+        "--context",
+        metavar="NAME",
+        help="A context other than the current one.",
+        shell_complete=completers.context_name,
+    ),
+    click.option("--url", help="The server's URL.  [env: BURSAR_URL]"),
+    click.option("--token", help="The token; better in BURSAR_TOKEN, where no process list shows it."),
+    click.option("--ca-file", type=click.Path(dir_okay=False), help="The CA that signed the server's certificate."),
+)
+
+namespace_option = click.option(
+    "-n",
+    "--namespace",
+    metavar="NAME",
+    help="The namespace; else the context's own.",
+    shell_complete=completers.named("namespaces"),
+)
+all_namespaces_option = click.option("-A", "--all-namespaces", is_flag=True, help="All namespaces.")
+label_selector_option = click.option("-l", "--selector", "label_selector", default="", help="Such as app=train,!old.")
+field_selector_option = click.option("--field-selector", default="", help="Such as status.phase=Running.")
+dry_run_option = click.option("--dry-run", is_flag=True, help="Let the server check everything and change nothing.")

@@ -1,0 +1,102 @@
+"""A click group that loads a command when it is called, and not to show that it is there.
+
+Each entry names where the command is and carries its own line of help, so that `bursar --help` and completion import
+nothing. A test holds those lines against the commands' own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from bursar.cli.shell import problem
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """`target` is `module:attribute`; `section` is the heading in the help."""
+
+    target: str
+    help: str
+    section: str
+
+
+class LazyGroup(click.Group):
+    """`entries` maps a command's name to where it is; `add_lazy` adds to it."""
+
+    def __init__(self, *args: Any, entries: dict[str, Entry] | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.entries: dict[str, Entry] = dict(entries or {})
+
+    def add_lazy(self, name: str, target: str, *, help: str, section: str = "Server") -> None:  # noqa: A002
+        self.entries[name] = Entry(target, help, section)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*self.entries, *(name for name in super().list_commands(ctx) if name not in self.entries)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        entry = self.entries.get(cmd_name)
+        return load(entry.target) if entry else super().get_command(ctx, cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        del ctx
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for name, entry in self.entries.items():
+            sections.setdefault(entry.section, []).append((name, entry.help))
+        width = max((len(name) for name in self.entries), default=0)
+        for section, rows in sections.items():
+            with formatter.section(section):
+                formatter.write_dl([(name.ljust(width), text) for name, text in rows])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[Any]]:
+        if incomplete.startswith("-"):
+            return click.Command.shell_complete(self, ctx, incomplete)
+        return [
+            CompletionItem(name, help=entry.help) for name, entry in self.entries.items() if name.startswith(incomplete)
+        ]
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.NoSuchCommand as error:
+            # click looks for what may have been meant only among the commands that are loaded.
+            raise click.NoSuchCommand(error.command_name, possibilities=self.list_commands(ctx), ctx=ctx) from None
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the command; what it could not do is told in one way, with the exit code that says which kind it was."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            ctx.exit(problem.INTERRUPTED)
+        except BrokenPipeError:
+            # The reader has gone, as in `bursar get … | head -1`: end quietly, as a program that SIGPIPE ends.
+            _stop_writing()
+            ctx.exit(problem.PIPE_CLOSED)
+        except (click.exceptions.Exit, click.ClickException, click.Abort):
+            raise
+        except Exception as error:
+            ctx.exit(problem.tell(error))
+
+
+def _stop_writing() -> None:
+    """Send the rest of standard output nowhere, so that flushing it at the end does not fail."""
+    import os
+    import sys
+
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def load(target: str) -> click.Command:
+    from importlib import import_module
+
+    module, _, attribute = target.partition(":")
+    command = getattr(import_module(module), attribute)
+    assert isinstance(command, click.Command), f"{target} is not a command"
+    return command

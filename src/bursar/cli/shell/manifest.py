@@ -1,0 +1,145 @@
+"""Objects in files: YAML or JSON, several to a file, whole directories, or standard input."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bursar.cli.shell.problem import Problem
+from bursar.cli.shell.resource_arg import Noun, find
+
+if TYPE_CHECKING:
+    from bursar.cli.shell.connection import Connection
+    from bursar.client import Resource
+
+STDIN = "-"
+SUFFIXES = (".yaml", ".yml", ".json")
+
+files_option = click.option(
+    "-f", "--filename", "files", multiple=True, metavar="FILE", help="A file, a directory, or - for standard input."
+)
+recursive_option = click.option("-R", "--recursive", is_flag=True, help="Directories with all that is in them.")
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """An object, and where it was read."""
+
+    document: dict[str, Any]
+    source: str
+
+    @property
+    def name(self) -> str:
+        return str((self.document.get("metadata") or {}).get("name") or "")
+
+    def require_name(self) -> str:
+        """For what can only be done with an object that has a name; a new one may leave that to the server."""
+        if not self.name:
+            raise Problem(f"{self.source}: the object has no metadata.name")
+        return self.name
+
+
+def read(files: Sequence[str], *, recursive: bool = False) -> list[Manifest]:
+    """Everything in the files, in order; all of it is read before any of it is used."""
+    found = [manifest for file in files for manifest in _read_one(file, recursive)]
+    if not found:
+        raise Problem(f"there is no object in {', '.join(files)}")
+    return found
+
+
+def place(manifest: Manifest, connection: Connection, word: str = "") -> tuple[Noun, Resource]:
+    """The kind of an object and where it belongs; `word` is the kind to take where the object names none."""
+    kind = manifest.document.get("kind") or word
+    if not kind:
+        raise Problem(f"{manifest.source}: the object has no kind", "add `kind:`, or name the kind in the command")
+    noun = find(str(kind), connection.client)
+    if not noun.namespaced:
+        return noun, connection.resource(noun)
+    own = str((manifest.document.get("metadata") or {}).get("namespace") or "")
+    if own and connection.namespace and own != connection.namespace:
+        raise Problem(f'{manifest.source}: the object is in namespace "{own}", not "{connection.namespace}"')
+    return noun, connection.resource(noun, own or connection.effective_namespace)
+
+
+def _read_one(file: str, recursive: bool) -> Iterator[Manifest]:
+    if file == STDIN:
+        yield from parse(sys.stdin.read(), "standard input")
+        return
+    path = Path(file)
+    if path.is_dir():
+        inside = sorted(path.rglob("*") if recursive else path.iterdir())
+        for one in inside:
+            if one.suffix in SUFFIXES and one.is_file():
+                yield from parse(_text(one), str(one))
+    else:
+        yield from parse(_text(path), file)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        raise Problem(f"there is no file {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise Problem(f"{path} cannot be read: {error}") from None
+
+
+def parse(text: str, source: str) -> Iterator[Manifest]:
+    """JSON is YAML too, so one reader does for both; Lists are taken apart."""
+    import yaml
+
+    try:
+        documents = list(yaml.load_all(text, Loader=_loader()))
+    except yaml.YAMLError as error:
+        raise Problem(f"{source} is neither YAML nor JSON: {error}") from None
+    for document in documents:
+        if document is not None:
+            yield from _objects(document, source)
+
+
+def _loader() -> Any:
+    """YAML's safe loader, but for dates: what looks like one is the text of a label or a status."""
+    import yaml
+
+    safe = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    resolvers = {
+        first: [(tag, pattern) for tag, pattern in known if tag != "tag:yaml.org,2002:timestamp"]
+        for first, known in safe.yaml_implicit_resolvers.items()
+    }
+    return type("Loader", (safe,), {"yaml_implicit_resolvers": resolvers})
+
+
+def _objects(document: object, source: str) -> Iterator[Manifest]:
+    if not isinstance(document, dict):
+        raise Problem(f"{source}: an object should be a mapping, not {type(document).__name__}")
+    kind = str(document.get("kind") or "")
+    items = document.get("items")
+    if kind.endswith("List") and isinstance(items, list):
+        for item in items:
+            # The items of an AllocationList need not say what they are.
+            named = {"kind": kind.removesuffix("List"), **item} if isinstance(item, Mapping) else item
+            yield from _objects(named if kind != "List" else item, source)
+    elif not isinstance(document.get("metadata") or {}, dict):
+        raise Problem(f"{source}: the object's metadata should be a mapping")
+    else:
+        yield Manifest(_plain(document), source)
+
+
+def _plain(document: dict[Any, Any]) -> dict[str, Any]:
+    """As JSON has it: YAML also makes keys of numbers and of words such as `on`."""
+    return {_key(field): _plain_value(value) for field, value in document.items()}
+
+
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, dict):
+        return _plain(value)
+    return [_plain_value(one) for one in value] if isinstance(value, list) else value
+
+
+def _key(field: object) -> str:
+    return str(field).lower() if isinstance(field, bool) else str(field)

@@ -1,0 +1,30 @@
+"""`bursar release`."""
+
+from __future__ import annotations
+
+import click
+
+from bursar.cli.shell.connection import Connection, connected, dry_run_option, namespace_option
+from bursar.cli.shell.output import pairs
+
+
+@click.command()
+@click.option("-l", "--selector", "label_selector", required=True, help="Which allocations, such as batch-id=job-7.")
+@click.option("--grace-period", type=click.IntRange(0), metavar="SECONDS", help="How long what runs may take to end.")
+@namespace_option
+@dry_run_option
+@connected
+def release(connection: Connection, label_selector: str, grace_period: int | None, dry_run: bool) -> None:
+    """Release many allocations at once.
+
+    \b
+    bursar release -n ml-team -l batch-id=job-20240115 --grace-period 60
+    """
+    allocations = connection.client.allocations(connection.effective_namespace)
+    answer = allocations.bulk_release(label_selector=label_selector, grace_period_seconds=grace_period, dry_run=dry_run)
+    would = "would be " if dry_run else ""
+    click.echo(f"{answer.get('released', 0)} {would}released, {answer.get('failed', 0)} failed")
+    if freed := answer.get("totalResourcesFreed"):
+        click.echo(f"freed: {pairs(freed)}")
+    if answer.get("failed"):
+        raise click.exceptions.Exit(1)

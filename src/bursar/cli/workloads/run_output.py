@@ -1,0 +1,200 @@
+"""How `bursar run` is told: in words to a terminal, as events to a program, or not at all."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import time
+from collections.abc import Iterator, Mapping
+from threading import Lock
+from typing import Any, Protocol
+
+import click
+
+from bursar.cli.workloads.log_follow import Lines, Sink
+from bursar.core.credit.shortfall import end_words, recorded_shortfall, time_left
+
+Document = Mapping[str, Any]
+
+ENDED = frozenset({"Succeeded", "Failed", "Cancelled"})
+STOPPED = frozenset({"Preempted", "Drained", "Evicted", "NodeLost"})  # reasons of work that was placed before
+
+
+class Teller(Protocol):
+    @property
+    def wants_places(self) -> bool:
+        """Whether somebody wants to know the place in line."""
+
+    def submitted(self, document: Document) -> None: ...
+
+    def stands(self, name: str, status: Document) -> None:
+        """How it stands now, which may be as before."""
+
+    def sink(self, *, named: bool) -> Sink:
+        """Where what is written goes."""
+
+    def finish(self) -> None:
+        """Nothing more is written."""
+
+    def warn(self, message: str) -> None: ...
+
+    def ended(self, name: str, status: Document, code: int) -> None: ...
+
+
+class Quiet:
+    """Only what the command writes; and, where it failed, why."""
+
+    wants_places = False
+
+    def __init__(self) -> None:
+        self._lines: Lines | None = None
+
+    def submitted(self, document: Document) -> None:
+        del document
+
+    def stands(self, name: str, status: Document) -> None:
+        del name, status
+
+    def sink(self, *, named: bool) -> Sink:
+        self._lines = Lines(named=named)
+        return self._lines
+
+    def finish(self) -> None:
+        if self._lines is not None:
+            self._lines.finish()
+
+    def warn(self, message: str) -> None:
+        click.echo(f"bursar: {message}", err=True)
+
+    def ended(self, name: str, status: Document, code: int) -> None:
+        phase = str(status.get("phase") or "")
+        if phase == "Succeeded" or (not status.get("message") and "exitCode" in status):
+            return
+        why = status.get("message") or status.get("reason") or f"exit code {code}"
+        click.echo(f"bursar: {name} {phase.lower()}: {why}", err=True)
+
+
+class Words(Quiet):
+    """A line whenever something changes that a person may want to know."""
+
+    wants_places = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said = ""
+
+    def submitted(self, document: Document) -> None:
+        metadata = document["metadata"]
+        self._say(f"{metadata['namespace']}/{metadata['name']} submitted")
+
+    def stands(self, name: str, status: Document) -> None:
+        """Why it waits is not known at first, and how it ended is said last."""
+        phase = status.get("phase") or "Pending"
+        if phase not in ENDED and (phase != "Pending" or status.get("message")):
+            self._say(f"{name} {standing(status)}")
+
+    def ended(self, name: str, status: Document, code: int) -> None:
+        if status.get("phase") != "Succeeded" and not status.get("message"):
+            status = {**status, "message": f"exit code {code}"}
+        super().ended(name, status, code)
+
+    def _say(self, line: str) -> None:
+        if line != self._said:
+            self._said = line
+            click.echo(f"bursar: {line}", err=True)
+
+
+def standing(status: Document) -> str:
+    """How it stands, in one line."""
+    phase = str(status.get("phase") or "Pending")
+    where = ", ".join(str(one["name"]) for one in status.get("nodes") or [])
+    if phase == "Pending":
+        message, stopped = why_pending(status)
+        # Some reasons say by themselves that it waits.
+        parts = [message if message.startswith("waiting ") else f"waits: {message}"]
+        if status.get("queuePosition"):
+            parts.append(f"number {status['queuePosition']} in line")
+        if status.get("estimatedStartTime"):
+            parts.append(f"may start about {status['estimatedStartTime']}")
+        if stopped:
+            parts.append(f"stopped earlier: {stopped}")
+        return "; ".join(parts)
+    if phase == "Terminating":
+        notice = status.get("eviction") or {}
+        return f"is being stopped: {notice['message']}" if notice.get("message") else "is being stopped"
+    words = {"Scheduled": "starts", "Running": "runs"}.get(phase, phase.lower())
+    return "; ".join([f"{words} on {where}" if where else words, *_shortfall(status)])
+
+
+def _shortfall(status: Document) -> Iterator[str]:
+    """Why and when work ends whose lease could not be extended: `out of credit: ends in 115 s unless topped up`."""
+    noted = [
+        short
+        for one in status.get("nodes") or ()
+        if (short := recorded_shortfall(str(one.get("unpaid") or ""), str(one.get("paidUntil") or "")))
+    ]
+    if noted:
+        first = min(noted)
+        yield end_words(first.code, time_left(first.until - time.time()))
+
+
+def why_pending(status: Document) -> tuple[str, str]:
+    """Why a pending allocation waits now, and why it was stopped before, where it was."""
+    message = str(status.get("message") or "")
+    conditions = status.get("conditions") or ()
+    waiting = (one for one in conditions if one["type"] == "Scheduled" and one["status"] == "False")
+    scheduled: Document = next(waiting, {})
+    current = str(scheduled.get("message") or "")
+    if scheduled.get("reason") == status.get("reason") or not current:
+        return message or "the scheduler has not tried it yet", ""
+    return current, message if status.get("reason") in STOPPED else ""
+
+
+class Events:
+    """One JSON object in a line for everything that happens."""
+
+    wants_places = True
+
+    def __init__(self) -> None:
+        self._said: Document = {}
+        self._decoders: dict[str, codecs.IncrementalDecoder] = {}
+        self._lock = Lock()
+
+    def submitted(self, document: Document) -> None:
+        metadata = document["metadata"]
+        self._emit("submitted", {name: metadata.get(name) for name in ("namespace", "name", "uid")})
+
+    def stands(self, name: str, status: Document) -> None:
+        shown = ("phase", "reason", "message", "queuePosition", "estimatedStartTime", "epoch")
+        what: dict[str, Any] = {"name": name, **{one: status[one] for one in shown if status.get(one)}}
+        if nodes := [one["name"] for one in status.get("nodes") or []]:
+            what["nodes"] = nodes
+        if what != self._said:
+            self._said = what
+            self._emit("status", what)
+
+    def sink(self, *, named: bool) -> Sink:
+        del named
+        return self._log
+
+    def _log(self, node: str, data: bytes) -> None:
+        make = codecs.getincrementaldecoder("utf-8")
+        decoder = self._decoders.setdefault(node, make(errors="replace"))
+        if text := decoder.decode(data):
+            self._emit("log", {"node": node, "text": text})
+
+    def finish(self) -> None:
+        for node, decoder in self._decoders.items():
+            if text := decoder.decode(b"", True):
+                self._emit("log", {"node": node, "text": text})
+
+    def warn(self, message: str) -> None:
+        self._emit("warning", {"message": message})
+
+    def ended(self, name: str, status: Document, code: int) -> None:
+        told = {one: status[one] for one in ("phase", "reason", "message") if status.get(one)}
+        self._emit("ended", {"name": name, **told, "exitCode": code})
+
+    def _emit(self, event: str, what: Document) -> None:
+        with self._lock:
+            click.echo(json.dumps({"event": event, **what}, ensure_ascii=False))

@@ -1,0 +1,79 @@
+"""`bursar simulate`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import click
+
+from bursar.cli.shell import manifest
+from bursar.cli.shell.connection import Connection, connected, namespace_option
+from bursar.cli.shell.output import to_json
+from bursar.cli.shell.problem import Problem
+from bursar.cli.shell.resource_arg import find
+from bursar.core.values.duration import format_age
+
+Document = Mapping[str, Any]
+
+
+@click.command()
+@manifest.files_option
+@manifest.recursive_option
+@namespace_option
+@click.option("--json", "as_json", is_flag=True, help="The whole answer, as the API gives it.")
+@connected
+def simulate(connection: Connection, files: Sequence[str], recursive: bool, as_json: bool) -> None:
+    """Show what would become of allocations, and create nothing.
+
+    All that are in the files are tried together; of a job, the allocations that it would begin with.
+
+    \b
+    bursar simulate -f allocation.yaml
+    """
+    if not files:
+        raise click.UsageError("name a file with -f; -f - is standard input")
+    wanted = manifest.read(files, recursive=recursive)
+    resources = {}
+    for one in wanted:
+        noun, _ = manifest.place(one, connection, "allocation")
+        if noun.plural not in ("allocations", "jobs"):
+            raise Problem(f"{one.source}: only allocations and jobs can be simulated, not {noun.kind}")
+        own = str((one.document.get("metadata") or {}).get("namespace") or connection.effective_namespace)
+        resources[own] = connection.resource(find("allocations", connection.client), own)
+    if len(resources) > 1:
+        raise Problem("what is simulated together must be in one namespace", f"there are {', '.join(resources)}")
+    (resource,) = resources.values()
+    answer = resource.simulate([one.document for one in wanted])
+    click.echo(to_json(answer) if as_json else "\n".join(line for one in answer["allocations"] for line in lines(one)))
+
+
+def lines(one: Document) -> Iterator[str]:
+    yield f"allocation/{one['name']}: {one['message']}"
+    reason = one.get("reason")
+    if reason and reason.get("help"):
+        yield f"  help     {reason['help']}"
+    for other in one.get("otherReasons") or []:
+        yield f"  also     {other['message']}"
+    for victim in one.get("evictions") or []:
+        yield f"  evicts   {victim['namespace']}/{victim['name']} ({victim['rule']})"
+    if others := one.get("evictionsOfOtherTenants"):
+        yield f"  evicts   {others} of other tenants"
+    if cost := one.get("cost"):
+        yield f"  cost     {cost['perHour']} credits an hour ({cost['perSecond']} a second), paid by {cost['account']}"
+        first = f"{cost['firstWindow']} for the first {cost['windowSeconds']} s"
+        yield f"  held     {first}, of {cost['available']} available"
+        if lasts := _lasts(cost):
+            yield f"  lasts    {lasts} with what is available, if nothing else runs"
+    if one.get("queuePosition") and not one["wouldRun"]:
+        yield f"  line     {one['queuePosition']} in its queue; {one['ahead']['allocations']} ahead"
+    if one.get("estimatedStartTime") and not one["wouldRun"]:
+        yield f"  start    about {one['estimatedStartTime']} (an estimate)"
+
+
+def _lasts(cost: Document) -> str:
+    """How long what is available pays for it alone."""
+    from decimal import Decimal
+
+    rate, available = Decimal(cost["perSecond"]), Decimal(cost["available"])
+    return format_age(int(available / rate)) if rate and available >= Decimal(cost["firstWindow"]) else ""
