@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agents import Agent
-from bursar.agent.clock import boot_seconds
+from bursar.agent.shim.clock import boot_seconds
 from bursar.core.values.money import MICROS, cost
 from bursar.ops.credit.seal import seal
 from bursar.ops.runtime.runtime import Office

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from bursar.agent import identity as papers
+from bursar.agent.control import identity as papers
+from bursar.agent.control.certificates import NoPapers
+from bursar.agent.control.codec import directive_message, read_statuses
+from bursar.agent.control.identity import Identity
+from bursar.agent.control.stream import Stream
 from bursar.agent.daemon import Daemon
-from bursar.agent.identity import Identity
-from bursar.agent.papers import NoPapers
-from bursar.agent.probe import Probe
-from bursar.agent.speech import directive_message, read_statuses
-from bursar.agent.stream import Stream
-from bursar.agent.work import Directive, Status
+from bursar.agent.host.probe import Probe
+from bursar.agent.machine.types import Directive, Status
 from bursar.core.values.certificate import NodeIdentity
 from bursar.core.values.refusal import Refusal
 from bursar.ops.nodes import x509

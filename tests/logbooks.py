@@ -5,9 +5,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bursar.agent.door import Snapshot, opened_door
-from bursar.agent.identity import Identity
-from bursar.agent.work import Directive, Place
+from bursar.agent.control.identity import Identity
+from bursar.agent.control.server import Snapshot, opened_door
+from bursar.agent.machine.types import Directive, Place
 from bursar.ops.nodes.node_ca import enrol
 from bursar.ops.nodes.x509 import Issued
 from bursar.ops.runtime.runtime import Office, now

@@ -7,8 +7,8 @@ from typing import Any
 
 import grpc
 
-from bursar.agent.speech import directive_message, read_statuses
-from bursar.agent.work import ENDED, Directive, Place, State
+from bursar.agent.control.codec import directive_message, read_statuses
+from bursar.agent.machine.types import ENDED, Directive, Place, State
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 
 

@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from bursar.agent.cgroup import Cgroups
-from bursar.agent.clock import boot_seconds
-from bursar.agent.events import Event, hear
-from bursar.agent.shell import Settings, Shell
-from bursar.agent.state import Machine
-from bursar.agent.work import ENDED, Place, Run, State, Status, Stop
+from bursar.agent.executor.executor import Settings, Shell
+from bursar.agent.host.cgroup import Cgroups
+from bursar.agent.machine.events import Event, hear
+from bursar.agent.machine.state import Machine
+from bursar.agent.machine.types import ENDED, Place, Run, State, Status, Stop
+from bursar.agent.shim.clock import boot_seconds
 
 PATIENCE_SECONDS = 60.0
 NODE = "node-1"

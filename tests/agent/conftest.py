@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import shells
-from bursar.agent.cgroup import Cgroups, find
-from bursar.agent.shell import group_name
+from bursar.agent.executor.executor import group_name
+from bursar.agent.host.cgroup import Cgroups, find
 from shells import NO_CGROUPS, Bench
 
 

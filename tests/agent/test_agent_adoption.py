@@ -16,11 +16,11 @@ import msgspec
 from structlog.testing import capture_logs
 
 import shells
-from bursar.agent.clock import boot_seconds
-from bursar.agent.events import Ended
-from bursar.agent.journal import Journal, began
-from bursar.agent.state import LEASE_EXPIRED, OF_THE_PAST, RETRY_SECONDS, SignalStop, Start
-from bursar.agent.work import Place, Run, State
+from bursar.agent.executor.journal import Journal, began
+from bursar.agent.machine.events import Ended
+from bursar.agent.machine.state import LEASE_EXPIRED, OF_THE_PAST, RETRY_SECONDS, SignalStop, Start
+from bursar.agent.machine.types import Place, Run, State
+from bursar.agent.shim.clock import boot_seconds
 from shells import SLEEP, Bench, alive, processes_of, run, script, sleeper, until
 
 

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 
-from bursar.agent.cgroup import Cgroups, Limits, find, leave_earlier, limits_of, weight
+from bursar.agent.host.cgroup import Cgroups, Limits, find, leave_earlier, limits_of, weight
 
 V2_FILES = (
     "cgroup.procs",

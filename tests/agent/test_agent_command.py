@@ -9,7 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from bursar.agent import sandbox
+from bursar.agent.host import sandbox
 from bursar.agent.main import _check_user, agent
 from bursar.agent.run import StartError, _locked
 

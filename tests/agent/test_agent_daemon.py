@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from bursar.agent import daemon as daemons
-from bursar.agent import logs
-from bursar.agent.probe import Load, Probe
-from bursar.agent.work import Run, State, Stop
+from bursar.agent.host import logs
+from bursar.agent.host.probe import Load, Probe
+from bursar.agent.machine.types import Run, State, Stop
 from control import Control, living, serving
 
 pytestmark = pytest.mark.timeout(120)

@@ -11,12 +11,12 @@ from typing import Any
 import grpc
 import pytest
 
-from bursar.agent import identity
-from bursar.agent.door import DoorError, Snapshot, advertised, opened_door
-from bursar.agent.identity import Identity
-from bursar.agent.speech import directive_message
-from bursar.agent.state import Machine
-from bursar.agent.work import Directive, Place, Run, Stop
+from bursar.agent.control import identity
+from bursar.agent.control.codec import directive_message
+from bursar.agent.control.identity import Identity
+from bursar.agent.control.server import DoorError, Snapshot, advertised, opened_door
+from bursar.agent.machine.state import Machine
+from bursar.agent.machine.types import Directive, Place, Run, Stop
 from bursar.core.values.certificate import server_name
 from bursar.ops.nodes.x509 import Authority, sign_client
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from bursar.agent.clock import boot_seconds
-from bursar.agent.deadline import CREDIT_EXHAUSTED, LEASE_EXPIRED
-from bursar.agent.escrow import Escrow, Paid, Window, terms_of, window, windows
-from bursar.agent.folder import boot_id
-from bursar.agent.journal import SPARE_BYTES, SPARE_LINES, Began, Gone, Journal
-from bursar.agent.token import SignedLease
-from bursar.agent.work import Grant, Place, Run, State
+from bursar.agent.executor.journal import SPARE_BYTES, SPARE_LINES, Began, Gone, Journal
+from bursar.agent.executor.placement_dir import boot_id
+from bursar.agent.machine.lease_token import SignedLease
+from bursar.agent.machine.paid_window import Escrow, Paid, Window, terms_of, window, windows
+from bursar.agent.machine.types import Grant, Place, Run, State
+from bursar.agent.shim.clock import boot_seconds
+from bursar.agent.shim.deadline import CREDIT_EXHAUSTED, LEASE_EXPIRED
 from shells import Bench, alive, run, script, sleeper, until
 
 BOOT = boot_id()

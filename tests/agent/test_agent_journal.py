@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bursar.agent import journal as journals
-from bursar.agent.journal import Began, Gone, Journal, Line, Over
-from bursar.agent.work import Run
+from bursar.agent.executor import journal as journals
+from bursar.agent.executor.journal import Began, Gone, Journal, Line, Over
+from bursar.agent.machine.types import Run
 
 RUN = Run(
     "a",

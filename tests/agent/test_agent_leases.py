@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from bursar.agent.clock import boot_seconds
-from bursar.agent.events import Ended
-from bursar.agent.state import LEASE_EXPIRED, Machine, MoveDeadline, Start
-from bursar.agent.work import Run, State
+from bursar.agent.machine.events import Ended
+from bursar.agent.machine.state import LEASE_EXPIRED, Machine, MoveDeadline, Start
+from bursar.agent.machine.types import Run, State
+from bursar.agent.shim.clock import boot_seconds
 from shells import Bench, until
 
 STUBBORN = ("sh", "-c", "trap '' TERM; echo here; while :; do sleep 0.1; done")

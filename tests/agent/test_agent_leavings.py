@@ -12,11 +12,11 @@ import msgspec
 import pytest
 
 import shells
-from bursar.agent.journal import Journal, began
-from bursar.agent.leavings import remove_all
-from bursar.agent.state import NOT_WANTED
-from bursar.agent.wipe import Wipe
-from bursar.agent.work import Run, State, Status
+from bursar.agent.executor.journal import Journal, began
+from bursar.agent.executor.log_retention import remove_all
+from bursar.agent.executor.wipe import Wipe
+from bursar.agent.machine.state import NOT_WANTED
+from bursar.agent.machine.types import Run, State, Status
 from shells import Bench, script, until
 
 SECRET = "the-patients-name"
@@ -157,7 +157,7 @@ async def test_an_end_that_could_not_be_written_is_written_before_its_output_goe
         bench.want(one)
         await bench.until(one.place, State.RUNNING)
         with monkeypatch.context() as full:
-            full.setattr("bursar.agent.journal._put", no_room)
+            full.setattr("bursar.agent.executor.journal._put", no_room)
             (tmp_path / "go").touch()
             await bench.end(one.place)
         await bench.run(hook(uid, "true"))

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bursar.agent.logs import read, read_piece, tail_offset
-from bursar.agent.output import Output
+from bursar.agent.host.logs import read, read_piece, tail_offset
+from bursar.agent.shim.output import Output
 
 
 async def text(folder: Path, **how: int) -> bytes:

@@ -10,9 +10,9 @@ import pytest
 from joserfc.jwk import OKPKey
 from structlog.testing import capture_logs
 
-from bursar.agent.clock import boot_seconds
-from bursar.agent.journal import Journal
-from bursar.agent.work import Run, State
+from bursar.agent.executor.journal import Journal
+from bursar.agent.machine.types import Run, State
+from bursar.agent.shim.clock import boot_seconds
 from bursar.ops.nodes.signing import Granted, Ring
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 from control import NODE, Control, living, serving

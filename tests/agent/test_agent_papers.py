@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from bursar.agent import identity
-from bursar.agent.identity import IdentityError, reachable
-from bursar.agent.papers import NodePapers
+from bursar.agent.control import identity
+from bursar.agent.control.certificates import NodePapers
+from bursar.agent.control.identity import IdentityError, reachable
 from control import authority, joined, node_certificate
 
 

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from bursar.agent.prepare import Ask, Away, NotGiven, prepare, read_prepared
-from bursar.agent.work import Run
+from bursar.agent.control.prepare import Ask, Away, NotGiven, prepare, read_prepared
+from bursar.agent.machine.types import Run
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 
 RUN = Run("alloc-1", 1, "lab", "a", command=("true",), prepare=True)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bursar.agent.probe import GPU, Probe
+from bursar.agent.host.probe import GPU, Probe
 from bursar.core.values.quantity import amount
 
 

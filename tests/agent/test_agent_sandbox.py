@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from bursar.agent.sandbox import NO_SANDBOX, Sandbox, Users, find_sandbox
-from bursar.agent.scratch import filesystem
-from bursar.agent.shell import Settings
-from bursar.agent.walls import seccomp_filter
-from bursar.agent.work import Run, State
+from bursar.agent.executor.executor import Settings
+from bursar.agent.host.sandbox import NO_SANDBOX, Sandbox, Users, find_sandbox
+from bursar.agent.host.scratch import filesystem
+from bursar.agent.machine.types import Run, State
+from bursar.agent.shim.namespaces import seccomp_filter
 from bursar.core.values.replace import replace
 from shells import Bench, alive, run, script, until
 
@@ -196,9 +196,9 @@ def test_without_root_or_bubblewrap_nothing_is_isolated(monkeypatch: pytest.Monk
     assert not NO_SANDBOX.isolates
     if os.geteuid() == 0:
         assert find_sandbox(run_as="root") == Sandbox(why="commands run as root")
-        monkeypatch.setattr("bursar.agent.sandbox.find_bubblewrap", lambda: "/bin/false")
+        monkeypatch.setattr("bursar.agent.host.sandbox.find_bubblewrap", lambda: "/bin/false")
         assert "does not work here" in find_sandbox().why
-        monkeypatch.setattr("bursar.agent.sandbox.find_bubblewrap", lambda: "")
+        monkeypatch.setattr("bursar.agent.host.sandbox.find_bubblewrap", lambda: "")
         assert "install" in find_sandbox().why
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert find_sandbox() == Sandbox(why="the agent is not root")

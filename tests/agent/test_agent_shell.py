@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from bursar.agent.cgroup import find
-from bursar.agent.folder import Folder
-from bursar.agent.shell import Settings, Started, group_name
-from bursar.agent.state import EXPIRED, LEASE_EXPIRED, OF_THE_PAST
-from bursar.agent.work import State
+from bursar.agent.executor.executor import Settings, Started, group_name
+from bursar.agent.executor.placement_dir import Folder
+from bursar.agent.host.cgroup import find
+from bursar.agent.machine.state import EXPIRED, LEASE_EXPIRED, OF_THE_PAST
+from bursar.agent.machine.types import State
 from shells import SLEEP, Bench, alive, processes_of, run, script, sleeper, until
 
 # Starting and ending.

@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from bursar.agent import shim
-from bursar.agent.clock import boot_seconds
+from bursar.agent.control.certificates import NoPapers
+from bursar.agent.control.codec import Answer
+from bursar.agent.control.stream import Stream
 from bursar.agent.daemon import Daemon
-from bursar.agent.deadline import CREDIT_EXHAUSTED, LEASE_EXPIRED, format_deadline, parse_deadline
-from bursar.agent.environment import user
-from bursar.agent.folder import BOOTSTRAP, Folder
-from bursar.agent.papers import NoPapers
-from bursar.agent.probe import Probe
-from bursar.agent.speech import Answer
-from bursar.agent.stream import Stream
-from bursar.agent.work import Run, State
+from bursar.agent.executor.placement_dir import BOOTSTRAP, Folder
+from bursar.agent.host.environment import user
+from bursar.agent.host.probe import Probe
+from bursar.agent.machine.types import Run, State
+from bursar.agent.shim import shim
+from bursar.agent.shim.clock import boot_seconds
+from bursar.agent.shim.deadline import CREDIT_EXHAUSTED, LEASE_EXPIRED, format_deadline, parse_deadline
 from shells import Bench, run, until
 
 SLEPT_SECONDS = 1000

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bursar.agent.probe import GpuLoad, Load
-from bursar.agent.speech import (
+from bursar.agent.control.codec import (
     Beat,
     beat_message,
     directive_message,
@@ -16,7 +15,8 @@ from bursar.agent.speech import (
     read_status,
     status_message,
 )
-from bursar.agent.work import Directive, Grant, Run, State, Status, Stop, Usage
+from bursar.agent.host.probe import GpuLoad, Load
+from bursar.agent.machine.types import Directive, Grant, Run, State, Status, Stop, Usage
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 
 words = st.text(st.characters(codec="utf-8"), max_size=12)

@@ -8,7 +8,7 @@ from collections import Counter
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from bursar.agent.state import (
+from bursar.agent.machine.state import (
     EXPIRED,
     FENCED,
     GRACE_SECONDS,
@@ -25,7 +25,7 @@ from bursar.agent.state import (
     SignalStop,
     Start,
 )
-from bursar.agent.work import ENDED, Grant, Place, Run, State, Stop, Usage
+from bursar.agent.machine.types import ENDED, Grant, Place, Run, State, Stop, Usage
 
 GPU = "nvidia.com/gpu"
 

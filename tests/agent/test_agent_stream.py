@@ -12,12 +12,12 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from bursar.agent import stream as streams
-from bursar.agent.identity import load
-from bursar.agent.papers import NodePapers, NoPapers, Papers
-from bursar.agent.speech import Answer, Beat
-from bursar.agent.stream import BACKOFF_SECONDS_MAX, Stream, backoff_seconds
-from bursar.agent.work import Run, State, Status, Stop
+from bursar.agent.control import stream as streams
+from bursar.agent.control.certificates import NodePapers, NoPapers, Papers
+from bursar.agent.control.codec import Answer, Beat
+from bursar.agent.control.identity import load
+from bursar.agent.control.stream import BACKOFF_SECONDS_MAX, Stream, backoff_seconds
+from bursar.agent.machine.types import Run, State, Status, Stop
 from control import Control, authority, joined, serving
 from server import free_port
 

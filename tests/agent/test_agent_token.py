@@ -13,8 +13,8 @@ from joserfc import jws, jwt
 from joserfc.errors import SecurityWarning
 from joserfc.jwk import ECKey, OctKey, OKPKey
 
-from bursar.agent.token import TYPE, Distrusted, SignedLease, Trust
-from bursar.agent.work import Grant
+from bursar.agent.machine.lease_token import TYPE, Distrusted, SignedLease, Trust
+from bursar.agent.machine.types import Grant
 from bursar.ops.nodes.signing import Granted, Ring
 
 NODE = "n1"

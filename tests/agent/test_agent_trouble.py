@@ -8,10 +8,10 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from bursar.agent.papers import NodePapers, NoPapers, Papers
-from bursar.agent.speech import Answer, Beat
-from bursar.agent.stream import Stream
-from bursar.agent.trouble import REPEAT_SECONDS, Telling, stream_trouble
+from bursar.agent.control.certificates import NodePapers, NoPapers, Papers
+from bursar.agent.control.codec import Answer, Beat
+from bursar.agent.control.connect_errors import REPEAT_SECONDS, Telling, stream_trouble
+from bursar.agent.control.stream import Stream
 from bursar.client import ConnectionFailed
 from control import Control, authority, joined, server_credentials, serving
 from server import free_port

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bursar.agent.clock import boot_seconds
-from bursar.agent.events import Ended
-from bursar.agent.folder import Folder
-from bursar.agent.state import (
+from bursar.agent.executor.placement_dir import Folder
+from bursar.agent.machine.events import Ended
+from bursar.agent.machine.state import (
     CREDIT_EXHAUSTED,
     FENCED,
     FROZEN,
@@ -21,7 +20,8 @@ from bursar.agent.state import (
     SignalStop,
     Start,
 )
-from bursar.agent.work import Grant, Place, Run, State, Stop
+from bursar.agent.machine.types import Grant, Place, Run, State, Stop
+from bursar.agent.shim.clock import boot_seconds
 from shells import Bench, alive, run, script, until
 
 A = ("a", 1)

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from bursar.agent.environment import environment, user
-from bursar.agent.journal import Began, Journal, began
-from bursar.agent.speech import directive_message, read_directive
-from bursar.agent.state import NO_HOOK, NOT_WANTED, Machine, SignalStop, Start
-from bursar.agent.wipe import NO_WIPE, Wipe
-from bursar.agent.work import Run, State
+from bursar.agent.control.codec import directive_message, read_directive
+from bursar.agent.executor.journal import Began, Journal, began
+from bursar.agent.executor.wipe import NO_WIPE, Wipe
+from bursar.agent.host.environment import environment, user
+from bursar.agent.machine.state import NO_HOOK, NOT_WANTED, Machine, SignalStop, Start
+from bursar.agent.machine.types import Run, State
 from bursar.sim.pretend import Manner, Pretender, Tally
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
-from bursar.agent.work import Run, State
+from bursar.agent.machine.types import Run, State
 from bursar.bench.h2 import RawLine
 from bursar.sim.agents import Crowd
 from bursar.sim.work import SECONDS

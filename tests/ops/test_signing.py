@@ -6,7 +6,7 @@ import asyncpg
 from joserfc import jws, jwt
 from joserfc.jwk import OKPKey
 
-from bursar.agent.token import Distrusted, Trust
+from bursar.agent.machine.lease_token import Distrusted, Trust
 from bursar.core.values.refusal import Code, Refusal
 from bursar.loops.housekeeping import change_keys
 from bursar.ops.nodes.signing import Granted, Ring, Signing, rotate, rotate_old

@@ -29,11 +29,11 @@ from agents import (
     users_of,
     write_token,
 )
-from bursar.agent import identity
-from bursar.agent.identity import IdentityError
-from bursar.agent.papers import NodePapers
-from bursar.agent.speech import Answer, Beat
-from bursar.agent.stream import Stream
+from bursar.agent.control import identity
+from bursar.agent.control.certificates import NodePapers
+from bursar.agent.control.codec import Answer, Beat
+from bursar.agent.control.identity import IdentityError
+from bursar.agent.control.stream import Stream
 from bursar.client import Client
 from control import Control, serving
 from server import Server, data_directory, free_port, started

@@ -14,9 +14,9 @@ import pytest
 from joserfc import jws
 
 from agents import Agent, await_phase, joined_agent, living, submit, until
-from bursar.agent.clock import boot_seconds
-from bursar.agent.escrow import Escrow
-from bursar.agent.journal import Journal
+from bursar.agent.executor.journal import Journal
+from bursar.agent.machine.paid_window import Escrow
+from bursar.agent.shim.clock import boot_seconds
 from bursar.client import Client
 from bursar.core.values.money import nanocredits
 from faults import set_patience

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from agents import Agent, joined_agent, until
-from bursar.agent.sandbox import find_sandbox
+from bursar.agent.host.sandbox import find_sandbox
 from bursar.client import Client
 from server import Server, data_directory, started
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from bursar.agent.speech import read_answer
-from bursar.agent.token import Believed, Distrusted, Trust
+from bursar.agent.control.codec import read_answer
+from bursar.agent.machine.lease_token import Believed, Distrusted, Trust
 from bursar.core.values.refusal import Refusal
 from bursar.ops.nodes.signing import Ring, rotate
 from bursar.ops.runtime.runtime import Office

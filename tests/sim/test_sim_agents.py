@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from bursar.agent.work import Run, State, Stop
+from bursar.agent.machine.types import Run, State, Stop
 from bursar.sim.agents import Crowd, Meter, StreamRefused
 from bursar.sim.line import PlainLine
 from bursar.sim.pretend import Manner

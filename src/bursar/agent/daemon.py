@@ -14,19 +14,19 @@ from pathlib import Path
 
 import structlog
 
-from bursar.agent.clock import boot_seconds
-from bursar.agent.door import Snapshot
-from bursar.agent.escrow import window
-from bursar.agent.folder import boot_id
-from bursar.agent.prepare import Ask
-from bursar.agent.probe import Probe
-from bursar.agent.sandbox import Sandbox
-from bursar.agent.shell import Event, Settings, Shell, hear
-from bursar.agent.speech import NO_LOAD, TRACELESS, WIPES, Answer, Beat
-from bursar.agent.state import Instruction, Machine
-from bursar.agent.token import Trust
-from bursar.agent.wipe import NO_WIPE, Wipe
-from bursar.agent.work import ENDED, Directive, Grant, Place, Run, State, Status, Stop
+from bursar.agent.control.codec import NO_LOAD, TRACELESS, WIPES, Answer, Beat
+from bursar.agent.control.prepare import Ask
+from bursar.agent.control.server import Snapshot
+from bursar.agent.executor.executor import Event, Settings, Shell, hear
+from bursar.agent.executor.placement_dir import boot_id
+from bursar.agent.executor.wipe import NO_WIPE, Wipe
+from bursar.agent.host.probe import Probe
+from bursar.agent.host.sandbox import Sandbox
+from bursar.agent.machine.lease_token import Trust
+from bursar.agent.machine.paid_window import window
+from bursar.agent.machine.state import Instruction, Machine
+from bursar.agent.machine.types import ENDED, Directive, Grant, Place, Run, State, Status, Stop
+from bursar.agent.shim.clock import boot_seconds
 
 log = structlog.get_logger()
 

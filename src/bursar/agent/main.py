@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import click
 
 if TYPE_CHECKING:
-    from bursar.agent.sandbox import Users
+    from bursar.agent.host.sandbox import Users
 
 EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
@@ -128,8 +128,8 @@ def agent(**options: Any) -> None:
     bursar node token --name gpu-01 > token          # an administrator
     bursar agent --server https://bursar:8080 --name gpu-01 --token-file token
     """
+    from bursar.agent.executor.wipe import Wipe
     from bursar.agent.run import AgentSettings, run
-    from bursar.agent.wipe import Wipe
 
     _check(options)
     _check_user(options["run_as"])
@@ -184,8 +184,8 @@ def _check(options: dict[str, Any]) -> None:
 
 def _check_user(name: str | None) -> None:
     """What is run as root can read the node's key, and everything else: nobody gets that by leaving something out."""
-    from bursar.agent.environment import user
-    from bursar.agent.sandbox import find_sandbox
+    from bursar.agent.host.environment import user
+    from bursar.agent.host.sandbox import find_sandbox
 
     if name is None:
         if os.geteuid() == 0 and (why := find_sandbox().why):
@@ -204,7 +204,7 @@ def _check_user(name: str | None) -> None:
 
 
 def _users(text: str) -> Users:
-    from bursar.agent.sandbox import Users
+    from bursar.agent.host.sandbox import Users
 
     first, _, last = text.partition("-")
     if not (first.isdigit() and last.isdigit() and 0 < int(first) <= int(last) < 2**31):

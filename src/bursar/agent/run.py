@@ -16,17 +16,17 @@ from typing import Any
 
 import structlog
 
+from bursar.agent.control.certificates import NodePapers, NoPapers
+from bursar.agent.control.codec import FEATURES
+from bursar.agent.control.connect_errors import Telling, join_trouble
+from bursar.agent.control.identity import Identity, IdentityError
+from bursar.agent.control.server import DoorError, advertised, opened_door
+from bursar.agent.control.stream import Stream, backoff_seconds
 from bursar.agent.daemon import Daemon, features_of
-from bursar.agent.door import DoorError, advertised, opened_door
-from bursar.agent.identity import Identity, IdentityError
-from bursar.agent.papers import NodePapers, NoPapers
-from bursar.agent.probe import Inventory, Probe
-from bursar.agent.sandbox import USERS, Sandbox, Users, find_sandbox
-from bursar.agent.shell import Settings
-from bursar.agent.speech import FEATURES
-from bursar.agent.stream import Stream, backoff_seconds
-from bursar.agent.trouble import Telling, join_trouble
-from bursar.agent.wipe import NO_WIPE, Wipe
+from bursar.agent.executor.executor import Settings
+from bursar.agent.executor.wipe import NO_WIPE, Wipe
+from bursar.agent.host.probe import Inventory, Probe
+from bursar.agent.host.sandbox import USERS, Sandbox, Users, find_sandbox
 from bursar.client.errors import ApiError, BursarError, ConnectionFailed
 from bursar.core.values.address import is_loopback
 from bursar.logs import set_up_logs

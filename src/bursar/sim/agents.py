@@ -21,9 +21,9 @@ from typing import Any
 
 import grpc
 
-from bursar.agent import speech
-from bursar.agent.speech import Beat
-from bursar.agent.work import Run
+from bursar.agent.control import codec
+from bursar.agent.control.codec import Beat
+from bursar.agent.machine.types import Run
 from bursar.client.errors import BursarError
 from bursar.sim.line import Call, Line
 from bursar.sim.pretend import FEATURES, Manner, Pretender, Tally
@@ -212,7 +212,7 @@ class Crowd:
     # What is heard.
 
     def _hear(self, agent: _Agent, message: pb.HeartbeatResponse) -> None:
-        answer, now = speech.read_answer(message), time.monotonic()
+        answer, now = codec.read_answer(message), time.monotonic()
         sent_at = self._answered(agent, answer.seq, now)
         if answer.beat_seconds and self._beat_seconds is None:
             agent.beat_seconds = answer.beat_seconds
@@ -242,7 +242,7 @@ class Crowd:
         agent.answered = max(agent.answered, seq)
         return sent_at
 
-    def _note(self, meter: Meter, answer: speech.Answer) -> None:
+    def _note(self, meter: Meter, answer: codec.Answer) -> None:
         at = time.time()
         meter.runs += [(one.name, at) for one in answer.directives if isinstance(one, Run)]
 
@@ -260,7 +260,7 @@ class Crowd:
         agent.sent.append((agent.seq, now))
         if self.meter is not None:
             self.meter.sent += 1
-        return speech.beat_message(beat, node=agent.name, seq=agent.seq, timestamp_ms=int(time.time() * 1000))
+        return codec.beat_message(beat, node=agent.name, seq=agent.seq, timestamp_ms=int(time.time() * 1000))
 
     async def _write(self, agent: _Agent, call: Call, message: pb.HeartbeatRequest) -> None:
         # Why a stream broke is learned by who reads from it.

@@ -10,10 +10,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bursar.agent.speech import TRACELESS, WIPES
-from bursar.agent.state import Forget, Instruction, Machine, MoveDeadline, SignalStop, Start
-from bursar.agent.wipe import Wipe
-from bursar.agent.work import Directive, Grant, Place, Run, Status, Usage
+from bursar.agent.control.codec import TRACELESS, WIPES
+from bursar.agent.executor.wipe import Wipe
+from bursar.agent.machine.state import Forget, Instruction, Machine, MoveDeadline, SignalStop, Start
+from bursar.agent.machine.types import Directive, Grant, Place, Run, Status, Usage
 from bursar.sim.work import EXIT, SECONDS, read_exit_code, read_seconds
 
 # The same two notes in the environment, for whoever cannot annotate.

@@ -14,7 +14,7 @@ import msgspec
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from bursar.agent.identity import certificate_request, reachable
+from bursar.agent.control.identity import certificate_request, reachable
 from bursar.client.calls import ROOT, segment
 from bursar.client.errors import Conflict, NotFound
 from bursar.openfiles import allow_open_files

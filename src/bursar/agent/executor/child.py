@@ -14,16 +14,17 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from bursar.agent import cgroup, meter
-from bursar.agent.cgroup import Cgroups, Group
-from bursar.agent.clock import boot_seconds
-from bursar.agent.deadline import Deadline
-from bursar.agent.environment import User, mark
-from bursar.agent.events import Ended
-from bursar.agent.folder import STDIN, Claim, Exit, Folder, boot_id, sweep
-from bursar.agent.scratch import Scratches
-from bursar.agent.state import Limit
-from bursar.agent.work import Place, Run, Usage
+from bursar.agent.executor import meter
+from bursar.agent.executor.placement_dir import STDIN, Claim, Exit, Folder, boot_id, sweep
+from bursar.agent.host import cgroup
+from bursar.agent.host.cgroup import Cgroups, Group
+from bursar.agent.host.environment import User, mark
+from bursar.agent.host.scratch import Scratches
+from bursar.agent.machine.events import Ended
+from bursar.agent.machine.state import Limit
+from bursar.agent.machine.types import Place, Run, Usage
+from bursar.agent.shim.clock import boot_seconds
+from bursar.agent.shim.deadline import Deadline
 
 log = structlog.get_logger()
 

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from bursar.agent.work import Run
+from bursar.agent.machine.types import Run
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 
 SECONDS_MAX = 60.0

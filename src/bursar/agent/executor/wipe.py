@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from bursar.agent.work import Run
+from bursar.agent.machine.types import Run
 
 WIPE_SECONDS = 3600
 GRACE_SECONDS = 10

@@ -20,7 +20,7 @@ import msgspec
 from joserfc import jws, jwt
 from joserfc.jwk import OKPKey
 
-from bursar.agent.work import Grant, Place
+from bursar.agent.machine.types import Grant, Place
 
 ALGORITHM = "Ed25519"
 ISSUER = "bursar"

@@ -15,7 +15,7 @@ import errno
 import os
 import struct
 
-from bursar.agent.proc import descendants, read
+from bursar.agent.shim.proc import descendants, read
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWPID = 0x00020000, 0x04000000, 0x08000000, 0x20000000
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER, PR_CAPBSET_DROP = 22, 2, 24

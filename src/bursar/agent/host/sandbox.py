@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bursar.agent.environment import GPU_VENDOR
-from bursar.agent.scratch import Scratch
-from bursar.agent.work import Run
+from bursar.agent.host.environment import GPU_VENDOR
+from bursar.agent.host.scratch import Scratch
+from bursar.agent.machine.types import Run
 
 BUBBLEWRAP, NOT_ISOLATED = "bubblewrap", "none"
 TRY_SECONDS = 30.0

@@ -19,13 +19,13 @@ from zlib import crc32
 
 import msgspec
 
-from bursar.agent.clock import boot_seconds
-from bursar.agent.escrow import Escrow, Window, windows
-from bursar.agent.events import Ended
-from bursar.agent.folder import boot_id
-from bursar.agent.meter import gpus
-from bursar.agent.state import NOT_WANTED, REMEMBERED_MAX
-from bursar.agent.work import Place, Run, Usage
+from bursar.agent.executor.meter import gpus
+from bursar.agent.executor.placement_dir import boot_id
+from bursar.agent.machine.events import Ended
+from bursar.agent.machine.paid_window import Escrow, Window, windows
+from bursar.agent.machine.state import NOT_WANTED, REMEMBERED_MAX
+from bursar.agent.machine.types import Place, Run, Usage
+from bursar.agent.shim.clock import boot_seconds
 
 SPARE_LINES = 2_000  # so many of the past are kept before the file is written anew
 SPARE_BYTES = 4 << 20  # or so much of them

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from bursar.agent.work import ENDED, Directive, Grant, Place, Run, State, Status, Stop, Usage
+from bursar.agent.machine.types import ENDED, Directive, Grant, Place, Run, State, Status, Stop, Usage
 
 GRACE_SECONDS = 30  # where nobody said how long stopping may take
 RETRY_SECONDS = 10.0  # until it is asked again to kill what should be dead

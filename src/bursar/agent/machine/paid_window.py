@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from bursar.agent.deadline import CREDIT_EXHAUSTED, LEASE_EXPIRED, Deadline
-from bursar.agent.token import SignedLease
-from bursar.agent.work import Grant, Place
+from bursar.agent.machine.lease_token import SignedLease
+from bursar.agent.machine.types import Grant, Place
+from bursar.agent.shim.deadline import CREDIT_EXHAUSTED, LEASE_EXPIRED, Deadline
 
 
 class Paid(msgspec.Struct, frozen=True):

@@ -28,11 +28,12 @@ import time
 from _json import encode_basestring_ascii
 from _signal import SIG_IGN, set_wakeup_fd, signal  # type: ignore[import-not-found]
 
-from bursar.agent.clock import boot_seconds
-from bursar.agent.deadline import CREDIT_EXHAUSTED, LEASE_EXPIRED, parse_deadline
-from bursar.agent.launch import CHLD, HUP, INT, KILL, QUIT, TERM, Fields, become, explain, one
-from bursar.agent.output import Output
-from bursar.agent.proc import (
+from bursar.agent.shim.clock import boot_seconds
+from bursar.agent.shim.deadline import CREDIT_EXHAUSTED, LEASE_EXPIRED, parse_deadline
+from bursar.agent.shim.launch import CHLD, HUP, INT, KILL, QUIT, TERM, Fields, become, explain, one
+from bursar.agent.shim.namespaces import Walls
+from bursar.agent.shim.output import Output
+from bursar.agent.shim.proc import (
     PR_SET_CHILD_SUBREAPER,
     descendants,
     prctl,
@@ -42,7 +43,6 @@ from bursar.agent.proc import (
     sync_folder,
     write,
 )
-from bursar.agent.walls import Walls
 
 CONT, STOP = 18, 19
 CHUNK_BYTES = 65536

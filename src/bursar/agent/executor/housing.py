@@ -10,14 +10,14 @@ from pathlib import Path
 
 import structlog
 
-from bursar.agent.cgroup import disk_bytes_max
-from bursar.agent.child import Child
-from bursar.agent.diskguard import LOOK_SECONDS, DiskGuard
-from bursar.agent.environment import User, environment, open_to_all, user
-from bursar.agent.journal import Assigned, Line, Wiped
-from bursar.agent.sandbox import Sandbox
-from bursar.agent.scratch import find_scratches
-from bursar.agent.work import Place, Run
+from bursar.agent.executor.child import Child
+from bursar.agent.executor.journal import Assigned, Line, Wiped
+from bursar.agent.host.cgroup import disk_bytes_max
+from bursar.agent.host.diskguard import LOOK_SECONDS, DiskGuard
+from bursar.agent.host.environment import User, environment, open_to_all, user
+from bursar.agent.host.sandbox import Sandbox
+from bursar.agent.host.scratch import find_scratches
+from bursar.agent.machine.types import Place, Run
 from bursar.apart import apart
 
 log = structlog.get_logger()

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import grpc
 
-from bursar.agent.clock import boot_seconds
+from bursar.agent.shim.clock import boot_seconds
 from bursar.client.errors import ApiError, BursarError, ConnectionFailed
 
 REPEAT_SECONDS = 60.0  # the same trouble is told again so often

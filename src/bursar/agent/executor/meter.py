@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bursar.agent.cgroup import Group
-from bursar.agent.environment import GPU_VENDOR
-from bursar.agent.folder import Exit
-from bursar.agent.work import Run, Usage
+from bursar.agent.executor.placement_dir import Exit
+from bursar.agent.host.cgroup import Group
+from bursar.agent.host.environment import GPU_VENDOR
+from bursar.agent.machine.types import Run, Usage
 
 PROC = Path("/proc")
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")

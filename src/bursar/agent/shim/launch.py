@@ -9,9 +9,9 @@ import errno
 import os
 from _signal import SIG_DFL, set_wakeup_fd, signal  # type: ignore[import-not-found]
 
-from bursar.agent.deadline import LEASE_EXPIRED
-from bursar.agent.proc import PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, prctl, write
-from bursar.agent.walls import Walls, drop_capabilities, restrict
+from bursar.agent.shim.deadline import LEASE_EXPIRED
+from bursar.agent.shim.namespaces import Walls, drop_capabilities, restrict
+from bursar.agent.shim.proc import PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, prctl, write
 
 HUP, INT, QUIT, KILL, PIPE, TERM, CHLD, XFSZ = 1, 2, 3, 9, 13, 15, 17, 25
 NOT_FOUND, NOT_EXECUTABLE = 127, 126

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from bursar.agent.journal import sync_folder
+from bursar.agent.executor.journal import sync_folder
 
 
 def remove_old(folder: Path, keep: Collection[str], seconds: float, bytes_max: int) -> None:

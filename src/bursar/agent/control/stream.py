@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import grpc
 import structlog
 
-from bursar.agent.clock import boot_seconds
-from bursar.agent.identity import IdentityError
-from bursar.agent.papers import Papers
-from bursar.agent.prepare import Away
-from bursar.agent.speech import Answer, Beat, beat_message, read_answer
-from bursar.agent.trouble import REFUSED, Telling, Trouble, join_trouble, stream_trouble
-from bursar.agent.work import Run
+from bursar.agent.control.certificates import Papers
+from bursar.agent.control.codec import Answer, Beat, beat_message, read_answer
+from bursar.agent.control.connect_errors import REFUSED, Telling, Trouble, join_trouble, stream_trouble
+from bursar.agent.control.identity import IdentityError
+from bursar.agent.control.prepare import Away
+from bursar.agent.machine.types import Run
+from bursar.agent.shim.clock import boot_seconds
 from bursar.client.errors import BursarError
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 from bursar.wire.scheduler.v1.node_agent_pb2_grpc import NodeAgentStub

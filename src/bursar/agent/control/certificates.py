@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import grpc
 import structlog
 
-from bursar.agent import identity as node
-from bursar.agent.identity import EnrolmentRefused, Identity, IdentityError
+from bursar.agent.control import identity as node
+from bursar.agent.control.identity import EnrolmentRefused, Identity, IdentityError
 from bursar.client.errors import ApiError, ConnectionFailed
 
 log = structlog.get_logger()

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bursar import __version__
-from bursar.agent.probe import Load
-from bursar.agent.work import Directive, Grant, Place, Run, State, Status, Stop, Usage
+from bursar.agent.host.probe import Load
+from bursar.agent.machine.types import Directive, Grant, Place, Run, State, Status, Stop, Usage
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 
 PROTOCOL_VERSION = 1

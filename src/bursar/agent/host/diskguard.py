@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bursar.agent.scratch import Scratches, disk_use
-from bursar.agent.work import Place
+from bursar.agent.host.scratch import Scratches, disk_use
+from bursar.agent.machine.types import Place
 
 LIMIT_EXCEEDED = "DiskLimitExceeded"
 DISK_FULL = "DiskFull"

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import msgspec
 
-from bursar.agent import shim
-from bursar.agent.cgroup import Group
-from bursar.agent.deadline import LEASE_EXPIRED, Deadline, format_deadline, parse_deadline
-from bursar.agent.environment import MARK, User
+from bursar.agent.host.cgroup import Group
+from bursar.agent.host.environment import MARK, User
+from bursar.agent.shim import shim
+from bursar.agent.shim.deadline import LEASE_EXPIRED, Deadline, format_deadline, parse_deadline
 
 VOID = b"void\n"  # a claim that keeps a shim from coming late: nobody wants it any more
 STDIN = "stdin"

@@ -26,21 +26,21 @@ from urllib.parse import quote
 
 import structlog
 
-from bursar.agent import cgroup
-from bursar.agent.cgroup import Cgroups
-from bursar.agent.child import START_FAILED, Child, measure
-from bursar.agent.clock import boot_seconds
-from bursar.agent.environment import mark, user
-from bursar.agent.escrow import Window, terms_of
-from bursar.agent.events import Ended, Event, Started, hear
-from bursar.agent.folder import Claim, Folder, boot_id, sweep
-from bursar.agent.housing import Housing, Room
-from bursar.agent.journal import Began, Gone, Journal, Line, Over, Wiped, began, over, used_in
-from bursar.agent.leavings import remove_all, remove_old
-from bursar.agent.prepare import Ask, NotGiven, nobody, prepare
-from bursar.agent.sandbox import NO_SANDBOX, Sandbox
-from bursar.agent.state import Forget, Instruction, Machine, MoveDeadline, SignalStop, Start
-from bursar.agent.work import Place, Run, Usage
+from bursar.agent.control.prepare import Ask, NotGiven, nobody, prepare
+from bursar.agent.executor.child import START_FAILED, Child, measure
+from bursar.agent.executor.housing import Housing, Room
+from bursar.agent.executor.journal import Began, Gone, Journal, Line, Over, Wiped, began, over, used_in
+from bursar.agent.executor.log_retention import remove_all, remove_old
+from bursar.agent.executor.placement_dir import Claim, Folder, boot_id, sweep
+from bursar.agent.host import cgroup
+from bursar.agent.host.cgroup import Cgroups
+from bursar.agent.host.environment import mark, user
+from bursar.agent.host.sandbox import NO_SANDBOX, Sandbox
+from bursar.agent.machine.events import Ended, Event, Started, hear
+from bursar.agent.machine.paid_window import Window, terms_of
+from bursar.agent.machine.state import Forget, Instruction, Machine, MoveDeadline, SignalStop, Start
+from bursar.agent.machine.types import Place, Run, Usage
+from bursar.agent.shim.clock import boot_seconds
 from bursar.apart import apart
 from bursar.openfiles import allow_open_files
 

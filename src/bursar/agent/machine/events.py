@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from bursar.agent.state import Instruction, Machine
-from bursar.agent.work import Place, Usage
+from bursar.agent.machine.state import Instruction, Machine
+from bursar.agent.machine.types import Place, Usage
 
 
 @dataclass(frozen=True, slots=True)

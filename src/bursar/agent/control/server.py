@@ -19,11 +19,11 @@ from typing import Any, Protocol
 import grpc
 import structlog
 
-from bursar.agent import logs
-from bursar.agent.identity import EVERYWHERE, Identity
-from bursar.agent.probe import Load
-from bursar.agent.speech import NO_LOAD, load_message, read_directive, status_message
-from bursar.agent.work import ENDED, Directive, Place, Run, Status, Stop
+from bursar.agent.control.codec import NO_LOAD, load_message, read_directive, status_message
+from bursar.agent.control.identity import EVERYWHERE, Identity
+from bursar.agent.host import logs
+from bursar.agent.host.probe import Load
+from bursar.agent.machine.types import ENDED, Directive, Place, Run, Status, Stop
 from bursar.core.values.certificate import is_control_plane
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 from bursar.wire.scheduler.v1.node_agent_pb2_grpc import NodeAgentServicer, add_NodeAgentServicer_to_server
