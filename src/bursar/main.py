@@ -246,7 +246,7 @@ async def _simulated(
     rest: bool,
 ) -> AgentNodes | RestNodes:
     """Nodes that speak as agents do, where the server can hear them."""
-    from bursar.sim.pretend import Manner
+    from bursar.sim.fake_executor import Manner
     from bursar.sim.rest import RestNodes
     from bursar.sim.stream import AgentNodes, find_address
 

@@ -8,7 +8,7 @@ from bursar.agent.executor.wipe import NO_WIPE, Wipe
 from bursar.agent.host.environment import environment, user
 from bursar.agent.machine.state import NO_HOOK, NOT_WANTED, Machine, SignalStop, Start
 from bursar.agent.machine.types import Run, State
-from bursar.sim.pretend import Manner, Pretender, Tally
+from bursar.sim.fake_executor import Manner, Pretender, Tally
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 
 WANTED = Run("claim-1", 1, "", "wipe", wipe=True)

@@ -19,7 +19,7 @@ import pytest
 from agents import surely, until
 from bursar.client import AsyncClient, Client
 from bursar.client.errors import BursarError
-from bursar.sim.pretend import Manner
+from bursar.sim.fake_executor import Manner
 from bursar.sim.shape import Shape
 from bursar.sim.stream import AgentNodes
 from evictions import assert_books_balance

@@ -10,8 +10,8 @@ import pytest
 
 from bursar.agent.machine.types import Run, State, Stop
 from bursar.sim.agents import Crowd, Meter, StreamRefused
-from bursar.sim.line import PlainLine
-from bursar.sim.pretend import Manner
+from bursar.sim.fake_executor import Manner
+from bursar.sim.transport import PlainLine
 from bursar.sim.work import SECONDS
 from planes import Plane, played
 

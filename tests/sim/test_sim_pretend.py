@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bursar.agent.machine.types import Grant, Run, State, Status, Stop
-from bursar.sim.pretend import ENV_EXIT, ENV_SECONDS, Manner, Pretender, Tally, exit_code_of, run_seconds
+from bursar.sim.fake_executor import ENV_EXIT, ENV_SECONDS, Manner, Pretender, Tally, exit_code_of, run_seconds
 from bursar.sim.work import EXIT, SECONDS
 
 PLACE = ("alloc-1", 1)

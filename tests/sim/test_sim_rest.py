@@ -15,8 +15,8 @@ from bursar.core.nodes.node import SIMULATED
 from bursar.core.objects.object import Key, Stored
 from bursar.ops.objects import object as object_ops
 from bursar.ops.scheduling.evict import evict
+from bursar.sim.registry import NotSimulated
 from bursar.sim.rest import RestNodes
-from bursar.sim.roll import NotSimulated
 from bursar.sim.shape import Shape
 from bursar.sim.work import EXIT, SECONDS
 from bursar.store.objects import change as change_store

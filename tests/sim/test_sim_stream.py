@@ -12,8 +12,8 @@ import httpx2
 import pytest
 
 from bursar.client import AsyncClient, Client
-from bursar.sim.pretend import Manner
-from bursar.sim.roll import NotSimulated
+from bursar.sim.fake_executor import Manner
+from bursar.sim.registry import NotSimulated
 from bursar.sim.shape import Shape
 from bursar.sim.stream import AgentNodes, find_address
 from bursar.sim.work import EXIT, SECONDS

@@ -21,9 +21,9 @@ from bursar.bench.h2 import RawLine
 from bursar.client import AsyncClient
 from bursar.openfiles import allow_open_files
 from bursar.sim.agents import Crowd, Meter
-from bursar.sim.line import Line, PlainLine, SecureLine
 from bursar.sim.shape import Shape, documents
 from bursar.sim.stream import Enroller
+from bursar.sim.transport import Line, PlainLine, SecureLine
 
 SETTLE_SECONDS = 1.0  # for the last answers
 FLAT_OUT_MAX = 500  # beats under way at a time: more of them only wait longer

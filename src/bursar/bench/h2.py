@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import grpc
 
-from bursar.sim.line import STREAMS_PER_CONNECTION
+from bursar.sim.transport import STREAMS_PER_CONNECTION
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

@@ -25,8 +25,8 @@ from bursar.agent.control import codec
 from bursar.agent.control.codec import Beat
 from bursar.agent.machine.types import Run
 from bursar.client.errors import BursarError
-from bursar.sim.line import Call, Line
-from bursar.sim.pretend import FEATURES, Manner, Pretender, Tally
+from bursar.sim.fake_executor import FEATURES, Manner, Pretender, Tally
+from bursar.sim.transport import Call, Line
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 
 BEAT_SECONDS = 5.0  # until the server says how often

@@ -21,7 +21,7 @@ from bursar.client.errors import ApiError, BursarError, Conflict, ConnectionFail
 from bursar.core.objects.allocation import Phase
 from bursar.sim.drive import Answer, Drive, Pace, Trouble
 from bursar.sim.node import NodeReport, Nodes
-from bursar.sim.roll import NotSimulated, Roll, several
+from bursar.sim.registry import NotSimulated, Roll, several
 from bursar.sim.shape import Shape, documents
 from bursar.sim.work import Whole, Work, read_work
 

@@ -9,7 +9,7 @@ from typing import Any
 # As a label it says that nobody is behind a node but us: what lacks it is somebody's machine, and is neither spoken for
 # nor removed.
 from bursar.core.nodes.node import SIMULATED
-from bursar.sim.pretend import FEATURES
+from bursar.sim.fake_executor import FEATURES
 
 GPU = "nvidia.com/gpu"
 

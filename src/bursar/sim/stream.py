@@ -19,10 +19,10 @@ from bursar.client.calls import ROOT, segment
 from bursar.client.errors import Conflict, NotFound
 from bursar.openfiles import allow_open_files
 from bursar.sim.agents import Crowd
-from bursar.sim.line import Line, Papers, PlainLine, SecureLine
-from bursar.sim.pretend import Manner
-from bursar.sim.roll import Roll, several
+from bursar.sim.fake_executor import Manner
+from bursar.sim.registry import Roll, several
 from bursar.sim.shape import Shape, documents
+from bursar.sim.transport import Line, Papers, PlainLine, SecureLine
 
 if TYPE_CHECKING:
     from bursar.client import AsyncClient
