@@ -23,7 +23,9 @@ def server() -> Iterator[Server]:
 
 def test_only_the_parent_stays_root(server: Server) -> None:
     owners = {one: status(one) for one in descendants(server.process.pid)}
-    serving = [pid for pid, (command, *_) in owners.items() if "bursar.main" in command or "bursar.clerk" in command]
+    serving = [
+        pid for pid, (command, *_) in owners.items() if "bursar.main" in command or "bursar.commit_worker" in command
+    ]
     databases = [pid for pid, (command, *_) in owners.items() if "postgres" in command and pid not in serving]
     assert len(serving) >= 2
     assert databases

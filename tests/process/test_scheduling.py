@@ -216,10 +216,10 @@ async def test_a_leader_of_many_nodes_has_a_clerk_which_does_not_outlive_it(
             try:
 
                 async def has_clerk() -> bool:
-                    return child(leading.pid, "bursar.clerk") > 0
+                    return child(leading.pid, "bursar.commit_worker") > 0
 
                 await eventually(has_clerk, "the leader has a clerk")
-                clerk = child(leading.pid, "bursar.clerk")
+                clerk = child(leading.pid, "bursar.commit_worker")
                 if end == signal.SIGINT:
                     os.killpg(leading.pid, end)
                 else:

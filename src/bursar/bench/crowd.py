@@ -19,7 +19,7 @@ import uvloop
 
 from bursar.bench.h2 import RawLine
 from bursar.client import AsyncClient
-from bursar.openfiles import allow_open_files
+from bursar.rlimit import allow_open_files
 from bursar.sim.agents import Crowd, Meter
 from bursar.sim.shape import Shape, documents
 from bursar.sim.stream import Enroller

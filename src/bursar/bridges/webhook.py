@@ -20,7 +20,6 @@ from urllib.parse import urlsplit
 import httpx2
 import structlog
 
-from bursar.apart import apart
 from bursar.core.objects.webhook import (
     BACKOFF_SECONDS_MAX,
     GIVE_UP_SECONDS,
@@ -28,6 +27,7 @@ from bursar.core.objects.webhook import (
     local_fault,
     sign,
 )
+from bursar.daemon_thread import apart
 from bursar.ops.objects.webhook import forget_notices, stop_webhook
 from bursar.ops.runtime.runtime import Office
 from bursar.store.db.database import AWAY

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from bursar.agent.control.identity import certificate_request, reachable
 from bursar.client.calls import ROOT, segment
 from bursar.client.errors import Conflict, NotFound
-from bursar.openfiles import allow_open_files
+from bursar.rlimit import allow_open_files
 from bursar.sim.agents import Crowd
 from bursar.sim.fake_executor import Manner
 from bursar.sim.registry import Roll, several

@@ -41,8 +41,8 @@ from bursar.agent.machine.paid_window import Window, terms_of
 from bursar.agent.machine.state import Forget, Instruction, Machine, MoveDeadline, SignalStop, Start
 from bursar.agent.machine.types import Place, Run, Usage
 from bursar.agent.shim.clock import boot_seconds
-from bursar.apart import apart
-from bursar.openfiles import allow_open_files
+from bursar.daemon_thread import apart
+from bursar.rlimit import allow_open_files
 
 log = structlog.get_logger()
 

@@ -18,7 +18,7 @@ from bursar.agent.host.environment import User, environment, open_to_all, user
 from bursar.agent.host.sandbox import Sandbox
 from bursar.agent.host.scratch import find_scratches
 from bursar.agent.machine.types import Place, Run
-from bursar.apart import apart
+from bursar.daemon_thread import apart
 
 log = structlog.get_logger()
 

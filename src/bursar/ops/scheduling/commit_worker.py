@@ -30,7 +30,7 @@ from bursar.store.db.database import Unavailable
 
 log = structlog.get_logger()
 
-MODULE: Final = "bursar.clerk"
+MODULE: Final = "bursar.commit_worker"
 START_SECONDS_MAX = 60.0  # until a clerk says that it is there
 SILENCE_SECONDS_MAX = 30.0  # of a clerk that was told something: then it is stuck, and another is called
 PAUSES_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)  # before another is called
