@@ -1,4 +1,4 @@
-"""The process of a leader's clerk (`bursar.ops.scheduling.commit_worker`): started by the leader, and gone when the leader is."""
+"""The leader's commit worker as a process: its parent is the leader, and it ends with it."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""`bursar bench`: benchmarks against a baseline that is measured in the same run."""

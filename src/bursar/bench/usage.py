@@ -1,8 +1,8 @@
 """`bursar bench usage`: how long a year's report takes over ten million records of what ran.
 
-A PostgreSQL of its own. The records and their buckets are made by the server in sets, and are compared with the rules
-in `core/usage/usage_levels.py` for a sample. What is measured only reads: so filling is not logged, and tables get their indexes
-when they are full. What a report is compared with adds up the same tenant's records, without buckets.
+The benchmark starts a PostgreSQL of its own, which makes the records and their buckets in sets. A sample of them is
+compared with the rules in `core/usage/usage_levels.py`. Only reads are measured, so the tables are unlogged and get
+their indexes when they are full. The baseline adds up the same tenant's records without the buckets.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Connections to other systems: Waldur, external budgets, webhooks. Each stands alone."""

@@ -1,7 +1,7 @@
-"""Watching over budgets: whoever leads looks now and then at what tenants have used, and has their people told.
+"""Budget alerts: the leader compares tenants' used hours with their budgets now and then, and alerts their admins.
 
-Whether there is anything to tell is decided under the tenant's lock (`ops/usage/budget_alert.py`): to look too often, or twice at
-once, does no harm.
+The alert itself is decided under the tenant's lock (`ops/usage/budget_alert.py`), so looking too often, or in two
+processes at once, does no harm.
 """
 
 from __future__ import annotations

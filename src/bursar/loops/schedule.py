@@ -1,8 +1,8 @@
 """The scheduler's loop: catch up with what changed, decide, commit; and again as soon as anything changes.
 
-It is thin: what to do is decided in `bursar.core.scheduling.cycle.cycle`, and whether it may stand is decided again, under locks, by the
-commands in `bursar.ops`. While a plan is being committed the next one is made; what comes back refused is taken out of
-the world and decided anew.
+The loop is thin. `core/scheduling/cycle/cycle.py` decides on the leader's copy of the cluster state; the commands
+decide again under locks when they commit (optimistic concurrency). While one plan is being committed the next one is
+made; rejected bindings are taken out of the cluster state and decided anew.
 """
 
 from __future__ import annotations

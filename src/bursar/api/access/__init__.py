@@ -1,0 +1,1 @@
+"""Handlers of tokens, and of who the caller is and what it may do."""

@@ -1,0 +1,1 @@
+"""Handlers of nodes beside the common ones: joining, certificates, claims, drains, fences, evictions, utilisation."""

@@ -1,0 +1,1 @@
+"""Handlers of usage reports and their export."""

@@ -1,0 +1,1 @@
+"""Handlers of allocations and jobs beside the common ones: explain, simulate, logs, stdin, pods, preemption."""

@@ -1,0 +1,1 @@
+"""Commands on credit and usage."""

@@ -1,0 +1,1 @@
+"""Commands on nodes and the cluster: cordon, drain, taint, top."""

@@ -1,0 +1,1 @@
+"""Commands about the session: login, context, kubeconfig, tokens, whoami, completion, version."""

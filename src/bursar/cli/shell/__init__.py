@@ -1,0 +1,1 @@
+"""What commands share: connection options, printing, errors and exit codes, completion, manifests."""

@@ -1,0 +1,1 @@
+"""Tokens, and audit lines for what is no object."""

@@ -178,8 +178,8 @@ def _in_use(lease: Lease, of_placement: str, of_claim: str) -> Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutAccount(Credit):
-    """Open an account, and set its standing and limits (core/credit/account_change.py names them). `only_new`: it must not exist;
-    `only_old`: it must."""
+    """Open an account, and set its standing and limits (`core/credit/account_change.py` names them). With `only_new` it
+    must not exist, with `only_old` it must."""
 
     whose: Owner
     changes: Mapping[str, Any]

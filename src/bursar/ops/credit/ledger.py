@@ -1,8 +1,9 @@
 """The ledger's walks: lock accounts, then leases, decide in a book, save, once per batch.
 
-Extensions are by far the most, and have a lane of their own: a beat is idempotent by its number, and claims nothing.
-Everything else that moves money, or what money is counted by (ops/credit/credit.py), is claimed by its request_id and answered
-once for ever. What others decide together with money, such as binding, takes its book from here as well.
+Lease extensions are by far the most frequent and have a lane of their own: a heartbeat is idempotent by its sequence
+number and needs no idempotency key. Every other change of money or prices (`ops/credit/credit.py`) is claimed by its
+request_id and answered once for ever. Commands that spend money beside other things, such as a bind, load their
+accounts and leases here as well.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Caches of the tenant tree and of the cluster's largest nodes."""

@@ -1,0 +1,1 @@
+"""Rolling usage up into hours, and budget alerts."""

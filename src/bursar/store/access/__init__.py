@@ -1,0 +1,1 @@
+"""Bearer tokens, stored as hashes."""

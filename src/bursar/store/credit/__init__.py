@@ -1,0 +1,4 @@
+"""The ledger: accounts, leases, entries, prices, sealed blocks, statements, usage events, reconciliation.
+
+Read `ledger.py` first.
+"""

@@ -1,0 +1,1 @@
+"""Nodes and placements, heartbeats, liveness, the node CA and the keys that sign leases."""

@@ -1,0 +1,1 @@
+"""The leader's row, questions to the leader, and figures of queues."""

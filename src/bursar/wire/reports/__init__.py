@@ -1,0 +1,1 @@
+"""Bodies and answers that are no objects: credit, statements, usage, CloudEvents."""

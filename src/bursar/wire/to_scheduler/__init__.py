@@ -1,0 +1,1 @@
+"""From stored documents to what the scheduler decides on."""
