@@ -7,7 +7,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-pytest_plugins = ["postgres", "offices"]
+pytest_plugins = ["support.runtime.postgres", "support.runtime.runtime"]
 
 # A shared machine may pause any test: deadlines would only tell how busy it is.
 hypothesis.settings.register_profile(

@@ -23,7 +23,7 @@ from bursar.core.values.money import credits_of
 from bursar.main import api, controller, serve
 from bursar.wire.kinds.registry import KINDS
 from bursar.wire.kinds.settings import RECORD_DAYS, CreditSettings, NodeSettings, SchedulingSettings, UsageSettings
-from server import data_directory
+from support.process.server import data_directory
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-import shells
 from bursar.agent.executor.executor import group_name
 from bursar.agent.host.cgroup import Cgroups, find
-from shells import NO_CGROUPS, Bench
+from support.nodes import executors as shells
+from support.nodes.executors import NO_CGROUPS, Bench
 
 
 @pytest.fixture

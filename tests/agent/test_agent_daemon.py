@@ -12,7 +12,7 @@ from bursar.agent import daemon as daemons
 from bursar.agent.host import logs
 from bursar.agent.host.probe import Load, Probe
 from bursar.agent.machine.types import Run, State, Stop
-from control import Control, living, serving
+from support.nodes.played_control_plane import Control, living, serving
 
 pytestmark = pytest.mark.timeout(120)
 

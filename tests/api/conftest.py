@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 import pytest_asyncio
 
 from bursar.store.embedded import Embedded
-from casts import Cast, assembled
-from houses import Site, opened_site
-from postgres import _url, clone_database, drop_database
+from support.api.site import Site, opened_site
+from support.api.two_tenants import Cast, assembled
+from support.runtime.postgres import _url, clone_database, drop_database
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

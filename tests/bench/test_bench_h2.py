@@ -12,7 +12,7 @@ from bursar.bench.h2 import RawLine
 from bursar.sim.agents import Crowd
 from bursar.sim.work import SECONDS
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
-from planes import Plane, played
+from support.nodes.plain_control_plane import Plane, played
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ from bursar.bench.main import bench
 from bursar.bench.schedule import TooMuch, _bind_backlog, measure_decisions, require_room
 from bursar.ops.runtime.runtime import Office
 from bursar.sim.local import register
-from offices import namespace
+from support.runtime.runtime import namespace
 
 
 @pytest.mark.parametrize("mix", ["basic", "affinity", "spread", "gang", "preempt"])

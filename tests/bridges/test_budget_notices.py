@@ -5,9 +5,9 @@ from bursar.loops.budget import review
 from bursar.ops.objects.webhook import add_webhook
 from bursar.ops.runtime.runtime import Office
 from bursar.store.objects.webhook import Webhook
-from offices import change, code, tenant
-from receivers import Receiver, receiving
-from spent_hours import spend
+from support.process.receivers import Receiver, receiving
+from support.runtime.runtime import change, code, tenant
+from support.usage.spent_hours import spend
 
 
 async def hook(office: Office, name: str, receiver: Receiver, **more: object) -> str:

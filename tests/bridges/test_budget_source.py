@@ -9,8 +9,8 @@ from bursar.core.usage.external_budget import Remaining
 from bursar.ops.runtime.runtime import Office
 from bursar.ops.usage.usage_rollup import BudgetUse, load_budgets
 from bursar.store.usage import budget as store
-from houses import eventually
-from offices import tenant
+from support.api.site import eventually
+from support.runtime.runtime import tenant
 
 LONG = Pace(poll_seconds=600.0, again_seconds=0.0)
 

@@ -13,9 +13,9 @@ from bursar.bridges.waldur import Component, Waldur
 from bursar.core.usage.external_budget import Remaining
 from bursar.ops.runtime.runtime import Office
 from bursar.ops.usage.usage_rollup import BudgetUse, load_budgets
-from houses import eventually
-from offices import tenant
-from waldurs import TOKEN, WaldurServer, serving
+from support.api.site import eventually
+from support.process.waldurs import TOKEN, WaldurServer, serving
+from support.runtime.runtime import tenant
 
 PACE = Pace(600.0, again_seconds=0.0)
 

@@ -17,7 +17,7 @@ from bursar.bridges.waldur import Waldur
 from bursar.core.usage.external_budget import Remaining
 from bursar.ops.runtime.runtime import Office
 from bursar.store.usage import budget as store
-from waldurs import listening
+from support.process.waldurs import listening
 
 PACE = Pace(600.0, again_seconds=0.0)
 SECRET = "s3cret-w0rd"

@@ -10,7 +10,7 @@ import pytest
 from bursar.bridges.waldur_tenant import CHANGES_MAX, NotTheirs, State, Tenants
 from bursar.client import Client, NotFound
 from bursar.loops.housekeeping import finish_namespaces
-from houses import Site, eventually, opened_site
+from support.api.site import Site, eventually, opened_site
 
 OWNER = "0" * 32
 

@@ -22,10 +22,10 @@ from bursar.ops.credit.ledger import Extend
 from bursar.ops.objects.webhook import add_webhook, list_webhooks, remove_webhook
 from bursar.ops.runtime.runtime import Office
 from bursar.store.objects.webhook import Webhook
-from houses import eventually
-from metering import POOL, done, event, furnish, lapse, lease, pass_time, reconcile, send
-from offices import change, opened, tenant
-from receivers import HANG, Receiver, receiving
+from support.api.site import eventually
+from support.credit.metering import POOL, done, event, furnish, lapse, lease, pass_time, reconcile, send
+from support.process.receivers import HANG, Receiver, receiving
+from support.runtime.runtime import change, opened, tenant
 
 
 async def hook(office: Office, receiver: Receiver | str, name: str = "hook", **more: Any) -> str:

@@ -5,7 +5,7 @@ import uuid
 import pytest
 
 from bursar.client import Client
-from server import admin, empty_server, server
+from support.process.server import admin, empty_server, server
 
 __all__ = ["admin", "empty_server", "server"]
 

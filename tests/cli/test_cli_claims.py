@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from bursar.client import AsyncClient, Client, Conflict, QuotaExceeded
-from commands import bursar
-from places import phase_of, until
-from server import Server
+from support.nodes.placed_work import phase_of, until
+from support.process.commands import bursar
+from support.process.server import Server
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ from bursar.cli.credit.credit import show_statement
 from bursar.cli.credit.lease import lease_row
 from bursar.cli.main import cli
 from bursar.client import AsyncClient, Client, Conflict, CreditRefused, Forbidden, Invalid, NotFound
-from server import Server
+from support.process.server import Server
 
 
 class Shell:

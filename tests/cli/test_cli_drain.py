@@ -8,9 +8,9 @@ import pytest
 
 from bursar.client import Client
 from bursar.core.nodes.eviction import DO_NOT_EVICT
-from commands import bursar
-from places import phase_of, place, report, until
-from server import Server
+from support.nodes.placed_work import phase_of, place, report, until
+from support.process.commands import bursar
+from support.process.server import Server
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import pytest
 
 from bursar.cli.workloads.simulate import lines
 from bursar.client import Client
-from commands import bursar
-from places import until
-from server import Server
+from support.nodes.placed_work import until
+from support.process.commands import bursar
+from support.process.server import Server
 
 GPU = "nvidia.com/gpu"
 

@@ -5,9 +5,9 @@ import uuid
 import pytest
 
 from bursar.client import Client
-from commands import bursar
-from places import phase_of, place, until
-from server import Server
+from support.nodes.placed_work import phase_of, place, until
+from support.process.commands import bursar
+from support.process.server import Server
 
 
 @pytest.fixture

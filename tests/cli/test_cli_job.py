@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from bursar.cli.main import cli
 from bursar.client import Client, Conflict, Forbidden
-from server import Server
+from support.process.server import Server
 
 
 class Shell:

@@ -16,7 +16,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from bursar.cli.main import cli
-from server import Server, data_directory, started
+from support.process.server import Server, data_directory, started
 
 # Without these, a command takes the server from the configuration file.
 FROM_FILE = {"BURSAR_URL": "", "BURSAR_TOKEN": ""}

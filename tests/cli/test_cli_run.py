@@ -22,7 +22,7 @@ from bursar.cli.workloads.log_follow import Lines
 from bursar.cli.workloads.run import spec_of
 from bursar.cli.workloads.run_output import Events, Quiet, standing
 from bursar.client import NotFound, Resource
-from server import Server
+from support.process.server import Server
 
 SECONDS_MAX = 30
 

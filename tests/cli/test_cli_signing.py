@@ -3,7 +3,7 @@
 import subprocess
 
 from bursar.client import Client
-from server import BURSAR, Server
+from support.process.server import BURSAR, Server
 
 
 def rotate(server: Server, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:

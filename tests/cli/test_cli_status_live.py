@@ -11,7 +11,7 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
 from bursar.cli.main import cli
-from server import Server
+from support.process.server import Server
 
 
 class People:

@@ -5,7 +5,7 @@ from click.testing import CliRunner
 
 from bursar.cli.main import cli
 from bursar.cli.shell.problem import UNAVAILABLE
-from server import free_port
+from support.process.server import free_port
 
 
 @pytest.mark.parametrize(

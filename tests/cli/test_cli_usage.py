@@ -18,9 +18,9 @@ from bursar.cli.credit.usage import number
 from bursar.cli.main import cli
 from bursar.client import AsyncClient, Client, NotFound
 from bursar.store.embedded import Embedded
-from houses import Site, opened_site
-from postgres import _url, clone_database, drop_database
-from spending import GPU, aged, ago, priced, spent
+from support.api.site import Site, opened_site
+from support.runtime.postgres import _url, clone_database, drop_database
+from support.usage.spent_usage import GPU, aged, ago, priced, spent
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bursar.cli.main import cli
-from server import Server
+from support.process.server import Server
 
 
 class Receiver(ThreadingHTTPServer):

@@ -9,8 +9,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bursar.client import Client
 from bursar.client.errors import ApiError
-from certificates import new_key, pem_of, request_for
-from server import Server
+from support.nodes.certificates import new_key, pem_of, request_for
+from support.process.server import Server
 
 
 def bootstrap(admin: Client, name: str) -> str:

@@ -11,7 +11,7 @@ from bursar.client import Conflict
 from bursar.client.apply import apply, last_applied, three_way, with_last_applied
 from bursar.core.values.patch import merge
 from bursar.core.values.redaction import LAST_APPLIED
-from client.driving import ALLOCATIONS, answer, drive, sent
+from support.client.driving import ALLOCATIONS, answer, drive, sent
 
 NOT_FOUND = answer(404, b'{"message": "not found", "details": {"code": "not_found"}}')
 EXISTS = answer(409, b'{"message": "exists", "details": {"code": "already_exists"}}')

@@ -5,7 +5,7 @@ import pytest
 from bursar.client import ApiError, ConnectionFailed, QuotaExceeded, Retries, Unavailable
 from bursar.client.calls import Place, create, list_, table
 from bursar.client.flow import Give, Outcome, Pause, Request, Response, Send, exchange
-from client.driving import ALLOCATIONS, LOST, answer, drive, sent
+from support.client.driving import ALLOCATIONS, LOST, answer, drive, sent
 
 
 @pytest.mark.parametrize("trouble", [LOST, answer(503), answer(429), answer(502)], ids=["lost", "503", "429", "502"])

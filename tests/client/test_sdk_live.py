@@ -23,8 +23,8 @@ from bursar.client import (
 )
 from bursar.wire.kinds.tenant import Tenant, TenantSpec
 from bursar.wire.shared.meta import ObjectMeta
-from client.cable import cable_to
-from server import Server, data_directory, started
+from support.client.cable import cable_to
+from support.process.server import Server, data_directory, started
 
 TENANT_LABEL = "bursar.io/tenant"
 

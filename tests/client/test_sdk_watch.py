@@ -10,7 +10,7 @@ import pytest
 from bursar.client import ConnectionFailed, Event, Forbidden
 from bursar.client import watch as watching
 from bursar.client.flow import Give, Open, Pause, Read, Response, Send, resume
-from client.driving import ALLOCATIONS, JSON, LOST
+from support.client.driving import ALLOCATIONS, JSON, LOST
 
 OPENED = Response(200, JSON)
 END = None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from clusters import Kubectl
+from support.api.kubectl_cluster import Kubectl
 
 # It waits: no node has the label that it selects, whichever nodes other tests have left.
 JOB = """\

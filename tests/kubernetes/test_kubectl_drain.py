@@ -8,9 +8,9 @@ import pytest
 
 from bursar.client import Client
 from bursar.core.nodes.eviction import DO_NOT_EVICT
-from clusters import Kubectl
-from places import phase_of, place, report, until
-from server import Server
+from support.api.kubectl_cluster import Kubectl
+from support.nodes.placed_work import phase_of, place, report, until
+from support.process.server import Server
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from agents import Agent, joined_agent
-from agents import until as awaited
 from bursar.client import Client
-from clusters import Kubectl
-from places import phase_of, until
-from server import Server
+from support.api.kubectl_cluster import Kubectl
+from support.nodes.placed_work import phase_of, until
+from support.process.agents import Agent, joined_agent
+from support.process.agents import until as awaited
+from support.process.server import Server
 
 
 @pytest.fixture

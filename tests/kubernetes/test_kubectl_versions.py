@@ -3,7 +3,7 @@
 import json
 import uuid
 
-from clusters import Kubectl
+from support.api.kubectl_cluster import Kubectl
 
 TENANT = """\
 apiVersion: v1

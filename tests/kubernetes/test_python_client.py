@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from kubernetes.client.exceptions import ApiException
 
-from server import Server
+from support.process.server import Server
 
 # The package has types for some of its parts only.
 client: Any = pytest.importorskip("kubernetes.client")

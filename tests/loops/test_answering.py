@@ -17,9 +17,9 @@ from bursar.ops.runtime.runtime import Office
 from bursar.ops.scheduling import leader_query as inquiry_ops
 from bursar.ops.scheduling.leader_query import Draft, Inquiries, Look, Simulate
 from bursar.store.db.database import Database
-from houses import eventually
-from offices import allocation, document, namespace, node, tenant
-from schedulers import term
+from support.api.site import eventually
+from support.runtime.runtime import allocation, document, namespace, node, tenant
+from support.scheduling.schedulers import term
 
 GPU = "nvidia.com/gpu"
 

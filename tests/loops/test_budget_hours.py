@@ -7,9 +7,9 @@ from bursar.core.usage.usage_levels import HOUR, Began
 from bursar.loops.schedule import Scheduler
 from bursar.ops.runtime.runtime import Office
 from bursar.store.usage import usage_levels as store
-from hourly import backdate, now
-from offices import change, code, tenant
-from schedulers import scheduling
+from support.runtime.runtime import change, code, tenant
+from support.scheduling.schedulers import scheduling
+from support.usage.hourly import backdate, now
 
 GPU = "nvidia.com/gpu"
 

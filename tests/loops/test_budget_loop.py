@@ -10,9 +10,9 @@ from bursar.loops.budget import review
 from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.runtime import Office
 from bursar.ops.usage.budget_alert import tenant_key
-from offices import change, code, namespace, node, tenant
-from schedulers import acting, edit, history, is_in, scheduling, settled, submit, term, until
-from spent_hours import spend
+from support.runtime.runtime import change, code, namespace, node, tenant
+from support.scheduling.schedulers import acting, edit, history, is_in, scheduling, settled, submit, term, until
+from support.usage.spent_hours import spend
 
 
 @pytest.fixture

@@ -21,13 +21,13 @@ from bursar.ops.credit.credit import PutAccount
 from bursar.ops.nodes.claim import end_wipe
 from bursar.ops.nodes.drain import placed_there
 from bursar.ops.runtime.runtime import Office
-from claims import claim, claim_of, release
-from evictions import status
-from ledgers import LAB, funded, receipt
-from offices import bind, change, code, opened, refusal
-from paid_claims import ANN, HELD, NODES, RATE, WINDOW, assert_paid_once, claimed, clinic, passed, placed
-from paying import account, ended, ends, leases, submitted_by
-from schedulers import is_in, scheduling, until, waits_for
+from support.credit.ledgers import LAB, funded, receipt
+from support.credit.paying import account, ended, ends, leases, submitted_by
+from support.nodes.claims import claim, claim_of, release
+from support.nodes.paid_claims import ANN, HELD, NODES, RATE, WINDOW, assert_paid_once, claimed, clinic, passed, placed
+from support.runtime.runtime import bind, change, code, opened, refusal
+from support.scheduling.evictions import status
+from support.scheduling.schedulers import is_in, scheduling, until, waits_for
 
 
 @pytest.fixture

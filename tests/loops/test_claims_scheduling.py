@@ -7,9 +7,18 @@ import pytest
 from bursar.loops.informer import Keeper, Lost
 from bursar.ops.nodes import claim as ops
 from bursar.ops.runtime.runtime import Office
-from claims import allow, claim, origin, release, submit
-from offices import change, create, delete, end, namespace, node, tenant
-from schedulers import assert_as_if_loaded, is_in, loaded, scheduling, settled, status, until, waits_for
+from support.nodes.claims import allow, claim, origin, release, submit
+from support.runtime.runtime import change, create, delete, end, namespace, node, tenant
+from support.scheduling.schedulers import (
+    assert_as_if_loaded,
+    is_in,
+    loaded,
+    scheduling,
+    settled,
+    status,
+    until,
+    waits_for,
+)
 
 ANN, BOB, DAN, EVE = "physics/ann", "physics/bob", "physics/dan", "history/eve"
 PLACED = is_in("Scheduled")

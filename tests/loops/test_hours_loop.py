@@ -8,8 +8,8 @@ from bursar.core.usage.usage_levels import Began
 from bursar.loops import usage_rollup
 from bursar.ops.runtime.runtime import Office
 from bursar.store.usage import usage_levels as store
-from hourly import now
-from schedulers import stopped
+from support.scheduling.schedulers import stopped
+from support.usage.hourly import now
 
 
 async def begin(office: Office, uid: str) -> None:

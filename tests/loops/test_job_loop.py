@@ -16,8 +16,8 @@ from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.runtime import Office
 from bursar.ops.workloads.job_controller import Stepped
 from bursar.store.objects.listing import Query, load_page
-from houses import eventually
-from offices import (
+from support.api.site import eventually
+from support.runtime.runtime import (
     allocation,
     assert_counters_equal_charges,
     bind,

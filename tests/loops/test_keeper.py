@@ -27,9 +27,23 @@ from bursar.ops.workloads.report import Report, report
 from bursar.store.db.database import Connection
 from bursar.store.objects.listing import Query, load_page
 from bursar.wire.kinds.allocation import CHECKPOINT_INTERVAL, DATA_READY
-from evictions import PREEMPTED
-from offices import TEST, bind, bind_unit, change, code, create, delete, end, member, namespace, node, quota, tenant
-from schedulers import (
+from support.runtime.runtime import (
+    TEST,
+    bind,
+    bind_unit,
+    change,
+    code,
+    create,
+    delete,
+    end,
+    member,
+    namespace,
+    node,
+    quota,
+    tenant,
+)
+from support.scheduling.evictions import PREEMPTED
+from support.scheduling.schedulers import (
     GPU,
     Interrupted,
     annotate,

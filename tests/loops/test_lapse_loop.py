@@ -8,7 +8,7 @@ from bursar.loops.lease_expiry import end_lapsed
 from bursar.ops.credit import credit
 from bursar.ops.credit.credit import ExtendLease
 from bursar.ops.runtime.runtime import Office
-from ledgers import assert_books_balance, funded, leased, pass_time, priced, receipt, stop_clock
+from support.credit.ledgers import assert_books_balance, funded, leased, pass_time, priced, receipt, stop_clock
 
 NOW = 1_800_000_000 * MICROS
 PATIENCE = 60.0

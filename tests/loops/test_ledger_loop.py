@@ -10,8 +10,8 @@ from bursar.loops import ledger as loop
 from bursar.ops.credit.seal import Broken, load_standing
 from bursar.ops.runtime.runtime import Office
 from bursar.store.credit.seal import Standing, load_head
-from ledgers import pass_time
-from sealings import beat, history, partitions, unguarded
+from support.credit.ledgers import pass_time
+from support.credit.sealings import beat, history, partitions, unguarded
 
 
 async def standing_when(office: Office, seen: str) -> Standing:

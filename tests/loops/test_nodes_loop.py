@@ -11,10 +11,10 @@ from bursar.core.nodes.liveness import Verdict
 from bursar.loops.node_liveness import GAP_SECONDS_MAX, Watch, look_after, run_nodes
 from bursar.ops.runtime.runtime import Office
 from bursar.sim.local import LocalNodes
-from evictions import running, status
-from houses import eventually
-from offices import node, opened
-from silences import LONG_AGO, hear, node_status, patience, regrant, silence, watch
+from support.api.site import eventually
+from support.nodes.liveness import LONG_AGO, hear, node_status, patience, regrant, silence, watch
+from support.runtime.runtime import node, opened
+from support.scheduling.evictions import running, status
 
 SHORT = {"heartbeatSeconds": 1, "notReadySeconds": 2, "lostSeconds": 3, "killGraceSeconds": 0, "clockSkewSeconds": 0}
 

@@ -5,9 +5,9 @@ from typing import Any
 
 from bursar.loops.informer import Keeper, Lost
 from bursar.ops.runtime.runtime import Office
-from claims import joins
-from offices import change, code, create, get, namespace, node, tenant
-from schedulers import (
+from support.nodes.claims import joins
+from support.runtime.runtime import change, code, create, get, namespace, node, tenant
+from support.scheduling.schedulers import (
     HASTY,
     acting,
     assert_as_if_loaded,

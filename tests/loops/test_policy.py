@@ -3,8 +3,8 @@
 from typing import Any
 
 from bursar.ops.runtime.runtime import Office
-from offices import code, node
-from schedulers import acting, edit, is_in, scheduling, submit, until
+from support.runtime.runtime import code, node
+from support.scheduling.schedulers import acting, edit, is_in, scheduling, submit, until
 
 
 async def set_policy(office: Office, **scheduling: Any) -> None:

@@ -17,9 +17,9 @@ from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.runtime import Office
 from bursar.ops.workloads import job as job_ops
 from bursar.store.db.database import Connection, connect
-from evictions import assert_books_balance
-from offices import TEST, change, code, create, delete, end, namespace, node, tenant
-from schedulers import (
+from support.runtime.runtime import TEST, change, code, create, delete, end, namespace, node, tenant
+from support.scheduling.evictions import assert_books_balance
+from support.scheduling.schedulers import (
     GPU,
     HASTY,
     acting,

@@ -6,8 +6,8 @@ from bursar.loops import schedule
 from bursar.loops.schedule import Scheduler
 from bursar.ops.runtime.runtime import Office
 from bursar.wire.kinds.allocation import DATA_READY
-from offices import node
-from schedulers import annotate, is_in, scheduling, settled, status, submit, until, waits_for
+from support.runtime.runtime import node
+from support.scheduling.schedulers import annotate, is_in, scheduling, settled, status, submit, until, waits_for
 
 
 async def submit_elsewhere(office: Office, rival: Office) -> None:

@@ -18,9 +18,9 @@ from bursar.loops.schedule import Scheduler
 from bursar.ops.runtime.runtime import Office
 from bursar.ops.scheduling.bind import Bind, bind
 from bursar.store.db.database import Connection
-from evictions import assert_books_balance
-from offices import change, end, node
-from schedulers import (
+from support.runtime.runtime import change, end, node
+from support.scheduling.evictions import assert_books_balance
+from support.scheduling.schedulers import (
     GPU,
     HASTY,
     acting,

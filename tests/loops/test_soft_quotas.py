@@ -13,10 +13,10 @@ import pytest
 from bursar.core.scheduling.cycle.plan import Policy
 from bursar.loops.schedule import Scheduler
 from bursar.ops.runtime.runtime import Office
-from houses import eventually
-from offices import change, code, delete, namespace, node, tenant
-from schedulers import HASTY, acting, history, is_in, scheduling, settled, status, submit, until
-from spent_hours import spend
+from support.api.site import eventually
+from support.runtime.runtime import change, code, delete, namespace, node, tenant
+from support.scheduling.schedulers import HASTY, acting, history, is_in, scheduling, settled, status, submit, until
+from support.usage.spent_hours import spend
 
 PATIENT = Policy(preemption=False)
 TEAMS = ("physics", "chemistry")

@@ -2,8 +2,8 @@
 
 from bursar.loops.informer import Keeper
 from bursar.ops.runtime.runtime import Office
-from offices import change, create, delete, tenant
-from schedulers import assert_as_if_loaded, loaded
+from support.runtime.runtime import change, create, delete, tenant
+from support.scheduling.schedulers import assert_as_if_loaded, loaded
 
 
 async def tier(office: Office, name: str, weight: float) -> None:

@@ -14,14 +14,14 @@ from bursar.ops.credit import credit
 from bursar.ops.credit.credit import PutAccount
 from bursar.ops.runtime.runtime import Office
 from bursar.store.credit.ledger import ALL
-from core.worlds import ask
-from core.worlds import submit as submitted
-from evictions import assert_books_balance as assert_rooms_balance
-from houses import eventually
-from ledgers import LAB, assert_books_balance, funded, priced, receipt
-from offices import change, code, end, namespace, tenant
-from paying import account, assert_all_is_paid, ended, leases, machine, paid_nodes, submitted_by
-from schedulers import HASTY, acting, is_in, scheduling, settled, status, submit, until, waits_for
+from support.api.site import eventually
+from support.credit.ledgers import LAB, assert_books_balance, funded, priced, receipt
+from support.credit.paying import account, assert_all_is_paid, ended, leases, machine, paid_nodes, submitted_by
+from support.runtime.runtime import change, code, end, namespace, tenant
+from support.scheduling.cluster_states import ask
+from support.scheduling.cluster_states import submit as submitted
+from support.scheduling.evictions import assert_books_balance as assert_rooms_balance
+from support.scheduling.schedulers import HASTY, acting, is_in, scheduling, settled, status, submit, until, waits_for
 
 RUNNING = is_in("Running")
 BOUND = is_in("Scheduled", "Running")

@@ -24,7 +24,7 @@ from bursar.store.objects.change import PARTITION_SIZE
 from bursar.store.objects.listing import Query, load_page
 from bursar.store.quota import quota as quota_store
 from bursar.wire.kinds.registry import BY_NAME
-from offices import (
+from support.runtime.runtime import (
     allocation,
     assert_counters_equal_charges,
     bind,

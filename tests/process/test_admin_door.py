@@ -7,7 +7,7 @@ import pytest
 
 from bursar.wire.scheduler.v1 import admin_pb2 as pb
 from bursar.wire.scheduler.v1 import admin_pb2_grpc as pb_grpc
-from server import BURSAR, data_directory, free_port, started
+from support.process.server import BURSAR, data_directory, free_port, started
 
 
 @pytest.mark.timeout(120)

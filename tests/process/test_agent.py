@@ -15,7 +15,14 @@ from typing import Any
 
 import pytest
 
-from agents import (
+from bursar.agent.control import identity
+from bursar.agent.control.certificates import NodePapers
+from bursar.agent.control.codec import Answer, Beat
+from bursar.agent.control.identity import IdentityError
+from bursar.agent.control.stream import Stream
+from bursar.client import Client
+from support.nodes.played_control_plane import Control, serving
+from support.process.agents import (
     AGENT,
     ENVIRONMENT,
     Agent,
@@ -29,14 +36,7 @@ from agents import (
     users_of,
     write_token,
 )
-from bursar.agent.control import identity
-from bursar.agent.control.certificates import NodePapers
-from bursar.agent.control.codec import Answer, Beat
-from bursar.agent.control.identity import IdentityError
-from bursar.agent.control.stream import Stream
-from bursar.client import Client
-from control import Control, serving
-from server import Server, data_directory, free_port, started
+from support.process.server import Server, data_directory, free_port, started
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from agents import Agent, joined_agent, until
 from bursar.client import Client
 from bursar.client.errors import NotFound
-from faults import Fleet, Ledger, Net, assert_nothing_left, opened_net, set_patience
-from server import Server, data_directory, free_port, started
+from support.process.agents import Agent, joined_agent, until
+from support.process.faults import Fleet, Ledger, Net, assert_nothing_left, opened_net, set_patience
+from support.process.server import Server, data_directory, free_port, started
 
 pytestmark = pytest.mark.timeout(240)
 

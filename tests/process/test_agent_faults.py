@@ -13,10 +13,19 @@ from typing import Any
 
 import pytest
 
-from agents import Agent, await_phase, living, status_of, until, users_of
 from bursar.client import Client
-from faults import Fleet, Ledger, Net, assert_nothing_left, metric, opened_fleet, opened_net, set_patience
-from server import BURSAR, Server, data_directory, free_port, started
+from support.process.agents import Agent, await_phase, living, status_of, until, users_of
+from support.process.faults import (
+    Fleet,
+    Ledger,
+    Net,
+    assert_nothing_left,
+    metric,
+    opened_fleet,
+    opened_net,
+    set_patience,
+)
+from support.process.server import BURSAR, Server, data_directory, free_port, started
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -16,15 +16,25 @@ from typing import Any
 
 import pytest
 
-from agents import surely, until
 from bursar.client import AsyncClient, Client
 from bursar.client.errors import BursarError
 from bursar.sim.fake_executor import Manner
 from bursar.sim.shape import Shape
 from bursar.sim.stream import AgentNodes
-from evictions import assert_books_balance
-from faults import SHORT, Fleet, Ledger, assert_nothing_left, kill, office_of, opened_fleet, opened_net, set_patience
-from server import Server, data_directory, free_port, started
+from support.process.agents import surely, until
+from support.process.faults import (
+    SHORT,
+    Fleet,
+    Ledger,
+    assert_nothing_left,
+    kill,
+    office_of,
+    opened_fleet,
+    opened_net,
+    set_patience,
+)
+from support.process.server import Server, data_directory, free_port, started
+from support.scheduling.evictions import assert_books_balance
 
 SOAK = bool(os.environ.get("BURSAR_SOAK"))
 COMMANDS = 600 if SOAK else 48

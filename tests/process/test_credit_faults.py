@@ -18,18 +18,27 @@ from typing import Any
 import pytest
 from anyio.from_thread import start_blocking_portal
 
-from agents import surely, until
-from audits import audit, verify
 from bursar.client import Client
 from bursar.client.errors import BursarError
 from bursar.core.values.money import nanocredits
 from bursar.ops.runtime.runtime import Office
-from faults import Fleet, Ledger, assert_nothing_left, kill, office_of, opened_fleet, opened_net, set_patience
-from offices import opened
-from proxies import Proxy
-from sealings import unguarded
-from server import Server, data_directory, free_port, started
-from tellers import Teller, order_surely
+from support.credit.credit_audit import audit, verify
+from support.credit.sealings import unguarded
+from support.credit.tellers import Teller, order_surely
+from support.process.agents import surely, until
+from support.process.faults import (
+    Fleet,
+    Ledger,
+    assert_nothing_left,
+    kill,
+    office_of,
+    opened_fleet,
+    opened_net,
+    set_patience,
+)
+from support.process.server import Server, data_directory, free_port, started
+from support.runtime.postgres_proxy import Proxy
+from support.runtime.runtime import opened
 
 SOAK = bool(os.environ.get("BURSAR_SOAK"))
 ROUNDS = 12 if SOAK else 1  # in each of which everybody is killed once

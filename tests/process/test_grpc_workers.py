@@ -10,11 +10,11 @@ import grpc
 import psutil
 import pytest
 
-from agents import until
 from bursar.client import Client
 from bursar.wire.scheduler.v1 import node_agent_pb2_grpc as pb_grpc
-from server import BURSAR, Server, data_directory, free_port, started
-from streams import RUN, Agent
+from support.nodes.agent_streams import RUN, Agent
+from support.process.agents import until
+from support.process.server import BURSAR, Server, data_directory, free_port, started
 
 STREAMS_MAX = 64
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import click
 import pytest
 
-from agents import until
 from bursar.cli.main import cli
 from bursar.client import Client
 from bursar.client.errors import Unavailable
 from bursar.main import sim
-from server import BURSAR, Server, data_directory, started
+from support.process.agents import until
+from support.process.server import BURSAR, Server, data_directory, started
 
 PAGES = sorted((Path(__file__).resolve().parents[2] / "docs" / "howto").glob("*-*.md"))
 DEAD = "gpu-0007"  # on these pages a node that is gone, and that no test has

@@ -13,14 +13,14 @@ import psutil
 import pytest
 from joserfc import jws
 
-from agents import Agent, await_phase, joined_agent, living, submit, until
 from bursar.agent.executor.journal import Journal
 from bursar.agent.machine.paid_window import Escrow
 from bursar.agent.shim.clock import boot_seconds
 from bursar.client import Client
 from bursar.core.values.money import nanocredits
-from faults import set_patience
-from server import Server, data_directory, started
+from support.process.agents import Agent, await_phase, joined_agent, living, submit, until
+from support.process.faults import set_patience
+from support.process.server import Server, data_directory, started
 
 pytestmark = pytest.mark.timeout(240)
 

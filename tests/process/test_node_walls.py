@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from agents import Agent, joined_agent, until
 from bursar.agent.host.sandbox import find_sandbox
 from bursar.client import Client
-from server import Server, data_directory, started
+from support.process.agents import Agent, joined_agent, until
+from support.process.server import Server, data_directory, started
 
 FOUND = find_sandbox()
 pytestmark = [

@@ -22,9 +22,9 @@ import pytest
 
 from bursar.ops.runtime.runtime import Office
 from bursar.store.db.database import Database
-from houses import allocation
-from offices import assert_counters_equal_charges
-from server import BURSAR, Server, data_directory, free_port, started
+from support.api.site import allocation
+from support.process.server import BURSAR, Server, data_directory, free_port, started
+from support.runtime.runtime import assert_counters_equal_charges
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -18,10 +18,10 @@ from bursar.loops import budget as budget_loop
 from bursar.loops.budget import review
 from bursar.loops.schedule import run_schedule
 from bursar.ops.runtime.runtime import Office
-from houses import Site, allocation, eventually, opened_site
-from offices import code, node
-from schedulers import acting, stopped, term
-from spent_hours import spend
+from support.api.site import Site, allocation, eventually, opened_site
+from support.runtime.runtime import code, node
+from support.scheduling.schedulers import acting, stopped, term
+from support.usage.spent_hours import spend
 
 GPU = "nvidia.com/gpu"
 UPDATE = {

@@ -3,7 +3,7 @@
 import pytest
 
 from bursar.client import Client, Gone
-from server import data_directory, started
+from support.process.server import data_directory, started
 
 
 def revision_of(client: Client, name: str) -> int:

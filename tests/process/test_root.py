@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from bursar.osuser import OsUserError, find_user, hand_over, system_user
-from server import BURSAR, Server, data_directory, free_port, started
+from support.process.server import BURSAR, Server, data_directory, free_port, started
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 

@@ -14,11 +14,11 @@ import pytest
 import yaml
 from structlog.testing import capture_logs
 
-from agents import Agent, await_phase, joined_agent, living, part, status_of, until
 from bursar.client import Client, Invalid
 from bursar.config import Address, Settings
 from bursar.serve import _warn_of_agents
-from server import BURSAR, Server, data_directory, started
+from support.process.agents import Agent, await_phase, joined_agent, living, part, status_of, until
+from support.process.server import BURSAR, Server, data_directory, started
 
 pytestmark = pytest.mark.timeout(240)
 

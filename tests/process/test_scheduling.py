@@ -16,10 +16,10 @@ from bursar.ops.runtime.runtime import Office
 from bursar.ops.scheduling.leader import load_leader
 from bursar.store.db.database import AWAY
 from bursar.store.scheduling.leader import Leader
-from evictions import assert_books_balance
-from offices import node, opened
-from schedulers import acting, is_in, submit, times_bound, until
-from server import BURSAR, Server, data_directory, started
+from support.process.server import BURSAR, Server, data_directory, started
+from support.runtime.runtime import node, opened
+from support.scheduling.evictions import assert_books_balance
+from support.scheduling.schedulers import acting, is_in, submit, times_bound, until
 
 SOAK = bool(os.environ.get("BURSAR_SOAK"))
 BACKLOG = 4000 if SOAK else 1000

@@ -19,7 +19,7 @@ from bursar.api.serve import opened_house
 from bursar.child import Child
 from bursar.rpc.serve import opened_grpc
 from bursar.serve import _all_ready
-from server import BURSAR, free_port
+from support.process.server import BURSAR, free_port
 
 
 @contextmanager

@@ -17,10 +17,10 @@ from bursar.loops.housekeeping import finish_namespaces
 from bursar.ops.runtime.runtime import Office
 from bursar.ops.usage.usage_rollup import roll
 from bursar.store.usage import usage_levels as usage_store
-from houses import Site, allocation, opened_site
-from site_agents import SiteAgent, running
-from spending import aged
-from waldurs import TOKEN, WaldurServer, serving
+from support.api.site import Site, allocation, opened_site
+from support.process.site_agents import SiteAgent, running
+from support.process.waldurs import TOKEN, WaldurServer, serving
+from support.usage.spent_usage import aged
 
 LIMITS = {"gpu_hours": 1000, "node_hours": 50, "max_nodes": 8}
 pytestmark = pytest.mark.timeout(180)

@@ -14,8 +14,8 @@ import pytest
 
 from bursar.client import Client
 from bursar.config import ConfigError, WaldurSettings, waldur_from_environment
-from server import data_directory, started
-from waldurs import TOKEN, WaldurServer, serving
+from support.process.server import data_directory, started
+from support.process.waldurs import TOKEN, WaldurServer, serving
 
 SOAK = bool(os.environ.get("BURSAR_SOAK"))
 WAIT_SECONDS_MAX = 90.0

@@ -12,11 +12,23 @@ from bursar.ops.credit.credit import top_up
 from bursar.ops.objects.webhook import add_webhook
 from bursar.ops.runtime.runtime import Office
 from bursar.store.objects.webhook import Webhook
-from houses import eventually
-from metering import POOL, assert_books_balance, balance, done, ended, event, furnish, lapse, lease, pass_time, send
-from offices import opened
-from receivers import HANG, receiving
-from server import BURSAR
+from support.api.site import eventually
+from support.credit.metering import (
+    POOL,
+    assert_books_balance,
+    balance,
+    done,
+    ended,
+    event,
+    furnish,
+    lapse,
+    lease,
+    pass_time,
+    send,
+)
+from support.process.receivers import HANG, receiving
+from support.process.server import BURSAR
+from support.runtime.runtime import opened
 
 
 @asynccontextmanager

@@ -10,9 +10,9 @@ from typing import Any
 import psutil
 import pytest
 
-from agents import Agent, await_phase, joined_agent, part, submit, until
 from bursar.client import Client
-from server import Server, data_directory, started
+from support.process.agents import Agent, await_phase, joined_agent, part, submit, until
+from support.process.server import Server, data_directory, started
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from streams import Door, opened_door
+from support.nodes.agent_streams import Door, opened_door
 
 
 @pytest.fixture

@@ -23,9 +23,9 @@ from bursar.rpc.serve import opened_admin
 from bursar.store.embedded import Embedded
 from bursar.wire.scheduler.v1 import admin_pb2 as pb
 from bursar.wire.scheduler.v1 import admin_pb2_grpc as pb_grpc
-from houses import Site, opened_site
-from postgres import _url, clone_database, drop_database
-from spending import GPU, aged, ago, priced, spent
+from support.api.site import Site, opened_site
+from support.runtime.postgres import _url, clone_database, drop_database
+from support.usage.spent_usage import GPU, aged, ago, priced, spent
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -7,13 +7,13 @@ import pytest
 from bursar.core.values.money import nanocredits
 from bursar.loops.claims import keep_claims
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
-from claims import claim_of, release
-from ledgers import funded
-from offices import bind, code, document
-from paid_claims import ANN, RATE, WINDOW, assert_paid_once, claimed, clinic, passed
-from paying import account, submitted_by
-from paying import ended as ended_leases
-from streams import Agent, Door, acknowledged, ended, joined, running
+from support.credit.ledgers import funded
+from support.credit.paying import account, submitted_by
+from support.credit.paying import ended as ended_leases
+from support.nodes.agent_streams import Agent, Door, acknowledged, ended, joined, running
+from support.nodes.claims import claim_of, release
+from support.nodes.paid_claims import ANN, RATE, WINDOW, assert_paid_once, claimed, clinic, passed
+from support.runtime.runtime import bind, code, document
 
 
 @pytest.fixture

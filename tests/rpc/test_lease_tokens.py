@@ -10,9 +10,9 @@ from bursar.core.values.refusal import Refusal
 from bursar.ops.nodes.signing import Ring, rotate
 from bursar.ops.runtime.runtime import Office
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
-from ledgers import funded, priced
-from offices import change, node
-from streams import Agent, Door, opened_door, placed, running
+from support.credit.ledgers import funded, priced
+from support.nodes.agent_streams import Agent, Door, opened_door, placed, running
+from support.runtime.runtime import change, node
 
 
 class Node:

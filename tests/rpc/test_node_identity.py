@@ -17,8 +17,8 @@ from bursar.ops.nodes.x509 import Issued, Pair, new_authority, read_request, sig
 from bursar.ops.runtime.runtime import Office
 from bursar.rpc.identity import identity_of, other_node, revoked
 from bursar.rpc.tls import calling, channel_options, server_credentials
-from certificates import Key, new_key, pem_of, request_for
-from offices import delete, document, node
+from support.nodes.certificates import Key, new_key, pem_of, request_for
+from support.runtime.runtime import delete, document, node
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

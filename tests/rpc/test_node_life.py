@@ -4,11 +4,24 @@ import pytest
 
 from bursar.core.nodes.liveness import LEASE_EXPIRED, NODE_RESTARTED, SHIM_LOST
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
-from evictions import assert_books_balance
-from houses import eventually
-from offices import bind, node
-from silences import look, node_status, regrant, silence
-from streams import RUN, STOP, Door, acknowledged, ended, joined, orders, placed, running, shown, status, stopped
+from support.api.site import eventually
+from support.nodes.agent_streams import (
+    RUN,
+    STOP,
+    Door,
+    acknowledged,
+    ended,
+    joined,
+    orders,
+    placed,
+    running,
+    shown,
+    status,
+    stopped,
+)
+from support.nodes.liveness import look, node_status, regrant, silence
+from support.runtime.runtime import bind, node
+from support.scheduling.evictions import assert_books_balance
 
 REQUEUE = {"onNodeLost": "requeue"}
 

@@ -9,9 +9,9 @@ from bursar.ops.nodes.cluster import ClusterCache
 from bursar.store.objects.listing import Item
 from bursar.wire.kinds.node import NODE
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
-from offices import node
-from silences import stored_node
-from streams import Door
+from support.nodes.agent_streams import Door
+from support.nodes.liveness import stored_node
+from support.runtime.runtime import node
 
 GPU = "nvidia.com/gpu"
 

@@ -15,10 +15,10 @@ from bursar.ops.runtime.runtime import Office
 from bursar.ops.workloads.log_source import Reading
 from bursar.rpc.agent_client import Agents
 from bursar.rpc.tls import Papers, calling
-from certificates import new_key, pem_of, read, request_for
-from logbooks import kept
-from offices import document, node
-from streams import Door, opened_door
+from support.nodes.agent_streams import Door, opened_door
+from support.nodes.certificates import new_key, pem_of, read, request_for
+from support.nodes.log_nodes import kept
+from support.runtime.runtime import document, node
 
 
 async def enrolled(office: Office, name: str) -> grpc.ChannelCredentials:

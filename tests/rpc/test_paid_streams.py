@@ -17,12 +17,12 @@ from bursar.ops.credit import credit, lease_expiry
 from bursar.ops.credit.credit import PutAccount
 from bursar.ops.runtime.runtime import Office, timestamp
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
-from houses import eventually
-from ledgers import LAB, assert_books_balance, funded, pass_time, priced, receipt, stop_clock
-from offices import change
-from paying import WINDOW, account, assert_all_is_paid, leases, machine, prepaid
-from paying import ended as ended_leases
-from streams import Agent, Door, acknowledged, ended, joined, placed, running, shown, stopped
+from support.api.site import eventually
+from support.credit.ledgers import LAB, assert_books_balance, funded, pass_time, priced, receipt, stop_clock
+from support.credit.paying import WINDOW, account, assert_all_is_paid, leases, machine, prepaid
+from support.credit.paying import ended as ended_leases
+from support.nodes.agent_streams import Agent, Door, acknowledged, ended, joined, placed, running, shown, stopped
+from support.runtime.runtime import change
 
 SECOND = nanocredits("0.01")  # what a GPU costs
 

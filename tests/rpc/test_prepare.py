@@ -7,8 +7,8 @@ from bursar.ops.runtime.runtime import Office
 from bursar.store.objects import stdin as stdin_store
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 from bursar.wire.scheduler.v1 import node_agent_pb2_grpc as pb_grpc
-from offices import allocation, bind, bind_unit, code, get, node
-from streams import Door
+from support.nodes.agent_streams import Door
+from support.runtime.runtime import allocation, bind, bind_unit, code, get, node
 
 GANG = {"gangScheduling": {"groupId": "ring", "minMembers": 2}, "command": ["true"]}
 

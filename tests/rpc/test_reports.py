@@ -8,8 +8,7 @@ import pytest
 from bursar.ops.runtime.runtime import Office
 from bursar.rpc import agent as agent_module
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
-from offices import allocation, assert_counters_equal_charges, bind, delete, document, namespace, tenant
-from streams import (
+from support.nodes.agent_streams import (
     RUN,
     STOP,
     Door,
@@ -24,6 +23,7 @@ from streams import (
     status,
     stopped,
 )  # fmt: skip
+from support.runtime.runtime import allocation, assert_counters_equal_charges, bind, delete, document, namespace, tenant
 
 
 async def usage_of(office: Office) -> list[tuple[Any, ...]]:

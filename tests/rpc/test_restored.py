@@ -8,9 +8,9 @@ import pytest
 from bursar.store.db.database import connect
 from bursar.store.embedded import Embedded
 from bursar.store.quota.tenant_tree import begin_era, era_of, load_position
-from offices import allocation, bind, document, node, opened, tenant
-from postgres import clone_database, drop_database
-from streams import RUN, STOP, evict, opened_door, orders, running, shown, stopped
+from support.nodes.agent_streams import RUN, STOP, evict, opened_door, orders, running, shown, stopped
+from support.runtime.postgres import clone_database, drop_database
+from support.runtime.runtime import allocation, bind, document, node, opened, tenant
 
 SPACE, NAME = "default", "train"
 

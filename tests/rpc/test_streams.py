@@ -17,10 +17,8 @@ from bursar.ops.runtime.runtime import Office
 from bursar.rpc import agent as agent_module
 from bursar.store.nodes import node_ca as authority_store
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
-from certificates import new_key, pem_of, request_for
-from houses import eventually
-from offices import allocation, bind, change, delete, document, node
-from streams import (
+from support.api.site import eventually
+from support.nodes.agent_streams import (
     RUN,
     Door,
     Outage,
@@ -34,6 +32,8 @@ from streams import (
     running,
     shown,
 )  # fmt: skip
+from support.nodes.certificates import new_key, pem_of, request_for
+from support.runtime.runtime import allocation, bind, change, delete, document, node
 
 CODE = grpc.StatusCode
 

@@ -12,9 +12,21 @@ from bursar.rpc.codec import order_of_place, run_directive
 from bursar.store.nodes.heartbeat import WantedPlace
 from bursar.store.objects.change import load_position
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
-from houses import eventually
-from offices import allocation, bind, change, delete, document, end, node
-from streams import RUN, STOP, Door, acknowledged, ended, evict, opened_door, orders, placed, running, stopped
+from support.api.site import eventually
+from support.nodes.agent_streams import (
+    RUN,
+    STOP,
+    Door,
+    acknowledged,
+    ended,
+    evict,
+    opened_door,
+    orders,
+    placed,
+    running,
+    stopped,
+)
+from support.runtime.runtime import allocation, bind, change, delete, document, end, node
 
 LEASED = {"onNodeLost": "requeue"}
 

@@ -7,9 +7,9 @@ import pytest
 from bursar.ops.nodes import claim as ops
 from bursar.ops.runtime.runtime import Office
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
-from claims import allow, claim, claim_of, origin, release
-from offices import node
-from streams import Door, Outage, acknowledged, ended, joined, orders, running, status
+from support.nodes.agent_streams import Door, Outage, acknowledged, ended, joined, orders, running, status
+from support.nodes.claims import allow, claim, claim_of, origin, release
+from support.runtime.runtime import node
 
 WIPE = pb.DIRECTIVE_TYPE_WIPE
 ANN = "default/ann"

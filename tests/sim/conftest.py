@@ -1,3 +1,3 @@
-from server import admin, server
+from support.process.server import admin, server
 
 __all__ = ["admin", "server"]

@@ -13,7 +13,7 @@ from bursar.sim.agents import Crowd, Meter, StreamRefused
 from bursar.sim.fake_executor import Manner
 from bursar.sim.transport import PlainLine
 from bursar.sim.work import SECONDS
-from planes import Plane, played
+from support.nodes.plain_control_plane import Plane, played
 
 
 @asynccontextmanager

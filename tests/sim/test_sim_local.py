@@ -19,7 +19,7 @@ from bursar.sim.local import LocalNodes, register
 from bursar.sim.work import EXIT, SECONDS
 from bursar.store.nodes import node as node_store
 from bursar.store.objects import change as change_store
-from offices import TEST, assert_counters_equal_charges, bind, bind_unit, code, counters, create, delete
+from support.runtime.runtime import TEST, assert_counters_equal_charges, bind, bind_unit, code, counters, create, delete
 
 
 @asynccontextmanager

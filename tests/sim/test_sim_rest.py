@@ -20,10 +20,10 @@ from bursar.sim.rest import RestNodes
 from bursar.sim.shape import Shape
 from bursar.sim.work import EXIT, SECONDS
 from bursar.store.objects import change as change_store
-from crowds import at_work
-from houses import Site, eventually, opened_site
-from offices import TEST, assert_counters_equal_charges, bind, code
-from server import BURSAR, Server
+from support.api.site import Site, eventually, opened_site
+from support.nodes.simulated_nodes import at_work
+from support.process.server import BURSAR, Server
+from support.runtime.runtime import TEST, assert_counters_equal_charges, bind, code
 
 LEAVE_SECONDS_MAX = 60.0
 

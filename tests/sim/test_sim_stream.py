@@ -17,9 +17,9 @@ from bursar.sim.registry import NotSimulated
 from bursar.sim.shape import Shape
 from bursar.sim.stream import AgentNodes, find_address
 from bursar.sim.work import EXIT, SECONDS
-from crowds import at_work
-from houses import opened_site
-from server import BURSAR, Server
+from support.api.site import opened_site
+from support.nodes.simulated_nodes import at_work
+from support.process.server import BURSAR, Server
 
 SECONDS_MAX = 60.0
 

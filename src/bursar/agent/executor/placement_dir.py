@@ -126,7 +126,7 @@ class Folder:
         """The shim's pid, and a pipe on which it says that the command has started."""
         read_end, write_end = os.pipe()
         errors = os.open(self.path / "errors", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        ours = str(Path(shim.__file__).parents[2])
+        ours = str(Path(shim.__file__).parents[3])
         try:
             pid = os.posix_spawn(
                 sys.executable,

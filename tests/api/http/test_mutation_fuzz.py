@@ -1,0 +1,190 @@
+"""The mutation fuzz: good requests of every operation and role with parts of them broken, many at once.
+
+Whatever is sent, the server answers with a designed refusal or does what was asked; no answer is a 500, nothing of
+another tenant is told or changed, and other requests are served meanwhile.
+"""
+
+import asyncio
+import json
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from bursar.store.embedded import Embedded
+from support.api.callers import Caller, answering, assembled
+from support.api.families import Marks, founded, prepare
+from support.api.mutations import Mutant, mutate
+from support.api.operations import Filled, Filler, operations
+from support.api.raw_http import RawAnswer, Wire, ask_all
+from support.api.site import Site, opened_site
+from support.api.table_dumps import COUNTERS, Dump, changes, dump, none
+from support.runtime.postgres import _url, clone_database, drop_database
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+SOAK = bool(os.environ.get("BURSAR_SOAK"))
+SECONDS = 600.0 if SOAK else 20.0
+SEED = int(os.environ.get("BURSAR_FUZZ_SEED", random.SystemRandom().randrange(2**32) if SOAK else 20))
+# Logs and standard input are on agents that are not there; questions to a leader may be too many at once.
+NOT_NOW = frozenset({"getAllocationLog", "getPodLog", "explainAllocation", "explainJob", "simulateAllocations"})
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    caller: Caller
+    filled: Filled
+    mutant: Mutant
+    answer: RawAnswer
+
+    def __str__(self) -> str:
+        sent = self.mutant.raw[:600].decode("utf-8", "backslashreplace")
+        return f"seed {SEED}, {self.filled.operation.id} as {self.caller.name}: {self.answer.status} to {sent}"
+
+
+@dataclass(slots=True)
+class Fuzz:
+    """All that was sent and answered, and the database before and after the tenants' part of it."""
+
+    marks: Marks
+    callers: list[Caller]
+    told: list[Told]
+    dumps: list[Dump]
+    slowest_seconds: float
+    last_status: int
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def fuzz(embedded_postgres: Embedded, database_template: str) -> AsyncIterator[Fuzz]:
+    name = await clone_database(embedded_postgres, database_template)
+    options: Any = {"requests_per_minute": 10**9, "grpc_address": "127.0.0.1:1"}
+    async with opened_site(_url(embedded_postgres, name), **options) as site:
+        marks = Marks()
+        await prepare(site)
+        changing = ("tenant-admin", "user", "node", "system-admin", "service", "billing-admin")
+        families = await asyncio.gather(*(founded(site, marks) for _ in changing))
+        for path in ("authority", "/.well-known/jwks.json"):
+            assert (await site.get(path)).status == 200, "keys that are made when they are first asked for are there"
+        callers = await assembled(site, dict(zip(changing, families, strict=True)), marks)
+        async with answering(site):
+            yield await _fuzzed(site, marks, callers)
+    await drop_database(embedded_postgres, name)
+
+
+async def _fuzzed(site: Site, marks: Marks, callers: list[Caller]) -> Fuzz:
+    """Tenants, nodes and strangers first, who may change nothing of others; then those who may change everything."""
+    document = (await site.get("/openapi.json")).body
+    chance, filler, every = random.Random(SEED), Filler(document), operations(document)
+    tenants = [one for one in callers if not one.sees_everything]
+    all_powerful = [one for one in callers if one.sees_everything]
+    pulse = asyncio.create_task(_slowest(site))
+    dumps = [await dump(site)]
+
+    def mutants(those: list[Caller], seconds: float) -> Iterator[tuple[Caller, Filled, Mutant]]:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            caller, operation = chance.choice(those), chance.choice(every)
+            target = chance.choice(list(caller.family.targets.values()))
+            filled = chance.choice(list(filler.fill(operation, target)))
+            yield caller, filled, mutate(filled, caller.token, chance)
+
+    async def ask(wire: Wire, one: tuple[Caller, Filled, Mutant]) -> Told:
+        caller, filled, mutant = one
+        return Told(caller, filled, mutant, await wire.ask(mutant.raw, end=not mutant.is_http))
+
+    told = await ask_all(site.url, mutants(tenants, SECONDS * 0.7), ask)
+    dumps.append(await dump(site))
+    told += await ask_all(site.url, mutants(all_powerful, SECONDS * 0.3), ask)
+    pulse.cancel()
+    [slowest] = await asyncio.gather(pulse)
+    return Fuzz(marks, callers, told, dumps, slowest, (await site.get("whoami")).status)
+
+
+async def _slowest(site: Site) -> float:
+    """Ask a plain question again and again; the longest that an answer took."""
+    slowest = 0.0
+    try:
+        while True:
+            begun = time.monotonic()
+            assert (await site.get("/hello")).status == 200
+            slowest = max(slowest, time.monotonic() - begun)
+            await asyncio.sleep(0.01)
+    except asyncio.CancelledError:
+        return slowest
+
+
+async def test_every_answer_is_designed(fuzz: Fuzz) -> None:
+    """A request gets an answer below 500; bytes that are no request get one, or are hung up on."""
+    assert len(fuzz.told) > 500, "it was tried"
+    none(
+        f"{one}: {one.answer.body[:300].decode('utf-8', 'replace')}"
+        for one in fuzz.told
+        if (one.answer.status >= 500 and not (one.answer.status == 503 and one.filled.operation.id in NOT_NOW))
+        or (one.answer.status == 0 and one.mutant.is_http)
+    )
+
+
+async def test_every_refusal_says_why(fuzz: Fuzz) -> None:
+    """As a Status with its own code and a message."""
+
+    def is_said(answer: RawAnswer) -> bool:
+        try:
+            body = json.loads(answer.body)
+        except ValueError:
+            return False
+        return bool(body.get("kind") == "Status" and body.get("code") == answer.status and body.get("message"))
+
+    none(
+        f"{one}: {one.answer.head!r} {one.answer.body[:300]!r}"
+        for one in fuzz.told
+        if one.mutant.is_http
+        and one.answer.status >= 400
+        and not one.mutant.raw.startswith(b"HEAD ")
+        and not is_said(one.answer)
+    )
+
+
+async def test_both_refusals_and_successes_were_met(fuzz: Fuzz) -> None:
+    """Else the mutations would be too wild to pass the first check, or too mild to be refused."""
+    seen = Counter(one.answer.status for one in fuzz.told)
+    assert seen.keys() >= {200, 201, 400, 401, 403, 404, 422}, seen
+
+
+async def test_tenants_change_nothing_of_others(fuzz: Fuzz) -> None:
+    callers = [one for one in fuzz.callers if one.role and not one.sees_everything]
+    owned = {text for text, mark in fuzz.marks.known.items() if mark.public or any(one.owns(mark) for one in callers)}
+    sent = fuzz.marks.in_(*(one.mutant.asked for one in fuzz.told))
+    none(
+        f"{table} {how}, of {others}: {row}"
+        for table, how, row in changes(*fuzz.dumps)
+        if table not in COUNTERS
+        and (others := fuzz.marks.in_(row.encode()) - owned - (sent if how == "new" else set()))
+    )
+
+
+async def test_answers_tell_nothing_of_others(fuzz: Fuzz) -> None:
+    marks = fuzz.marks
+    none(
+        f"{one} tells {hidden}"
+        for one in fuzz.told
+        if one.mutant.is_http
+        and (
+            hidden := [
+                text
+                for text in marks.in_(one.answer.head, one.answer.body) - marks.in_(one.mutant.asked)
+                if not one.caller.may_be_told(marks.known[text])
+            ]
+        )
+    )
+
+
+async def test_the_server_goes_on(fuzz: Fuzz) -> None:
+    """It answered others all the time, and answers at the end."""
+    assert fuzz.last_status == 200
+    assert fuzz.slowest_seconds > 0

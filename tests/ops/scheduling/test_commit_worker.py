@@ -1,0 +1,333 @@
+"""A process beside the leader's: what it is told is committed as if the leader had done it, or it is not known."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+import uvloop
+from structlog.testing import capture_logs
+
+from bursar.core.nodes.bind_check import Target
+from bursar.core.values.refusal import Refusal
+from bursar.core.values.replace import replace
+from bursar.ops.runtime.command import DEPOSED
+from bursar.ops.runtime.runtime import Office
+from bursar.ops.scheduling import commit_worker as clerk_module
+from bursar.ops.scheduling.bind import Bind, Bound, Member, bind
+from bursar.ops.scheduling.commit_worker import Clerk, Outcome
+from bursar.store.db.database import Connection, Unavailable
+from support.runtime.runtime import TEST, allocation, code, get, member, node, opened
+from support.scheduling.evictions import assert_books_balance
+from support.scheduling.schedulers import term
+
+
+@pytest.fixture
+async def clerk(office: Office) -> AsyncIterator[Clerk]:
+    one = Clerk(office)
+    one.call()
+    await at_work(one)
+    yield one
+    await one.dismiss()
+
+
+async def at_work(one: Clerk, other_than: int | None = None) -> None:
+    async with asyncio.timeout(60):
+        while not one.is_at_work or one.pid == other_than:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def unit(office: Office, names: Sequence[str], where: str, fence: int | None = None) -> Bind:
+    members = [await member(office, "default", name, where) for name in names]
+    assert all(isinstance(one, Member) for one in members)
+    return Bind.unit([one for one in members if isinstance(one, Member)], TEST, fence)
+
+
+async def backlog(office: Office, count: int, where: str = "n1") -> list[Bind]:
+    names = [f"job-{number:03}" for number in range(count)]
+    await asyncio.gather(*(allocation(office, "default", name, gpu=1) for name in names))
+    return [await unit(office, [name], where) for name in names]
+
+
+async def revision_of(office: Office, name: str) -> int:
+    return (await get(office, "Allocation", "default", name)).revision
+
+
+async def placed(office: Office) -> list[str]:
+    async with office.database.reader() as db:
+        return [row["name"] for row in await db.fetch("SELECT name FROM placement ORDER BY name")]
+
+
+async def test_what_the_clerk_is_told_is_placed_and_its_revisions_are_told(office: Office, clerk: Clerk) -> None:
+    await node(office, "n1", gpu=100)
+    commands = await backlog(office, 80)
+    outcome = await clerk.bind(commands)
+    assert outcome == [(await revision_of(office, one.key.name),) for one in commands]
+    assert await placed(office) == [one.key.name for one in commands]
+    await assert_books_balance(office)
+
+
+async def test_the_clerk_refuses_what_the_leader_would_refuse_in_the_same_words(office: Office, clerk: Clerk) -> None:
+    await node(office, "n1", gpu=2)
+    commands = await backlog(office, 3)
+    gone = Bind.unit([replace(commands[0].members[0], targets=(Target("nowhere"),))], TEST)
+    told = await clerk.bind([*commands, gone])
+    assert [code(one) for one in told] == ["ok", "ok", "no_capacity", "stale"]
+    # The same again, here: what is placed by now waits no more, and the rest has no room.
+    again = await bind(office, [commands[2], gone])
+    assert told[2] == again[0]
+    assert isinstance(again[1], Refusal)
+
+
+async def test_a_unit_of_several_is_placed_by_the_clerk_as_a_whole_or_not_at_all(office: Office, clerk: Clerk) -> None:
+    await node(office, "n1", gpu=3)
+    await backlog(office, 4)
+    pair, too_many = [await unit(office, names, "n1") for names in (["job-000", "job-001"], ["job-002", "job-003"])]
+    told = await clerk.bind([pair, too_many])
+    assert told[0] == (await revision_of(office, "job-000"), await revision_of(office, "job-001"))
+    assert code(told[1]) == "no_capacity"
+    assert await placed(office) == ["job-000", "job-001"]
+
+
+async def test_the_clerk_of_who_was_deposed_places_nothing(office: Office, rival: Office, clerk: Clerk) -> None:
+    await node(office, "n1", gpu=4)
+    await backlog(office, 1)
+    old = await term(office, "old")
+    await term(rival, "new", depose=True)
+    (told,) = await clerk.bind([await unit(office, ["job-000"], "n1", old)])
+    assert told == DEPOSED
+    assert await placed(office) == []
+
+
+async def test_until_the_clerk_is_there_the_leader_does_it(office: Office) -> None:
+    await node(office, "n1", gpu=4)
+    one = Clerk(office)
+    (told,) = await one.bind(await backlog(office, 1))
+    assert told == (await revision_of(office, "job-000"),)
+
+
+async def test_who_follows_the_feed_here_is_told_of_what_the_clerk_commits(office: Office, clerk: Clerk) -> None:
+    await node(office, "n1", gpu=4)
+    commands = await backlog(office, 1)
+    told: list[int] = []
+    office.on_commit.append(lambda: told.append(1))
+    await clerk.bind(commands)
+    assert told
+
+
+async def held_up(db: Connection, clerk: Clerk, commands: Sequence[Bind]) -> asyncio.Task[list[Bound]]:
+    """The clerk waits for a lock in the middle of what it was told."""
+    await db.execute("SELECT 1 FROM node WHERE name = 'n1' FOR UPDATE")
+    working = asyncio.create_task(clerk.bind(commands))
+    async with asyncio.timeout(60):
+        while not await db.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    return working
+
+
+async def test_of_a_clerk_that_was_killed_nobody_believes_anything_and_another_comes(
+    office: Office, clerk: Clerk, db: Connection
+) -> None:
+    await node(office, "n1", gpu=100)
+    commands = await backlog(office, 70)
+    first = clerk.pid
+    assert first is not None
+    async with db.transaction():
+        working = await held_up(db, clerk, commands)
+        os.kill(first, signal.SIGKILL)
+        with pytest.raises(Unavailable):
+            await working
+    assert await placed(office) == []
+    await at_work(clerk, other_than=first)
+    assert [code(one) for one in await clerk.bind(commands)] == ["ok"] * 70
+    await assert_books_balance(office)
+
+
+async def test_a_clerk_that_answers_others_is_not_stuck(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have much to do before it comes to this."""
+    monkeypatch.setattr(clerk_module, "SILENCE_SECONDS_MAX", 0.3)
+    one, loop = Clerk(office), asyncio.get_running_loop()
+    answer: asyncio.Future[Outcome] = loop.create_future()
+    hearing = asyncio.create_task(one._hear_of(answer))
+    for _ in range(20):
+        await asyncio.sleep(0.05)
+        one._heard_at = loop.time()
+    answer.set_result(Outcome(1))
+    assert await hearing == Outcome(1)
+    with pytest.raises(Unavailable, match="stuck"):
+        await one._hear_of(loop.create_future())
+
+
+async def test_a_watcher_that_fails_undoes_nothing(office: Office, clerk: Clerk) -> None:
+    def fail() -> None:
+        raise RuntimeError("a bug")
+
+    await node(office, "n1", gpu=4)
+    commands = await backlog(office, 2)
+    office.on_commit.append(fail)
+    assert [code(one) for one in await clerk.bind(commands)] == ["ok", "ok"]
+
+
+async def test_a_clerk_that_is_stuck_is_given_up(office: Office, clerk: Clerk, monkeypatch: pytest.MonkeyPatch) -> None:
+    await node(office, "n1", gpu=4)
+    commands = await backlog(office, 1)
+    stuck = clerk.pid
+    assert stuck is not None
+    os.kill(stuck, signal.SIGSTOP)
+    monkeypatch.setattr(clerk_module, "SILENCE_SECONDS_MAX", 0.2)
+    with pytest.raises(Unavailable, match="stuck"):
+        await clerk.bind(commands)
+    monkeypatch.undo()
+    await at_work(clerk, other_than=stuck)
+    assert [code(one) for one in await clerk.bind(commands)] == ["ok"]
+
+
+async def test_a_clerk_that_was_dismissed_is_gone_and_what_it_did_not_commit_is_undone(
+    office: Office, clerk: Clerk, db: Connection
+) -> None:
+    await node(office, "n1", gpu=100)
+    commands = await backlog(office, 70)
+    pid = clerk.pid
+    assert pid is not None
+    async with db.transaction():
+        working = await held_up(db, clerk, commands)
+        await clerk.dismiss()
+        with pytest.raises(Unavailable):
+            await working
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert not clerk.is_at_work
+    assert await placed(office) == []
+    await assert_books_balance(office)
+
+
+# Clerks that do not come, or do not stay.
+
+
+async def started(one: Clerk) -> int:
+    """The pid of a clerk that was called, and that is not there yet."""
+    async with asyncio.timeout(60):
+        while one.pid is None:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    return one.pid
+
+
+def children() -> set[str]:
+    found = Path("/proc/self/task").glob("*/children")
+    return {pid for one in found for pid in one.read_text().split()}
+
+
+async def test_a_clerk_that_never_gets_ready_is_replaced(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Clerk(office)
+    monkeypatch.setattr(clerk_module, "START_SECONDS_MAX", 0.1)
+    one.call()
+    stuck = await started(one)
+    os.kill(stuck, signal.SIGSTOP)
+    async with asyncio.timeout(60):
+        while one.pid == stuck:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    monkeypatch.undo()
+    await at_work(one)
+    await one.dismiss()
+
+
+async def test_what_keeps_a_clerk_from_coming_keeps_no_later_one(
+    office: Office, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    one = Clerk(office)
+    with capture_logs() as logs:
+        monkeypatch.setattr(sys, "executable", str(tmp_path / "gone"))
+        one.call()
+        async with asyncio.timeout(60):
+            while not logs:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    monkeypatch.undo()
+    assert "FileNotFoundError" in logs[0]["error"]
+    await at_work(one)
+    await one.dismiss()
+
+
+async def test_a_clerk_imports_nothing_from_where_the_leader_was_started(
+    office: Office, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "structlog.py").write_text("raise SystemExit('somebody else wrote this')")
+    monkeypatch.chdir(tmp_path)
+    one = Clerk(office)
+    with capture_logs() as logs:
+        one.call()
+        await at_work(one)
+    assert not logs
+    await one.dismiss()
+
+
+async def test_those_who_die_without_an_answer_are_called_less_and_less_often(office: Office, clerk: Clerk) -> None:
+    """Else one that dies of each order would be told all orders for ever, and none would be carried out."""
+    await node(office, "n1", gpu=4)
+    with capture_logs() as logs:
+        for answers in (False, False, True):
+            if answers:
+                await clerk.bind(await backlog(office, 1))
+            died = clerk.pid
+            assert died is not None
+            os.kill(died, signal.SIGKILL)
+            await at_work(clerk, other_than=died)
+    assert [one["pause_seconds"] for one in logs if one["log_level"] == "warning"] == [0.2, 0.5, 0.1]
+
+
+async def test_a_clerk_dismissed_while_it_is_being_started_leaves_nothing_behind(office: Office) -> None:
+    ours, open_files = children(), len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    for turns in range(8):
+        one = Clerk(office)
+        one.call()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await one.dismiss()
+    async with asyncio.timeout(60):
+        while children() != ours or len(os.listdir("/proc/self/fd")) > open_files:  # noqa: ASYNC110, PTH208
+            await asyncio.sleep(0.01)
+
+
+def test_whatever_is_told_to_a_clerk_that_has_just_died_is_not_known(database_url: str) -> None:
+    """On the loop that controllers run on, which will not have anything written to who is gone."""
+
+    async def tell() -> list[list[Bound] | BaseException]:
+        async with opened(database_url) as office:
+            await node(office, "n1", gpu=4)
+            commands = await backlog(office, 1)
+            clerk = Clerk(office)
+            clerk.call()
+            await at_work(clerk)
+            told: list[asyncio.Task[list[Bound]]] = []
+
+            def tell_it() -> None:
+                told.append(asyncio.create_task(clerk.bind(commands)))
+
+            async def kill() -> None:
+                assert clerk.pid is not None
+                _kill_and_watch(clerk.pid)
+                # One more, begun between the end of the connection and the moment when whoever reads it hears of that.
+                asyncio.get_running_loop().call_soon(tell_it)
+
+            killing = asyncio.create_task(kill())
+            tell_it()
+            await killing
+            while len(told) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            answers = await asyncio.gather(*told, return_exceptions=True)
+            await clerk.dismiss()
+            return answers
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        answers = runner.run(tell())
+    assert [type(one) for one in answers] == [Unavailable, Unavailable]
+
+
+def _kill_and_watch(pid: int) -> None:
+    """Without a turn of the loop, which would hear of it."""
+    os.kill(pid, signal.SIGKILL)
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+        time.sleep(0.001)

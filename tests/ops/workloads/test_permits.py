@@ -1,0 +1,329 @@
+"""What work may ask for, on a real database: when it is submitted, changed, bound, and when room is made for it."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from bursar.core.nodes.eviction import Notice, Rule
+from bursar.core.objects.object import Key, Origin, Stored
+from bursar.ops.objects import object as object_ops
+from bursar.ops.objects.dispatch import change_command, create_command
+from bursar.ops.runtime.command import Reply
+from bursar.ops.runtime.runtime import Office, now
+from bursar.ops.scheduling.evict import Preempt, Victim, preempt
+from bursar.ops.workloads.priority import Priorities
+from bursar.wire.kinds.registry import BY_NAME
+from support.runtime.runtime import (
+    assert_counters_equal_charges,
+    bind,
+    change,
+    code,
+    create,
+    get,
+    namespace,
+    node,
+    quota,
+    refusal,
+    tenant,
+)
+
+KIND = BY_NAME["Allocation"]
+USER = Origin("user:acme/ann", "test")
+GPU = "nvidia.com/gpu"
+
+
+@pytest.fixture
+async def acme(office: Office) -> Office:
+    await tenant(office, "acme")
+    await namespace(office, "lab", "acme")
+    return office
+
+
+def spec_of(name: str, spec: dict[str, Any], where: str = "lab", **metadata: Any) -> Any:
+    body = {"resources": {"requests": {GPU: "1"}}, **spec}
+    return msgspec.convert({"metadata": {"name": name, "namespace": where, **metadata}, "spec": body}, KIND.type)
+
+
+async def submit(
+    office: Office, name: str, spec: dict[str, Any] | None = None, *, admin: bool = False, where: str = "lab",
+    **metadata: Any,
+) -> Reply:  # fmt: skip
+    one = spec_of(name, spec or {}, where, **metadata)
+    assert KIND.check(one) == []
+    origin = Origin("user:root", "create") if admin else USER
+    return await object_ops.submit(office, create_command(KIND, one, origin, admin=admin), tenant="acme")
+
+
+async def revise(office: Office, name: str, *, admin: bool = False, where: str = "lab", **fields: Any) -> Reply:
+    """Set fields of the spec as a user does; None takes one away."""
+
+    def edit(before: Stored, shown: dict[str, Any]) -> Any:
+        spec = {key: value for key, value in {**shown["spec"], **fields}.items() if value is not None}
+        one = msgspec.convert({**shown, "spec": spec}, KIND.type)
+        return change_command(KIND, before, one, USER, spec_changed=True, admin=admin)
+
+    return await object_ops.change(office, Key("Allocation", where, name), edit, tenant="acme")
+
+
+async def status(office: Office, name: str, where: str = "lab") -> dict[str, Any]:
+    shown: dict[str, Any] = msgspec.json.decode((await get(office, "Allocation", where, name)).status)
+    return shown
+
+
+async def shown_of(office: Office, name: str) -> dict[str, Any]:
+    shown: dict[str, Any] = msgspec.json.decode((await get(office, "Allocation", "lab", name)).doc)
+    return shown
+
+
+# Priorities.
+
+
+async def test_users_may_ask_for_as_much_as_their_tenant(acme: Office) -> None:
+    for name, spec in (("a", {"priority": 100}), ("b", {"priority": 1000}), ("c", {"priorityClass": "high-priority"}),
+                       ("d", {"priorityClass": "batch-high"})):  # fmt: skip
+        assert code(await submit(acme, name, spec)) == "ok"
+    assert code(await submit(acme, "e", {"priority": 1001})) == "forbidden"
+    assert code(await submit(acme, "f", {"priorityClass": "system-critical"})) == "forbidden"
+    assert code(await submit(acme, "g", {"priorityClass": "none"})) == "invalid"
+    await change(acme, "Tenant", "", "acme", userPriorityMax=5000)
+    assert code(await submit(acme, "e", {"priority": 1001})) == "ok"
+
+
+async def test_an_administrator_may_let_in_more_and_it_is_told_who_did(acme: Office) -> None:
+    assert code(await submit(acme, "a", {"priorityClass": "system-critical"}, admin=True)) == "ok"
+    assert (await status(acme, "a"))["permittedBy"] == "root"
+    assert code(await submit(acme, "b", {"priority": 10}, admin=True)) == "ok"
+    assert "permittedBy" not in await status(acme, "b")
+
+
+async def test_a_class_may_be_granted_to_tenants(acme: Office) -> None:
+    shown = {"metadata": {"name": "urgent"}, "value": 9000, "allowedTenants": ["acme"]}
+    assert code(await create(acme, "PriorityClass", shown)) == "ok"
+    assert code(await submit(acme, "a", {"priorityClass": "urgent"})) == "ok"
+    assert code(await submit(acme, "b", {"priorityClass": "urgent"}, where="default")) == "forbidden"
+
+
+async def test_a_number_counts_in_the_scope_of_the_class_that_it_reaches(acme: Office) -> None:
+    terms = [{"scopeName": "PriorityClass", "operator": "In", "values": ["high-priority"]}]
+    await quota(acme, "lab", "urgent", hard={"allocations": "1"}, scopeSelector={"matchExpressions": terms})
+    assert code(await submit(acme, "a", {"priorityClass": "high-priority"})) == "ok"
+    assert code(await submit(acme, "b", {"priority": 1000})) == "quota_exceeded"
+    assert code(await submit(acme, "c", {"priority": 999})) == "ok"
+    # What the class is worth says which numbers reach it: they are counted anew.
+    both = {"hard": {"allocations": "2"}}
+    await change(acme, "ResourceQuota", "lab", "urgent", **both)
+
+    def cheaper(before: Stored, shown: dict[str, Any]) -> Any:
+        kind = BY_NAME["PriorityClass"]
+        one = msgspec.convert({**shown, "value": 900}, kind.type)
+        return change_command(kind, before, one, USER, spec_changed=True)
+
+    key = Key("PriorityClass", "", "high-priority")
+    assert code(await object_ops.change(acme, key, cheaper, tenant="")) == "ok"
+    await assert_counters_equal_charges(acme)
+    assert code(await submit(acme, "d", {"priority": 900})) == "quota_exceeded"
+
+
+async def test_nobody_takes_a_boost_by_naming_a_job(acme: Office) -> None:
+    """Owner references to a job are the server's to make, and a label makes nothing a part of it."""
+    owner = {"apiVersion": "bursar.io/v1", "kind": "Job", "name": "train", "uid": "job-1"}
+    await submit(acme, "a", labels={"bursar.io/job": "train"}, ownerReferences=[owner])
+    shown = await shown_of(acme, "a")
+    assert "ownerReferences" not in shown["metadata"]
+
+    def claim_it(before: Stored, shown: dict[str, Any]) -> Any:
+        one = msgspec.convert({**shown, "metadata": {**shown["metadata"], "ownerReferences": [owner]}}, KIND.type)
+        return change_command(KIND, before, one, USER, spec_changed=False)
+
+    assert code(await object_ops.change(acme, Key("Allocation", "lab", "a"), claim_it, tenant="acme")) == "ok"
+    shown = await shown_of(acme, "a")
+    assert "ownerReferences" not in shown["metadata"]
+    assert await Priorities(acme.database).of([shown]) == [0]
+
+
+# Parts of devices.
+
+
+async def test_parts_of_a_device_that_are_too_small_are_refused(acme: Office) -> None:
+    small, fine = ({"resources": {"requests": {GPU: part}}} for part in ("0.05", "0.1"))
+    assert code(await submit(acme, "a", small)) == "invalid"
+    assert code(await submit(acme, "a", small, admin=True)) == "invalid"
+    assert code(await submit(acme, "a", fine)) == "ok"
+    await change(acme, "Settings", "", "system", scheduling={"gpuFractionMin": 0.01})
+    assert code(await submit(acme, "b", small)) == "ok"
+
+
+# Binding.
+
+
+async def gated(office: Office, name: str, **spec: Any) -> None:
+    await node(office, name, gpu=4)
+    assert code(await change(office, "Node", "", name, **spec)) == "ok"
+
+
+@pytest.mark.parametrize(
+    ("gate", "spec", "fine"),
+    [
+        pytest.param({"tenants": ["acme"]}, {}, True, id="the tenant's own node"),
+        pytest.param({"tenants": ["rival"]}, {}, False, id="another tenant's node"),
+        pytest.param({"taints": [{"key": "dedicated", "value": "x"}]}, {}, False, id="a taint that is not tolerated"),
+        pytest.param(
+            {"taints": [{"key": "dedicated", "value": "x"}]},
+            {"scheduling": {"tolerations": [{"operator": "Exists"}]}}, True, id="everything is tolerated",
+        ),
+        pytest.param(
+            {"taints": [{"key": "tenant", "value": "rival"}]},
+            {"scheduling": {"tolerations": [{"operator": "Exists"}]}}, False, id="but no reserved taint",
+        ),
+        pytest.param(
+            {"gpuFractions": "Refused"}, {"resources": {"requests": {GPU: "0.5"}}}, False, id="whole devices only"
+        ),
+        pytest.param({"gpuFractions": "Enforced"}, {"resources": {"requests": {GPU: "0.5"}}}, True, id="enforced"),
+    ],
+)  # fmt: skip
+async def test_what_keeps_work_off_a_node_is_checked_again_when_it_is_bound(
+    acme: Office, gate: dict[str, Any], spec: dict[str, Any], fine: bool
+) -> None:
+    await tenant(acme, "rival")
+    await gated(acme, "n1", **gate)
+    assert code(await submit(acme, "a", spec)) == "ok"
+    assert code(await bind(acme, "lab", "a", "n1")) == ("ok" if fine else "stale")
+
+
+async def test_a_grant_that_was_taken_back_counts_no_more_when_work_is_bound(acme: Office) -> None:
+    await gated(acme, "n1", taints=[{"key": "tenant", "value": "acme"}])
+    asked = {"scheduling": {"tolerations": [{"key": "tenant", "operator": "Equal", "value": "acme"}]}}
+    assert code(await submit(acme, "a", asked)) == "forbidden"
+    await change(acme, "Tenant", "", "acme", tolerations=[{"key": "tenant", "operator": "Equal", "value": "acme"}])
+    assert code(await submit(acme, "a", asked)) == "ok"
+    assert code(await submit(acme, "b", asked)) == "ok"
+    assert code(await bind(acme, "lab", "a", "n1")) == "ok"
+    await change(acme, "Tenant", "", "acme", tolerations=[])
+    assert code(await bind(acme, "lab", "b", "n1")) == "stale"
+
+
+async def test_between_tenants_a_plan_by_priority_is_refused_unless_the_class_says_so(acme: Office) -> None:
+    await tenant(acme, "rival")
+    await namespace(acme, "den", "rival")
+    await node(acme, "n1", gpu=1)
+    await submit(acme, "victim", where="den")
+    assert code(await bind(acme, "den", "victim", "n1")) == "ok"
+    await submit(acme, "asker", {"priorityClass": "high-priority"})
+    asker, victim = await get(acme, "Allocation", "lab", "asker"), await get(acme, "Allocation", "den", "victim")
+    notice = Notice("Preempted", Rule.LOWER_PRIORITY, "x", "x", 0)
+    command = Preempt(
+        key=asker.key, uid=asker.uid, nominated=("n1",), until=now(), origin=USER,
+        victims=(Victim(victim.key, victim.uid, notice),),
+    )  # fmt: skip
+    assert [code(one) for one in await preempt(acme, [command])] == ["stale"]
+
+    def crossing(before: Stored, shown: dict[str, Any]) -> Any:
+        kind = BY_NAME["PriorityClass"]
+        one = msgspec.convert({**shown, "crossTenant": True}, kind.type)
+        return change_command(kind, before, one, USER, spec_changed=True)
+
+    await object_ops.change(acme, Key("PriorityClass", "", "high-priority"), crossing, tenant="")
+    assert [code(one) for one in await preempt(acme, [command])] == ["ok"]
+
+
+# Changing what is pending.
+
+
+async def test_what_is_pending_may_be_made_more_urgent_and_keeps_its_place(acme: Office) -> None:
+    await submit(acme, "a", {"priority": 1, "queue": "default"})
+    before = await shown_of(acme, "a")
+    more = {"tolerations": [{"key": "dedicated", "operator": "Exists"}]}
+    assert code(await revise(acme, "a", priority=200, queue="hpc", ttl="2h", scheduling=more)) == "ok"
+    after = await shown_of(acme, "a")
+    assert (after["spec"]["priority"], after["spec"]["queue"], after["spec"]["ttl"]) == (200, "hpc", "2h")
+    assert after["spec"]["scheduling"] == more
+    assert after["metadata"]["creationTimestamp"] == before["metadata"]["creationTimestamp"]
+    assert after["metadata"]["generation"] == 2
+    await assert_counters_equal_charges(acme)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        pytest.param({"priority": 1001}, "forbidden", id="above what it may"),
+        pytest.param({"priorityClass": "system-critical"}, "forbidden", id="a class for administrators"),
+        pytest.param({"priorityClass": "none"}, "invalid", id="a class that is not there"),
+        pytest.param({"queue": "none"}, "invalid", id="a queue that is not there"),
+        pytest.param(
+            {"scheduling": {"tolerations": [{"key": "tenant", "operator": "Exists"}]}}, "forbidden", id="taint"
+        ),
+        pytest.param({"resources": {"requests": {GPU: "2"}}}, "immutable", id="other resources"),
+        pytest.param({"command": ["true"]}, "immutable", id="another command"),
+        pytest.param({"scheduling": {"nodeSelector": {"a": "b"}}}, "immutable", id="other nodes"),
+    ],
+)
+async def test_a_change_is_judged_as_a_submission_is(acme: Office, fields: dict[str, Any], expected: str) -> None:
+    await submit(acme, "a")
+    assert code(await revise(acme, "a", **fields)) == expected
+    await assert_counters_equal_charges(acme)
+
+
+async def test_what_a_scoped_quota_counts_moves_with_a_change(acme: Office) -> None:
+    terms = [{"scopeName": "PriorityClass", "operator": "In", "values": ["high-priority"]}]
+    await quota(acme, "lab", "urgent", hard={"allocations": "1"}, scopeSelector={"matchExpressions": terms})
+    for name in ("a", "b"):
+        await submit(acme, name)
+    assert code(await revise(acme, "a", priorityClass="high-priority")) == "ok"
+    assert code(await revise(acme, "b", priority=1000)) == "quota_exceeded"
+    assert code(await revise(acme, "a", priorityClass=None)) == "ok"
+    assert code(await revise(acme, "b", priority=1000)) == "ok"
+    await assert_counters_equal_charges(acme)
+
+
+async def test_a_member_of_a_gang_that_is_not_complete_may_be_changed(acme: Office) -> None:
+    gang = {"gangScheduling": {"groupId": "g", "minMembers": 2}}
+    await submit(acme, "a", gang)
+    assert code(await revise(acme, "a", priority=7)) == "ok"
+    assert code(await submit(acme, "b", gang)) == "ok"
+    await assert_counters_equal_charges(acme)
+    assert code(await revise(acme, "a", ttl="1h")) == "ok"
+    await assert_counters_equal_charges(acme)
+
+
+async def test_of_what_is_placed_nothing_changes(acme: Office) -> None:
+    await node(acme, "n1", gpu=1)
+    await submit(acme, "a")
+    await bind(acme, "lab", "a", "n1")
+    refused = refusal(await revise(acme, "a", ttl="1h"))
+    assert refused.code == "immutable"
+    assert "Scheduled" in refused.message
+    assert "priorityClass" in refused.hint
+
+
+async def test_an_administrator_s_exception_ends_with_the_change_that_needs_none(acme: Office) -> None:
+    await submit(acme, "a", {"priority": 5000}, admin=True)
+    assert code(await revise(acme, "a", ttl="1h")) == "forbidden"
+    assert code(await revise(acme, "a", ttl="1h", admin=True)) == "ok"
+    assert "permittedBy" in await status(acme, "a")
+    assert code(await revise(acme, "a", priority=5)) == "ok"
+    assert "permittedBy" not in await status(acme, "a")
+
+
+# Whose figures are told.
+
+
+async def test_a_limit_above_the_tenant_is_told_without_its_figures(office: Office) -> None:
+    await tenant(office, "acme", limits={"allocations": "6"})
+    await tenant(office, "child", parent="acme")
+    await namespace(office, "lab", "acme")
+    await namespace(office, "den", "child")
+    for number in range(6):
+        await submit(office, f"a{number}")
+    one = spec_of("b", {}, "den")
+    refused = refusal(
+        await object_ops.submit(office, create_command(KIND, one, Origin("user:child/kim", "create")), tenant="child")
+    )
+    assert refused.code == "quota_exceeded"
+    assert "acme" not in refused.message
+    assert not any(cause.limit or cause.current_usage or cause.scope for cause in refused.causes)
+    own = refusal(await submit(office, "b"))
+    assert (own.causes[0].limit, own.causes[0].current_usage) == ("6", "6")
+    assert 'tenant "acme"' in own.message
+    admin = refusal(await submit(office, "b", where="den", admin=True))
+    assert 'tenant "acme"' in admin.message

@@ -1,0 +1,198 @@
+"""A queue for sensitive work stays one while anything in it has not ended, whoever submits at the same moment."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from bursar.core.nodes.queue import InQueue, bares_its_work, still_sensitive
+from bursar.core.objects.allocation import Phase
+from bursar.ops.objects import object as object_ops
+from bursar.ops.objects.dispatch import delete_command
+from bursar.ops.objects.object import Preconditions
+from bursar.ops.runtime.command import Reply
+from bursar.ops.runtime.runtime import Office
+from bursar.store.db.database import connect
+from bursar.store.scheduling.queue import count_in
+from bursar.wire.kinds.registry import BY_NAME
+from support.runtime.runtime import (
+    TEST,
+    allocation,
+    bind,
+    change,
+    code,
+    create,
+    delete,
+    end,
+    get,
+    node,
+    opened,
+    refusal,
+)
+from support.scheduling.schedulers import edit
+
+QUEUE = BY_NAME["Queue"]
+BLOCKED = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+
+
+@pytest.fixture
+async def house(office: Office) -> Office:
+    """With a queue for sensitive work."""
+    await create(office, "Queue", {"metadata": {"name": "secrets"}, "spec": {"profile": "sensitive"}})
+    return office
+
+
+async def submit(office: Office, name: str, queue: str = "secrets") -> Reply:
+    return await allocation(office, "default", name, spec={"queue": queue}, cpu=1)
+
+
+def job(name: str, spec: dict[str, Any], template: dict[str, Any]) -> dict[str, Any]:
+    inner = {"resources": {"requests": {"cpu": "1"}}, **template}
+    return {"metadata": {"name": name, "namespace": "default"}, "spec": {"template": {"spec": inner}, **spec}}
+
+
+async def there(office: Office, queue: str = "secrets") -> InQueue:
+    async with office.database.reader() as db:
+        return await count_in(db, queue)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "bares"),
+    [
+        ("sensitive", None, True),
+        ("sensitive", "ml", True),
+        ("sensitive", "sensitive", False),
+        ("ml", None, False),
+        ("ml", "sensitive", False),
+    ],
+)
+def test_only_losing_the_profile_makes_work_plain(before: str, after: str | None, bares: bool) -> None:
+    assert bares_its_work(before, after) is bares
+
+
+def test_the_refusal_tells_how_much_is_there_and_what_to_do() -> None:
+    refused = still_sensitive("secrets", InQueue(waiting=3, placed=1, jobs=2), deleted=True)
+    assert refused is not None
+    assert refused.message == (
+        'queues "secrets" cannot be deleted: its work would no longer be sensitive '
+        "(3 allocations that wait, 1 allocation that is placed, 2 jobs that have not ended)"
+    )
+    assert "bursar get allocations,jobs -A --field-selector spec.queue=secrets" in refused.hint
+    assert [one.current_usage for one in refused.causes] == ["6"]
+    assert still_sensitive("secrets", InQueue(), deleted=True) is None
+
+
+async def test_it_is_neither_deleted_nor_changed_while_work_waits_or_runs_in_it(house: Office) -> None:
+    await node(house, "n1", cpu=4, memory="8Gi")
+    await submit(house, "a")
+    await submit(house, "b")
+    for reply in (
+        await delete(house, "Queue", "", "secrets"),
+        await change(house, "Queue", "", "secrets", profile="ml"),
+        await edit(house, "Queue", "", "secrets", lambda document: document.pop("spec")),
+    ):
+        refused = refusal(reply)
+        assert (refused.code, "(2 allocations that wait)" in refused.message) == ("in_use", True)
+    # What makes nothing plain is not refused.
+    assert code(await change(house, "Queue", "", "secrets", description="of studies")) == "ok"
+    await bind(house, "default", "a", "n1")
+    assert await there(house) == InQueue(waiting=1, placed=1)
+    await delete(house, "Allocation", "default", "b")
+    assert "(1 allocation that is placed)" in refusal(await delete(house, "Queue", "", "secrets")).message
+    await end(house, "default", "a", Phase.FAILED)
+    assert code(await change(house, "Queue", "", "secrets", profile="ml")) == "ok"
+    # It is no longer one for sensitive work: it goes as any other does.
+    await submit(house, "c")
+    assert code(await delete(house, "Queue", "", "secrets")) == "ok"
+
+
+async def test_a_try_is_refused_as_well_and_changes_nothing(house: Office) -> None:
+    await submit(house, "a")
+    queue = await get(house, "Queue", "", "secrets")
+    command = delete_command(QUEUE, queue, TEST, preconditions=Preconditions())
+    assert code(await object_ops.submit(house, command, tenant="test", dry_run=True)) == "in_use"
+    await delete(house, "Allocation", "default", "a")
+    assert code(await object_ops.submit(house, command, tenant="test", dry_run=True)) == "ok"
+    assert (await get(house, "Queue", "", "secrets")).revision == queue.revision
+
+
+@pytest.mark.parametrize(
+    ("spec", "template", "stays"),
+    [
+        pytest.param({"queue": "secrets"}, {}, True, id="the job says it"),
+        pytest.param({}, {"queue": "secrets"}, True, id="the template says it"),
+        pytest.param({"queue": "secrets"}, {"queue": "default"}, False, id="the template says otherwise"),
+    ],
+)
+async def test_a_job_between_two_allocations_keeps_its_queue(
+    house: Office, spec: dict[str, Any], template: dict[str, Any], stays: bool
+) -> None:
+    """What it makes next goes there."""
+    assert code(await create(house, "Job", job("train", {"completions": 2, **spec}, template))) == "ok"
+    queue = "secrets" if stays else "default"
+    assert await there(house, queue) == InQueue(waiting=1, jobs=1)
+    await delete(house, "Allocation", "default", "train-0")
+    assert await there(house, queue) == InQueue(jobs=1)
+    assert code(await delete(house, "Queue", "", "secrets")) == ("in_use" if stays else "ok")
+
+
+# Races.
+
+
+async def test_who_submits_while_it_is_deleted_is_waited_for(house: Office, database_url: str) -> None:
+    """A submission has seen the queue and is held up before it commits: the deletion must count it."""
+    await submit(house, "first", "default")
+    async with opened(database_url) as other:
+        rival = await connect(database_url)
+        try:
+            async with rival.transaction():
+                # Whoever charges waits here, after it looked for its queue.
+                await rival.execute("SELECT 1 FROM quota FOR UPDATE")
+                submitting = asyncio.create_task(submit(house, "late"))
+                await blocked(other, 1)
+                deleting = asyncio.create_task(delete(other, "Queue", "", "secrets"))
+                await blocked(other, 2)
+            async with asyncio.timeout(20):
+                assert code(await submitting) == "ok"
+                assert "(1 allocation that waits)" in refusal(await deleting).message
+        finally:
+            await rival.close()
+
+
+async def test_who_knew_the_queue_a_moment_ago_looks_again(house: Office, database_url: str) -> None:
+    """That it was there is remembered for a second, and not beyond its deletion by another process."""
+    await submit(house, "a")
+    await delete(house, "Allocation", "default", "a")
+    async with opened(database_url) as other:
+        assert code(await delete(other, "Queue", "", "secrets")) == "ok"
+    refused = refusal(await submit(house, "b"))
+    assert (refused.code, refused.message) == ("invalid", "Queue 'secrets' does not exist")
+
+
+async def test_of_many_who_submit_and_delete_nobody_is_made_plain(house: Office, database_url: str) -> None:
+    """Either there is the queue, or nothing in it."""
+    outcomes = set()
+    async with opened(database_url) as other:
+        for turn in range(12):
+            names = [f"a-{turn}-{index}" for index in range(4)]
+
+            async def remove() -> Reply:
+                return await delete(other, "Queue", "", "secrets")
+
+            *submitted, deleted = await asyncio.gather(*(submit(house, name) for name in names), remove())
+            accepted = [name for name, reply in zip(names, submitted, strict=True) if code(reply) == "ok"]
+            outcomes.add(code(deleted))
+            assert await there(house) == InQueue(waiting=len(accepted))
+            assert code(deleted) == ("in_use" if accepted else "ok")
+            for name in accepted:
+                await delete(house, "Allocation", "default", name)
+            if code(deleted) == "ok":
+                await create(house, "Queue", {"metadata": {"name": "secrets"}, "spec": {"profile": "sensitive"}})
+    assert outcomes <= {"ok", "in_use"}
+
+
+async def blocked(office: Office, count: int) -> None:
+    """Until so many wait for a lock."""
+    async with asyncio.timeout(20), office.database.reader() as db:
+        while await db.fetchval(BLOCKED) < count:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)

@@ -1,0 +1,236 @@
+"""Families of tenants with everything that tenants have, each part named by a mark that occurs nowhere else.
+
+A family is a parent, two of its children side by side, and a child of one of them. A mark that is found in an answer or
+a row tells whose secret it is.
+"""
+
+import asyncio
+import itertools
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bursar.core.values.redaction import LAST_APPLIED
+from bursar.ops.runtime.command import Written
+from support.api.site import Document, Reply, Site
+from support.runtime.runtime import bind
+
+MARK = re.compile(rb"zq[0-9]{5}z")
+FAMILY = "family"  # a label of everything that belongs to one
+GPU = "nvidia.com/gpu"
+H100 = "h100"
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The owner of a secret. `user` is the one whose account it is of, empty where it is the tenant's; `nodes` are
+    those that it is bound to; `variable` marks values of environment variables."""
+
+    tenant: str = ""
+    user: str | None = None
+    nodes: tuple[str, ...] = ()
+    public: bool = False
+    is_tenant: bool = False
+    variable: bool = False
+
+
+class Marks:
+    """All marks, by their text; also the ids that the server gave."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self.known: dict[str, Mark] = {}
+
+    def new(self, tenant: str = "", **more: Any) -> str:
+        text = f"zq{next(self._numbers):05}z"
+        self.known[text] = Mark(tenant, **more)
+        return text
+
+    def tenant(self) -> str:
+        """The name of a tenant, which is its own."""
+        text = self.new()
+        self.known[text] = Mark(text, is_tenant=True)
+        return text
+
+    def in_(self, *texts: bytes) -> set[str]:
+        return {found.decode() for text in texts for found in MARK.findall(text)}
+
+
+@dataclass(slots=True)
+class Target:
+    """The names of the parts of one tenant, by the kind of part; of a tenant that does not exist, of nothing."""
+
+    tenant: str
+    names: dict[str, str]
+    tokens: dict[str, str] = field(default_factory=dict)  # by role, of users of this tenant; of its node as `node`
+
+    def plain(self, text: str) -> str:
+        """A text with the kind of each part in place of its name, so that it reads alike for two targets."""
+        for part, name in self.names.items():
+            text = text.replace(name, f"<{part}>")
+        return text
+
+
+@dataclass(slots=True)
+class Family:
+    own: Target
+    sibling: Target
+    child: Target
+    parent: Target
+    nobody: Target
+
+    @property
+    def targets(self) -> Mapping[str, Target]:
+        return {"own": self.own, "sibling": self.sibling, "child": self.child, "parent": self.parent,
+                "nobody": self.nobody}  # fmt: skip
+
+
+TOKENS = ("tenant-admin", "user", "viewer")
+
+
+async def prepare(site: Site) -> None:
+    """Give the system all that families need: prices, and nodes that may be claimed."""
+    _done(await site.post("prices", {"resource": GPU, "class": H100, "per_second": "0.01"}))
+    _done(await site.post("prices", {"resource": "cpu", "per_second": "0.001"}))
+    _done(await site.patch("settings/system", {"spec": {"limits": {"sensitive_pool_size": "1000"}}}))
+
+
+async def founded(site: Site, marks: Marks) -> Family:
+    """A family of four tenants, and the names that nobody has."""
+    label = marks.new(public=True)
+    parent = await _settled(site, marks, label, "")
+    own, sibling = await asyncio.gather(*(_settled(site, marks, label, parent.tenant) for _ in range(2)))
+    child = await _settled(site, marks, label, own.tenant)
+    return Family(own, sibling, child, parent, absent(marks))
+
+
+def absent(marks: Marks) -> Target:
+    """Names as tenants have them, of things that do not exist."""
+    tenant = marks.tenant()
+    parts = (*_NAMES, "allocation", "pending", "job", "user", "family")
+    names = {part: marks.new(tenant, public=part in PUBLIC) for part in parts}
+    ids = {"token": "0123456789ab", "lease": "lease-4711000"}
+    ids["account"] = f"account={tenant}/{names['user']}"
+    marks.known |= {one: Mark(tenant) for one in ids.values()}
+    return Target(tenant, {"tenant": tenant, **names, **ids})
+
+
+# Parts that have a name of their own and no content.
+_NAMES = ("namespace", "resourcequota", "node", "claimed", "queue", "priorityclass", "tier", "webhook", "leased",
+          "colleague")  # fmt: skip
+# Parts that everybody sees.
+PUBLIC = frozenset({"node", "claimed", "queue", "priorityclass", "tier"})
+
+
+async def _settled(site: Site, marks: Marks, family: str, parent: str) -> Target:
+    """One tenant with everything."""
+    tenant = marks.tenant()
+
+    def own(**more: Any) -> str:
+        return marks.new(tenant, **more)
+
+    names = {part: own(public=part in PUBLIC) for part in _NAMES}
+    names |= {"tenant": tenant, "family": family}
+    marks.known[names["webhook"]] = Mark()
+    marks.known[names["colleague"]] = Mark(tenant, user=names["colleague"])
+    bound = (names["node"],)
+    marks.known[tenant] = Mark(tenant, nodes=bound, is_tenant=True)
+    names |= {"allocation": own(nodes=bound), "pending": own(), "job": own(), "user": own(nodes=bound)}
+    marks.known[names["namespace"]] = Mark(tenant, nodes=bound)
+
+    def meta(name: str, **more: Any) -> Document:
+        note = "public" if marks.known[name].public else own(**more)
+        return {"name": name, "labels": {FAMILY: family}, "annotations": {"note": note}}
+
+    spec = {"displayName": own(), **({"parent": parent} if parent else {})}
+    _done(await site.post("tenants", {"metadata": meta(tenant), "spec": spec}))
+    space = meta(names["namespace"])
+    space["labels"]["bursar.io/tenant"] = tenant
+    _done(await site.post("namespaces", {"metadata": space}))
+    tokens = {"user": await _token(site, names, "user", tenant=tenant, user=names["user"])}
+    marks.known[names["token"]] = Mark(tenant)
+    for role in TOKENS:
+        if role != "user":
+            tokens[role] = await site.token(role, tenant=tenant, user=own())
+    tokens["node"] = await _furnish_nodes(site, names, tokens["user"], own(), meta)
+    await _furnish_catalogue(site, names, meta)
+    await _furnish_work(site, marks, names, tokens, meta)
+    await _furnish_money(site, marks, names, tokens["user"])
+    quota = {"metadata": meta(names["resourcequota"]), "spec": {"hard": {"cpu": "100"}}}
+    _done(await site.post(f"namespaces/{names['namespace']}/resourcequotas", quota))
+    url = f"https://hooks.example/{marks.new()}"
+    _done(await site.post("webhooks", {"name": names["webhook"], "url": url, "tenant": tenant}))
+    return Target(tenant, names, tokens)
+
+
+async def _token(site: Site, names: dict[str, str], role: str, **whose: str) -> str:
+    made = _done(await site.post("tokens", {"role": role, **whose}))
+    names["token"] = made["metadata"]["name"]
+    return str(made["status"]["token"])
+
+
+async def _furnish_nodes(site: Site, names: Mapping[str, str], token: str, reason: str, meta: Any) -> str:
+    """A node for its work, whose token is returned, and one that its user has claimed."""
+    capacity = {"capacity": {"cpu": "64", "memory": "512Gi", GPU: "8"}}
+    made = _done(await site.post("nodes", {"metadata": meta(names["node"]), "spec": capacity}))
+    _done(await site.post("nodes", {"metadata": meta(names["claimed"]), "spec": capacity}))
+    _done(await site.post(f"nodes/{names['claimed']}/claim", {"reason": reason}, token=token))
+    return str(made["status"]["token"])
+
+
+async def _furnish_catalogue(site: Site, names: Mapping[str, str], meta: Any) -> None:
+    _done(await site.post("tiers", {"metadata": meta(names["tier"]), "spec": {}}))
+    _done(await site.post("queues", {"metadata": meta(names["queue"]), "spec": {}}))
+    _done(await site.post("priorityclasses", {"metadata": meta(names["priorityclass"]), "value": 7}))
+
+
+async def _furnish_work(
+    site: Site, marks: Marks, names: Mapping[str, str], tokens: Mapping[str, str], meta: Any
+) -> None:
+    """Work that runs, work that waits, and a job; passwords in their environments, as `kubectl apply` sends them."""
+    tenant, space = names["tenant"], names["namespace"]
+    for part, requests in (("allocation", {"cpu": "1"}), ("pending", {"cpu": "2"})):
+        more = {"nodes": (names["node"],)} if part == "allocation" else {}
+        env = {"PASSWORD": marks.new(tenant, variable=True, **more)}
+        spec = {
+            "resources": {"requests": requests}, "env": env, "command": ["train", marks.new(tenant, **more)],
+            "stdin": True,
+        }  # fmt: skip
+        body = {"metadata": meta(names[part], **more), "spec": spec}
+        body["metadata"]["annotations"][LAST_APPLIED] = json.dumps(body)
+        _done(await site.post(f"namespaces/{space}/allocations", body, token=tokens["user"]))
+    placed = await bind(site.house.office, space, names["allocation"], names["node"])
+    assert isinstance(placed, Written), placed
+    where = f"namespaces/{space}/allocations/{names['allocation']}/status"
+    _done(await site.patch(where, {"status": {"phase": "Running"}}, token=tokens["node"]))
+    listed = [{"name": "PASSWORD", "value": marks.new(tenant, variable=True)}]
+    template = {"resources": {"requests": {"cpu": "1"}}, "env": listed, "command": ["train", marks.new(tenant)]}
+    job = {"metadata": meta(names["job"]), "spec": {"completions": 1, "template": {"spec": template}}}
+    job["metadata"]["annotations"][LAST_APPLIED] = json.dumps(job)
+    _done(await site.post(f"namespaces/{space}/jobs", job, token=tokens["user"]))
+
+
+async def _furnish_money(site: Site, marks: Marks, names: dict[str, str], token: str) -> None:
+    """Credit of the tenant, of its user and of a colleague, and a lease."""
+    tenant, user, colleague = names["tenant"], names["user"], names["colleague"]
+    for owner in ("", user, colleague):
+        account = f"{tenant}/{owner}" if owner else tenant
+        reason = marks.new(tenant, user=owner)
+        if owner:
+            _done(await site.post("accounts", {"tenant": tenant, "user": owner, "request_id": f"{account}-open"}))
+        body = {"amount": "1000", "account": account, "reason": reason, "request_id": f"{account}-topup"}
+        _done(await site.post("topups", body))
+    marks.known[names["leased"]] = Mark(tenant, user=user)
+    lease = {"job_id": names["leased"], "gpu_type": H100, "gpu_count": 1, "window_seconds": 3600}
+    made = _done(await site.post("leases", {**lease, "request_id": f"{user}-lease"}, token=token))
+    names["lease"] = str(made["lease_id"])
+    names["account"] = f"account={tenant}/{user}"  # as queries name it
+    marks.known |= {names[part]: Mark(tenant, user=user) for part in ("lease", "account")}
+
+
+def _done(reply: Reply) -> Document:
+    assert reply.status in (200, 201, 202), reply
+    body: Document = reply.body
+    return body
