@@ -57,8 +57,27 @@ async def submit_all(office: Office, stem: str) -> list[str]:
     """A backlog, in portions: the scheduler is busy with it for a while."""
     names = [f"{stem}-{number}" for number in range(BACKLOG)]
     for at in range(0, BACKLOG, 100):
-        await asyncio.gather(*(submit(office, name, cpu=1) for name in names[at : at + 100]))
+        await asyncio.gather(*(submit_once(office, name) for name in names[at : at + 100]))
     return names
+
+
+async def submit_once(office: Office, name: str) -> None:
+    """Submit until it is taken: a database that is killed again and again may be away for longer than a lane waits."""
+    for _ in range(60):
+        try:
+            return await submit(office, name, cpu=1)
+        except AWAY:
+            if await exists(office, name):
+                return None
+    raise AssertionError(f"{name} was not taken")
+
+
+async def exists(office: Office, name: str) -> bool:
+    try:
+        async with office.database.reader() as db:
+            return bool(await db.fetchval("SELECT count(*) FROM object WHERE kind = 'Allocation' AND name = $1", name))
+    except AWAY:
+        return False
 
 
 # Looking. A database that is away is waited for.

@@ -83,7 +83,7 @@ class _Parts:
             lambda: {
                 f"{chance.choice(TEXTS)}{number}": chance.choice(NUMBERS) for number in range(chance.choice((2, 200)))
             },
-            lambda: _deep(chance.choice((5, 60, 900))),
+            lambda: _deep(chance.choice((5, 60, 300))),
         )
         return chance.choice(kinds)()
 

@@ -24,7 +24,9 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 PROC = Path("/proc")
 LOADER = ("LD_LIBRARY_PATH",)  # without which some interpreters do not find themselves
 # Imported rather than run, so that it need not be compiled each time.
-BOOTSTRAP = "import sys; sys.path.append(sys.argv[1]); from bursar.agent.shim import shim; sys.exit(shim.main(sys.argv[2]))"
+BOOTSTRAP = (
+    "import sys; sys.path.append(sys.argv[1]); from bursar.agent.shim.shim import main; sys.exit(main(sys.argv[2]))"
+)
 
 
 class Exit(msgspec.Struct, frozen=True, rename="camel"):
