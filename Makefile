@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 SQUAWK_EXCLUDED := require-timeout-settings,prefer-bigint-over-int,prefer-robust-stmts
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo serve test check lint types contracts soak bench proto lock clean
+.PHONY: help venv demo serve test check lint types contracts soak bench proto schema lock clean
 
 help:  ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -54,6 +54,9 @@ bench: venv  ## All benchmarks, briefly
 
 proto: venv  ## Make the Python of proto/ anew
 	@sh scripts/proto.sh
+
+schema: venv  ## Write docs/schema.sql anew from the migrations
+	@$(BIN)/python scripts/schema.py
 
 lock: venv  ## Pin the dependencies anew
 	@sh scripts/lock.sh

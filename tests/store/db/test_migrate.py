@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
+from runpy import run_path
 
 import pytest
 
@@ -10,6 +12,8 @@ from bursar.store.db.database import Connection, connect
 from bursar.store.db.migrate import Migration, MigrationError, migrate, migrations
 from bursar.store.embedded import Embedded
 from support.runtime.postgres import _url, clone_database, drop_database
+
+ROOT = Path(__file__).resolve().parents[3]
 
 FIRST = Migration(1, "0001_first", "CREATE TABLE first (id integer)")
 SECOND = Migration(2, "0002_second", "CREATE TABLE second (id integer); INSERT INTO second VALUES (1)")
@@ -40,6 +44,13 @@ async def test_a_fresh_database_gets_everything(db: Connection) -> None:
     assert {"object", "change", "quota", "node", "request", "revision", "tree", "migration"} <= await tables(db)
     rows = await db.fetch("SELECT version, name, checksum FROM migration ORDER BY version")
     assert [tuple(row) for row in rows] == [(one.version, one.name, one.checksum) for one in migrations()]
+
+
+async def test_the_schema_for_readers_is_what_the_migrations_make(db: Connection) -> None:
+    """`make schema` writes it anew."""
+    await migrate(db)
+    script = run_path(str(ROOT / "scripts" / "schema.py"))
+    assert await script["render"](db) == script["PAGE"].read_text(encoding="utf-8")
 
 
 async def test_the_files_are_numbered_without_a_gap() -> None:
