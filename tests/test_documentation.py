@@ -37,6 +37,23 @@ def page(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
 
 
+def test_the_architecture_says_who_writes_each_table() -> None:
+    tables = set(re.findall(r"^CREATE TABLE (\w+)", page("docs/schema.sql"), re.MULTILINE))
+    rows = page("ARCHITECTURE.md").partition("| tables | written by |")[2].partition("\n\n")[0]
+    named = {name for row in rows.splitlines() if row for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    assert named == tables
+
+
+def test_the_files_that_the_architecture_names_exist() -> None:
+    """Also those that are named after another file of the same folder."""
+    missing, folder = [], ROOT
+    for name in re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.(?:py|sql))`", page("ARCHITECTURE.md")):
+        folder = (ROOT / "src" / "bursar" / name).parent if "/" in name else folder
+        if not any((place / name).exists() for place in (ROOT / "src" / "bursar", folder)):
+            missing.append(name)
+    assert not missing
+
+
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(path: Path) -> None:
     links = re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8"))
