@@ -44,6 +44,14 @@ def test_the_architecture_says_who_writes_each_table() -> None:
     assert named == tables
 
 
+def test_every_page_is_in_the_index_and_every_decision_in_its_own() -> None:
+    linked = set(re.findall(r"\]\(([\w./-]+)\)", page("docs/index.md")))
+    assert {path.name for path in (ROOT / "docs").glob("*.md")} - {"index.md"} <= linked
+    assert {f"howto/{path.name}" for path in (ROOT / "docs" / "howto").glob("*.md")} - {"howto/README.md"} <= linked
+    decisions = re.findall(r"\]\(([\w./-]+)\)", page("docs/decisions/README.md"))
+    assert sorted(decisions) == sorted(path.name for path in (ROOT / "docs" / "decisions").glob("[0-9]*.md"))
+
+
 def test_the_files_that_the_architecture_names_exist() -> None:
     """Also those that are named after another file of the same folder."""
     missing, folder = [], ROOT
