@@ -31,6 +31,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SOAK = bool(os.environ.get("BURSAR_SOAK"))
 SECONDS = 600.0 if SOAK else 20.0
+REQUESTS_MIN = 1_500  # of each part, however slow the machine is: then every kind of answer is met
 SEED = int(os.environ.get("BURSAR_FUZZ_SEED", random.SystemRandom().randrange(2**32) if SOAK else 20))
 # Logs and standard input are on agents that are not there; questions to a leader may be too many at once.
 NOT_NOW = frozenset({"getAllocationLog", "getPodLog", "explainAllocation", "explainJob", "simulateAllocations"})
@@ -87,8 +88,9 @@ async def _fuzzed(site: Site, marks: Marks, callers: list[Caller]) -> Fuzz:
     dumps = [await dump(site)]
 
     def mutants(those: list[Caller], seconds: float) -> Iterator[tuple[Caller, Filled, Mutant]]:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
+        end, sent = time.monotonic() + seconds, 0
+        while time.monotonic() < end or sent < REQUESTS_MIN:
+            sent += 1
             caller, operation = chance.choice(those), chance.choice(every)
             target = chance.choice(list(caller.family.targets.values()))
             filled = chance.choice(list(filler.fill(operation, target)))
