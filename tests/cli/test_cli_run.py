@@ -246,6 +246,11 @@ def test_events_keep_characters_whole(capsys: pytest.CaptureFixture[str]) -> Non
     [
         ({"phase": "Succeeded", "exitCode": 0, "message": "fine"}, ""),
         ({"phase": "Failed", "exitCode": 3}, ""),
+        ({"phase": "Failed", "exitCode": 3, "nodes": [{"name": "n1"}], "message": "exit code 3 on n1"}, ""),
+        (
+            {"phase": "Failed", "exitCode": 0, "nodes": [{"name": "n1"}], "message": "b failed: exit code 5 on n2"},
+            "bursar: a failed: b failed: exit code 5 on n2\n",
+        ),
         ({"phase": "Failed", "reason": "NodeLost"}, "bursar: a failed: NodeLost\n"),
         ({"phase": "Failed", "exitCode": 143, "message": "made way"}, "bursar: a failed: made way\n"),
     ],

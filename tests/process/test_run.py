@@ -131,7 +131,10 @@ class TestOne:
         phases = [one["phase"] for one in told if one["event"] == "status"]
         assert phases == sorted(phases, key=["Pending", "Scheduled", "Running", "Failed"].index)
         assert "".join(one["text"] for one in told if one["event"] == "log") == "one\n"
-        assert told[-1] == {"event": "ended", "name": name, "phase": "Failed", "exitCode": 4}
+        assert {**told[-1], "message": ""} == {
+            "event": "ended", "name": name, "phase": "Failed", "message": "", "exitCode": 4
+        }  # fmt: skip
+        assert told[-1]["message"].startswith("exit code 4 on ")
 
     def test_ctrl_c_stops_it_and_shows_its_last_words(self, house: Server, client: Client, name: str) -> None:
         script = "trap 'echo bye; exit 0' TERM; echo ready; sleep 600 & wait"

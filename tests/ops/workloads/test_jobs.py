@@ -216,7 +216,7 @@ async def test_a_gang_whose_member_failed_is_tried_again_as_a_set(lab: Office) -
     again = {name: phase for name, phase in (await phases(lab)).items() if phase == "Pending"}
     assert sorted(again) == ["train-0-1", "train-1-1", "train-2-1"]
     now = await status(lab)
-    assert (now["failed"], now["succeeded"], now["message"]) == (1, 0, "train-1: exit code 5")
+    assert (now["failed"], now["succeeded"], now["message"]) == (1, 0, "train-1: exit code 5 on n1")
     await run(lab, *again)
     await finish(lab, *again)
     await step(lab, key())

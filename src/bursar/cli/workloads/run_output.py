@@ -68,10 +68,17 @@ class Quiet:
 
     def ended(self, name: str, status: Document, code: int) -> None:
         phase = str(status.get("phase") or "")
-        if phase == "Succeeded" or (not status.get("message") and "exitCode" in status):
+        if phase == "Succeeded" or _says_only_its_exit_code(status):
             return
         why = status.get("message") or status.get("reason") or f"exit code {code}"
         click.echo(f"bursar: {name} {phase.lower()}: {why}", err=True)
+
+
+def _says_only_its_exit_code(status: Document) -> bool:
+    """Whether whoever asks for the exit code knows all: its command ran on one node, and nobody stopped it."""
+    nodes = [str(one["name"]) for one in status.get("nodes") or ()]
+    told = ("", f"exit code {status.get('exitCode')} on {nodes[0]}" if len(nodes) == 1 else "")
+    return "exitCode" in status and (status.get("message") or "") in told
 
 
 class Words(Quiet):
