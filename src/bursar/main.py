@@ -13,7 +13,7 @@ import click
 
 from bursar.cli.main import cli
 from bursar.cli.shell.connection import Connection, connected
-from bursar.core.quota.quota_messages import counted
+from bursar.core.values.wording import counted
 
 if TYPE_CHECKING:
     from bursar.client import AsyncClient

@@ -13,9 +13,9 @@ from typing import Final
 
 from bursar.core.nodes.node import DEVICES_MAX, WHOLE, is_device
 from bursar.core.objects.charge import Amounts
-from bursar.core.quota.quota_messages import counted
 from bursar.core.values.quantity import format_amount
 from bursar.core.values.refusal import Cause, Code, Refusal
+from bursar.core.values.wording import counted
 
 PODS: Final = "pods"
 CAUSES_TOLD_MAX: Final = 10  # in the message; the rest stand among the details
