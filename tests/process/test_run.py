@@ -120,7 +120,7 @@ class TestOne:
         read = bursar(house, "logs", name)
         missing = bytes_written - len(read.stdout)
         assert missing > 0
-        assert read.stderr == f"bursar: {missing} bytes of the log on {node} are not kept any more\n"
+        assert read.stderr == f"bursar: {node} no longer keeps {missing} bytes of the log\n"
         assert bursar(house, "logs", "--tail", "1", name).stderr == ""
 
     def test_programs_are_told_as_events(self, house: Server, name: str) -> None:

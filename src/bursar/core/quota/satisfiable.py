@@ -157,7 +157,7 @@ def _short(capacity: Amounts, demand: Demand) -> list[str]:
 
 def _too_many_nodes(demand: Demand, able: int) -> Refusal:
     what = f"large enough for {_together(demand.requests)}" if demand.requests else "registered"
-    message = f"{demand.nodes} nodes requested, the cluster has {able} {what}"
+    message = f"{counted(demand.nodes, 'node')} requested, the cluster has {able} {what}"
     cause = _counted("ExceedsNodes", message, "spec.nodes", able, demand.nodes)
     return _unsatisfiable((cause,), f"Ask for at most {counted(able, 'node')}, for less on each of them, or add nodes.")
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 NAMED_MAX = 8  # of the things that a sentence lists
 
 
-def counted(number: int, what: str, plural: str = "") -> str:
-    """`1 node`, `2 nodes`; `plural` where it is irregular, as in `2 entries`."""
-    return f"{number} {what}" if number == 1 else f"{number} {plural or f'{what}s'}"
+def counted(number: int | str, what: str, plural: str = "") -> str:
+    """`1 node`, `2 nodes`, `1.5 credits`; `plural` where it is irregular, as in `2 entries`."""
+    return f"{number} {what}" if str(number) == "1" else f"{number} {plural or f'{what}s'}"
 
 
 def listed(names: Sequence[str], what: str) -> str:
