@@ -285,6 +285,33 @@ def test_members_of_a_gang_find_each_other_and_train(house: Server, client: Clie
     assert "line is a job: bursar logs job/line" in missing.stderr
 
 
+def test_members_learn_their_index_and_everybody_learns_which_of_them_failed(
+    house: Server, client: Client, agents: list[Agent], name: str
+) -> None:
+    script = (
+        "echo $BURSAR_JOB $BURSAR_JOB_INDEX $JOB_COMPLETION_INDEX; test $BURSAR_JOB_INDEX = 0 && exec sleep 600; exit 5"
+    )
+    template = {
+        "resources": {"requests": {"cpu": "100m"}}, "gangScheduling": {}, "command": ["sh", "-c", script],
+    }  # fmt: skip
+    spec = {"parallelism": 2, "backoffLimit": 0, "template": {"spec": template}}
+    client.jobs("default").create({"metadata": {"name": name}, "spec": spec})
+    ended = until(
+        lambda: (now := client.jobs("default").get(name)["status"]).get("completionTime") and now, "the job's end"
+    )
+    stopped = await_phase(client, f"{name}-0", "Failed", "Succeeded")
+    failed = await_phase(client, f"{name}-1", "Failed", "Succeeded")
+    message = f"exit code 5 on {failed['nodeName']}"
+    assert (failed["exitCode"], failed["message"], failed["nodes"][0]["exitCode"]) == (5, message, 5)
+    assert (stopped["reason"], stopped["message"]) == ("MemberFailed", f"{name}-1 failed: {message}")
+    assert stopped["failure"] == {"allocation": f"{name}-1", "node": failed["nodeName"], "exitCode": 5}
+    assert ended["message"].endswith(f"{name}-1: {message}")
+    assert f"{name}-1: {message}" in bursar(house, "status", f"job/{name}").stdout
+    assert f"{name}-1 failed: {message}" in bursar(house, "status", f"{name}-0").stdout
+    said = bursar(house, "logs", "-f", f"job/{name}").stdout.splitlines()
+    assert sorted(said) == [f"[{name}-{index}] {name} {index} {index}" for index in range(2)]
+
+
 def test_the_exit_code_is_that_of_the_first_node_that_failed(house: Server, agents: list[Agent], name: str) -> None:
     script = "if [ $BURSAR_RANK = 0 ]; then exec sleep 600; fi; exit 5"
     ran = bursar(house, "run", "--name", name, "--nodes", "2", "--cpus", "100m", "--", "sh", "-c", script)

@@ -379,6 +379,8 @@ async def test_the_cluster_is_told_in_numbers_with_and_without_a_leader(site: Si
     assert (await site.patch(f"nodes/{names[0]}/status", used)).status == 200
     down = {"status": {"conditions": [{"type": "Ready", "status": "False"}]}}
     assert (await site.patch(f"nodes/{names[2]}/status", down)).status == 200
+    # A node that is not ready and cordoned counts once, as not ready.
+    assert (await site.patch(f"nodes/{names[2]}", {"spec": {"unschedulable": True}})).status == 200
     waits = Waits()
     for _ in range(600):
         waits.bound("default", NOW - 1.5, NOW - 1)
