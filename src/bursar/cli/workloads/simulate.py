@@ -9,7 +9,7 @@ import click
 
 from bursar.cli.shell import manifest
 from bursar.cli.shell.connection import Connection, connected, namespace_option
-from bursar.cli.shell.output import to_json
+from bursar.cli.shell.output import due, to_json
 from bursar.cli.shell.problem import Problem
 from bursar.cli.shell.resource_arg import find
 from bursar.core.values.duration import format_age
@@ -70,7 +70,7 @@ def lines(one: Document) -> Iterator[str]:
     if one.get("queuePosition") and not one["wouldRun"]:
         yield f"  line     {one['queuePosition']} in its queue; {one['ahead']['allocations']} ahead"
     if one.get("estimatedStartTime") and not one["wouldRun"]:
-        yield f"  start    about {one['estimatedStartTime']} (an estimate)"
+        yield f"  start    {due(one['estimatedStartTime'])}, an estimate"
 
 
 def _lasts(cost: Document) -> str:
