@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bursar.api.nodes.cluster import rate
+from bursar.api.workloads.explain import _none_waits
 from bursar.core.objects.object import Key
 from bursar.core.quota.quota import Counter
 from bursar.core.scheduling.cycle.cycle import decide
@@ -416,3 +417,8 @@ async def test_a_reservation_is_told_with_its_nodes(site: Site) -> None:
         body = (await site.get(f"namespaces/{team}/allocations/large/explain")).body
     assert body["reservation"] == {"nodes": ["n0"], "fromTime": "2030-01-01T00:10:00Z"}
     assert body["estimatedStartTime"] == "2030-01-01T00:10:00Z"
+
+
+async def test_a_job_without_pending_work_counts_its_allocations() -> None:
+    assert _none_waits(1) == "its allocation is not waiting"
+    assert _none_waits(2) == "none of its 2 allocations is waiting"
