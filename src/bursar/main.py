@@ -13,7 +13,7 @@ import click
 
 from bursar.cli.main import cli
 from bursar.cli.shell.connection import Connection, connected
-from bursar.core.quota.quota_messages import counted
+from bursar.core.values.wording import counted
 
 if TYPE_CHECKING:
     from bursar.client import AsyncClient
@@ -208,7 +208,10 @@ async def _simulate(connection: Connection, shape: Shape, keep: bool, ways: dict
             loop.remove_signal_handler(one)
 
     def ready() -> None:
-        print(f"{shape.count} simulated nodes are ready; Ctrl-C ends them", flush=True)
+        print(
+            f"{counted(shape.count, 'simulated node')} {'is' if shape.count == 1 else 'are'} ready; Ctrl-C ends them",
+            flush=True,
+        )
 
     def tell() -> None:
         if _in_foreground():
@@ -220,9 +223,9 @@ async def _simulate(connection: Connection, shape: Shape, keep: bool, ways: dict
     async with AsyncClient(where.url, where.token, ca_file=where.ca_file) as client:
         simulated = await _simulated(client, shape, **ways)
         left = await simulate(simulated, stop, ready=ready, tell=tell, keep=keep)
-    print(f"{simulated.ended} allocations ended")
+    print(f"{counted(simulated.ended, 'allocation')} ended")
     if left:
-        print(f"{left} nodes still run something, and are left", file=sys.stderr)
+        print(f"{counted(left, 'node')} left: something still runs there", file=sys.stderr)
 
 
 def _in_foreground() -> bool:

@@ -117,7 +117,7 @@ def test_get_goes_on_after_what_is_missing(shell: Shell) -> None:
     shell(f"create -n {shell.namespace} -f -", given=manifest("a"))
     result = shell(f"get alloc missing a -n {shell.namespace}", code=3)
     assert "a " in result.stdout
-    assert result.stderr.startswith('Error: allocations "missing" not found')
+    assert result.stderr.startswith(f'Error: allocation "missing" not found in namespace {shell.namespace}\n')
 
 
 def test_a_kind_only_the_server_knows(shell: Shell) -> None:
@@ -344,8 +344,14 @@ def test_taint(shell: Shell) -> None:
 
 def test_what_is_not_there_may_be_in_another_namespace(shell: Shell) -> None:
     said = shell("status nobody", code=3).stderr
-    assert "hint: it was looked for in namespace default and in all others; `bursar status --ended` lists" in said
+    assert said.startswith('Error: allocation "nobody" not found in namespace default\n')
+    assert "hint: `bursar status --ended` lists" in said
     assert "hint" not in shell(f"status nobody -n {shell.namespace}", code=3).stderr
+    name = f"here-{shell.namespace}"
+    shell(f"create -n {shell.namespace} -f -", given=manifest(name))
+    missing = f'Error: allocation "{name}" not found in namespace default; it exists in {shell.namespace}\n'
+    for command in ("logs", "explain", "get alloc", "describe alloc", "delete alloc", "preempt --reason test"):
+        assert shell(f"{command} {name} -n default", code=3).stderr == missing, command
 
 
 def test_tenant_limits(shell: Shell) -> None:

@@ -1,12 +1,24 @@
 """How things are printed."""
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 import yaml
 
 from bursar.cli.objects.describe import described
-from bursar.cli.shell.output import Columns, lines, pairs, print_documents, print_rows, say, to_yaml, widths
+from bursar.cli.shell.output import (
+    Columns,
+    due,
+    lines,
+    moments,
+    pairs,
+    print_documents,
+    print_rows,
+    say,
+    to_yaml,
+    widths,
+)
 from bursar.cli.shell.resource_arg import Noun
 
 ALLOCATION = Noun("Allocation", "allocations", True, ("alloc",))
@@ -143,3 +155,14 @@ def test_describing() -> None:
         "  TYPE     REASON    AGE         MESSAGE",
         "  Normal   Created   <unknown>   accepted",
     ]
+
+
+def test_times_are_told_as_people_read_them() -> None:
+    at = datetime.now(UTC) + timedelta(days=3)
+    text, clock = f"{at:%Y-%m-%dT%H:%M:%SZ}", f"{at:%Y-%m-%d %H:%M} UTC"
+    assert due(text) == f"in about 3 days ({clock})"
+    assert moments(f"it tries again at {text}, after 1 failed") == (
+        f"it tries again at {clock} (in about 3 days), after 1 failed"
+    )
+    assert due("soon") == "soon"
+    assert due("2024-01-15T10:30:00Z") == "now"

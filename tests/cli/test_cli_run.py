@@ -18,10 +18,14 @@ from click.testing import CliRunner, Result
 
 from bursar.cli.main import cli
 from bursar.cli.shell.interrupt import Interrupted, Trap
+from bursar.cli.workloads import run_output
 from bursar.cli.workloads.log_follow import Lines
 from bursar.cli.workloads.run import spec_of
-from bursar.cli.workloads.run_output import Events, Quiet, standing
+from bursar.cli.workloads.run_flags import in_flags, told_in_flags
+from bursar.cli.workloads.run_output import Events, Quiet, Words, standing
 from bursar.client import NotFound, Resource
+from bursar.client.errors import Invalid
+from bursar.core.values.refusal import field_fault
 from support.process.server import Server
 
 SECONDS_MAX = 30
@@ -108,9 +112,16 @@ def test_the_command_needs_no_dashes_before_it(empty_server: Server, namespace: 
     [
         (["--env", "A", "--", "true"], 2, "must be NAME=VALUE"),
         ([], 2, "Missing argument"),
-        (["--workdir", "here", "--", "true"], 1, "must be an absolute path"),
+        (["--workdir", "here", "--", "true"], 1, "Error: --workdir: must be an absolute path"),
         (["--env", "1A=x", "--", "true"], 1, "not the name of a variable"),
-        (["--mem", "lots", "--", "true"], 2, "'lots' is not a size; use, for example, 20Gi"),
+        (
+            ["--mem", "lots", "--", "true"],
+            2,
+            "lots is not a size; use a number with a unit, such as 500Mi",
+        ),
+        (["--mem", "20GB", "--", "true"], 2, "'--mem': 20GB is not a size; use 20G or 20Gi"),
+        (["--cpus", "many", "--", "true"], 1, 'Error: --cpus: quantity "many" must'),
+        (["--ttl", "soon", "--", "true"], 1, 'Error: --ttl: duration "soon" must'),
         (["--mem", "20", "--", "true"], 2, "20 is 20 bytes, too little for any command; did you mean 20Gi?"),
         (["--name", "A_b", "--", "true"], 1, "name"),
     ],
@@ -203,7 +214,7 @@ def test_logs_of_what_waits_say_why(empty_server: Server, namespace: str) -> Non
         ({}, "waits: the scheduler has not tried it yet"),
         (
             {"message": "no room", "queuePosition": 3, "estimatedStartTime": "2024-01-15T10:30:00Z"},
-            "waits: no room; number 3 in line; may start about 2024-01-15T10:30:00Z",
+            "waits: no room; number 3 in line; may start now",
         ),
         ({"phase": "Scheduled", "nodes": [{"name": "n1"}, {"name": "n2"}]}, "starts on n1, n2"),
         ({"phase": "Running", "nodes": [{"name": "n1"}]}, "runs on n1"),
@@ -214,6 +225,43 @@ def test_logs_of_what_waits_say_why(empty_server: Server, namespace: str) -> Non
 )
 def test_how_it_stands_in_one_line(status: dict[str, Any], said: str) -> None:
     assert standing(status) == said
+
+
+def test_an_estimate_that_only_comes_nearer_is_said_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words, status = Words(), {"message": "no room", "estimatedStartTime": "2024-01-15T10:30:00Z"}
+    for minutes in (10, 9):
+        monkeypatch.setattr(run_output, "due", f"in about {minutes} min {{}}".format)
+        words.stands("a", status)
+    assert capsys.readouterr().err == "bursar: a waits: no room; may start in about 10 min 2024-01-15T10:30:00Z\n"
+    words.stands("a", {**status, "estimatedStartTime": "2024-01-15T10:40:00Z"})
+    assert "10:40" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("field", "flag"),
+    [
+        ("spec.resources.requests[nvidia.com/gpu]", "--gpus"),
+        ("spec.resources.limits[memory]", "--mem"),
+        ("spec.env[0].name", "--env"),
+        ("spec.nodes", "--nodes"),
+        ("spec.nodeSelector", "spec.nodeSelector"),
+        ("metadata.name", "--name"),
+    ],
+)
+def test_fields_are_told_as_the_options_that_wrote_them(field: str, flag: str) -> None:
+    assert in_flags(f"{field}: is wrong ({field})") == f"{flag}: is wrong ({flag})"
+
+
+def test_a_fault_that_two_fields_share_is_told_once() -> None:
+    paths = [f"spec.resources.{part}[memory]" for part in ("requests", "limits")]
+    causes = tuple(field_fault(path, "is too large") for path in paths)
+    error = Invalid("a is invalid: " + "; ".join(paths), code="invalid", hint="See spec.nodes.", causes=causes)
+    told = told_in_flags(error)
+    assert (told.message, told.hint, told.causes) == ("--mem: is too large", "See --nodes.", ())
+    large = told_in_flags(Invalid("16 requested", code="unsatisfiable", hint="Over several nodes (spec.nodes)."))
+    assert (large.message, large.hint) == ("16 requested", "Over several nodes (--nodes).")
 
 
 def test_lines_of_several_nodes_are_kept_apart() -> None:
@@ -246,6 +294,11 @@ def test_events_keep_characters_whole(capsys: pytest.CaptureFixture[str]) -> Non
     [
         ({"phase": "Succeeded", "exitCode": 0, "message": "fine"}, ""),
         ({"phase": "Failed", "exitCode": 3}, ""),
+        ({"phase": "Failed", "exitCode": 3, "nodes": [{"name": "n1"}], "message": "exit code 3 on n1"}, ""),
+        (
+            {"phase": "Failed", "exitCode": 0, "nodes": [{"name": "n1"}], "message": "b failed: exit code 5 on n2"},
+            "bursar: a failed: b failed: exit code 5 on n2\n",
+        ),
         ({"phase": "Failed", "reason": "NodeLost"}, "bursar: a failed: NodeLost\n"),
         ({"phase": "Failed", "exitCode": 143, "message": "made way"}, "bursar: a failed: made way\n"),
     ],

@@ -22,6 +22,16 @@ def work(kind: str = "Allocation", spec: dict[str, Any] | None = None, **status:
         pytest.param(work(), "waits: the scheduler has not tried it yet", id="not tried"),
         pytest.param(work(phase="Pending", reason="quota_exceeded", message=HEADROOM), HEADROOM, id="quota"),
         pytest.param(work(phase="Pending", message="no node is free"), "waits: no node is free", id="waits"),
+        pytest.param(
+            work(
+                phase="Pending",
+                reason="Drained",
+                message="Node n1 is being drained",
+                conditions=[{"type": "Scheduled", "status": "False", "reason": "NoRoom", "message": "no GPU is free"}],
+            ),
+            "waits: no GPU is free; stopped earlier: Node n1 is being drained",
+            id="the current reason comes first",
+        ),
         pytest.param(work(phase="Running", nodes=[{"name": "n1"}, {"name": "n2"}]), "runs on n1, n2", id="runs"),
         pytest.param(
             work(phase="Running", nodes=[{"name": "n1"}], reason="SpendRateExceeded", message="it stands still"),
@@ -40,7 +50,7 @@ def work(kind: str = "Allocation", spec: dict[str, Any] | None = None, **status:
         ),
         pytest.param(
             work("Job", phase="Running", failed=1, nextRetryTime="2024-01-15T12:53:07Z"),
-            "0 of 1 done, 0 under way, 1 failed; tries again at 2024-01-15T12:53:07Z",
+            "0 of 1 done, 0 under way, 1 failed; tries again now",
             id="a job that pauses",
         ),
         pytest.param(

@@ -97,7 +97,8 @@ def test_a_name_is_found_where_it_is_the_only_one(people: People) -> None:
         assert lines[0] == f"job {people.other}/train is Queued"
         assert lines[-1] == f"  more     bursar explain job/train -n {people.other}"
     refused = people.say("ann", "status", "twin", code=3).stderr
-    assert f"there are such in {people.tenant}, {people.other}: -n names one" in refused
+    assert f"it exists in {people.tenant}, {people.other}" in refused
+    assert "name its namespace with -n" in refused
     assert people.say("ann", "status", "twin", "-n", people.other).stdout.startswith(f"{people.other}/twin is")
     assert json.loads(people.say("ann", "status", "one", "--json").stdout)["metadata"]["namespace"] == people.other
 

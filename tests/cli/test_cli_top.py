@@ -43,11 +43,14 @@ def test_a_queue_out_of_which_nothing_was_placed_has_no_waits() -> None:
 )
 def test_how_long_placing_takes(average: int, longest: int, told: str, capsys: pytest.CaptureFixture[str]) -> None:
     measured = {"capacity": "8", "allocatable": "8", "requested": "0"}
-    nodes = {"total": 1, "ready": 1, "notReady": 0, "cordoned": 0}
+    nodes = {"total": 6, "ready": 1, "notReady": 2, "cordoned": 3}
     scheduling = {
         "pendingAllocations": 2, "schedulingRate": "0.5/sec",
         "avgSchedulingLatencyMs": average, "p99SchedulingLatencyMs": longest,
     }  # fmt: skip
     cluster = {"nodes": nodes, "cpu": measured, "memory": measured, "gpu": measured}
     show_cluster({"cluster": cluster, "scheduling": scheduling})
-    assert capsys.readouterr().out.splitlines()[1] == f"2 waiting; placed 0.5/sec{told}"
+    assert capsys.readouterr().out.splitlines()[:2] == [
+        "6 nodes: 1 ready, 2 not ready, 3 ready but cordoned",
+        f"2 waiting; placed 0.5/sec{told}",
+    ]

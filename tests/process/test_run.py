@@ -120,7 +120,7 @@ class TestOne:
         read = bursar(house, "logs", name)
         missing = bytes_written - len(read.stdout)
         assert missing > 0
-        assert read.stderr == f"bursar: {missing} bytes of the log on {node} are not kept any more\n"
+        assert read.stderr == f"bursar: {node} no longer keeps {missing} bytes of the log\n"
         assert bursar(house, "logs", "--tail", "1", name).stderr == ""
 
     def test_programs_are_told_as_events(self, house: Server, name: str) -> None:
@@ -131,7 +131,10 @@ class TestOne:
         phases = [one["phase"] for one in told if one["event"] == "status"]
         assert phases == sorted(phases, key=["Pending", "Scheduled", "Running", "Failed"].index)
         assert "".join(one["text"] for one in told if one["event"] == "log") == "one\n"
-        assert told[-1] == {"event": "ended", "name": name, "phase": "Failed", "exitCode": 4}
+        assert {**told[-1], "message": ""} == {
+            "event": "ended", "name": name, "phase": "Failed", "message": "", "exitCode": 4
+        }  # fmt: skip
+        assert told[-1]["message"].startswith("exit code 4 on ")
 
     def test_ctrl_c_stops_it_and_shows_its_last_words(self, house: Server, client: Client, name: str) -> None:
         script = "trap 'echo bye; exit 0' TERM; echo ready; sleep 600 & wait"
@@ -280,6 +283,33 @@ def test_members_of_a_gang_find_each_other_and_train(house: Server, client: Clie
     missing = bursar(house, "logs", "line")
     assert missing.returncode != 0
     assert "line is a job: bursar logs job/line" in missing.stderr
+
+
+def test_members_learn_their_index_and_everybody_learns_which_of_them_failed(
+    house: Server, client: Client, agents: list[Agent], name: str
+) -> None:
+    script = (
+        "echo $BURSAR_JOB $BURSAR_JOB_INDEX $JOB_COMPLETION_INDEX; test $BURSAR_JOB_INDEX = 0 && exec sleep 600; exit 5"
+    )
+    template = {
+        "resources": {"requests": {"cpu": "100m"}}, "gangScheduling": {}, "command": ["sh", "-c", script],
+    }  # fmt: skip
+    spec = {"parallelism": 2, "backoffLimit": 0, "template": {"spec": template}}
+    client.jobs("default").create({"metadata": {"name": name}, "spec": spec})
+    ended = until(
+        lambda: (now := client.jobs("default").get(name)["status"]).get("completionTime") and now, "the job's end"
+    )
+    stopped = await_phase(client, f"{name}-0", "Failed", "Succeeded")
+    failed = await_phase(client, f"{name}-1", "Failed", "Succeeded")
+    message = f"exit code 5 on {failed['nodeName']}"
+    assert (failed["exitCode"], failed["message"], failed["nodes"][0]["exitCode"]) == (5, message, 5)
+    assert (stopped["reason"], stopped["message"]) == ("MemberFailed", f"{name}-1 failed: {message}")
+    assert stopped["failure"] == {"allocation": f"{name}-1", "node": failed["nodeName"], "exitCode": 5}
+    assert ended["message"].endswith(f"{name}-1: {message}")
+    assert f"{name}-1: {message}" in bursar(house, "status", f"job/{name}").stdout
+    assert f"{name}-1 failed: {message}" in bursar(house, "status", f"{name}-0").stdout
+    said = bursar(house, "logs", "-f", f"job/{name}").stdout.splitlines()
+    assert sorted(said) == [f"[{name}-{index}] {name} {index} {index}" for index in range(2)]
 
 
 def test_the_exit_code_is_that_of_the_first_node_that_failed(house: Server, agents: list[Agent], name: str) -> None:

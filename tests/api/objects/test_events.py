@@ -2,6 +2,10 @@
 
 import pytest
 
+from bursar.api.objects.event import event_of
+from bursar.core.objects.object import Key
+from bursar.ops.runtime.runtime import now
+from bursar.store.objects.change import Happening
 from support.api.site import TABLE, Site, allocation, node
 from support.runtime.runtime import bind
 
@@ -55,8 +59,14 @@ async def test_the_events_of_settings_are_for_those_who_see_everything(site: Sit
 async def test_a_placement_is_an_event_of_kubernetes_with_its_age(site: Site) -> None:
     team, worker = await site.namespace(), await node(site)
     name = worker["metadata"]["name"]
+    other = (await node(site))["metadata"]["name"]
     await site.post(f"namespaces/{team}/allocations", allocation("one", cpu=1))
+    await site.post(f"namespaces/{team}/allocations", allocation("wide", spec={"nodes": 2}, cpu=1))
     await bind(site.house.office, team, "one", name)
+    await bind(site.house.office, team, "wide", name, other)
+    chosen = {"fieldSelector": "involvedObject.name=wide,reason=Scheduled"}
+    (event,) = (await site.get(f"namespaces/{team}/events", **chosen)).body["items"]
+    assert event["message"] == f"placed on 2 nodes: {name}, {other}"
     chosen = {"fieldSelector": "involvedObject.name=one,reason=Scheduled"}
     (event,) = (await site.get(f"namespaces/{team}/events", **chosen)).body["items"]
     assert (event["message"], event["type"]) == (f"placed on {name}", "Normal")
@@ -64,3 +74,12 @@ async def test_a_placement_is_an_event_of_kubernetes_with_its_age(site: Site) ->
     age, *rest = table.body["rows"][0]["cells"]
     assert age.endswith("s")
     assert rest == ["Normal", "Scheduled", "allocation/one", f"placed on {name}"]
+
+
+async def test_work_that_was_drained_says_why_it_waits_now() -> None:
+    status = """{"phase": "Pending", "reason": "Drained", "message": "Node n1 is being drained",
+        "conditions": [{"type": "Scheduled", "status": "False", "reason": "NoRoom", "message": "no GPU is free"}]}"""
+    key = Key("Allocation", "lab", "one")
+    line = Happening(7, key, "alloc-1", "lab", "MODIFIED", "system:scheduler", "note", "", now(), status)
+    event = event_of(line)
+    assert (event["reason"], event["message"]) == ("FailedScheduling", "no GPU is free")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bursar.api.nodes.cluster import rate
+from bursar.api.workloads.explain import _none_waits
 from bursar.core.objects.object import Key
 from bursar.core.quota.quota import Counter
 from bursar.core.scheduling.cycle.cycle import decide
@@ -379,6 +380,8 @@ async def test_the_cluster_is_told_in_numbers_with_and_without_a_leader(site: Si
     assert (await site.patch(f"nodes/{names[0]}/status", used)).status == 200
     down = {"status": {"conditions": [{"type": "Ready", "status": "False"}]}}
     assert (await site.patch(f"nodes/{names[2]}/status", down)).status == 200
+    # A node that is not ready and cordoned counts once, as not ready.
+    assert (await site.patch(f"nodes/{names[2]}", {"spec": {"unschedulable": True}})).status == 200
     waits = Waits()
     for _ in range(600):
         waits.bound("default", NOW - 1.5, NOW - 1)
@@ -414,3 +417,8 @@ async def test_a_reservation_is_told_with_its_nodes(site: Site) -> None:
         body = (await site.get(f"namespaces/{team}/allocations/large/explain")).body
     assert body["reservation"] == {"nodes": ["n0"], "fromTime": "2030-01-01T00:10:00Z"}
     assert body["estimatedStartTime"] == "2030-01-01T00:10:00Z"
+
+
+async def test_a_job_without_pending_work_counts_its_allocations() -> None:
+    assert _none_waits(1) == "its allocation is not waiting"
+    assert _none_waits(2) == "none of its 2 allocations is waiting"

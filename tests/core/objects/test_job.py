@@ -1,5 +1,6 @@
 """What a job does next: tables of what was seen and what follows."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -107,6 +108,8 @@ def test_one_failure_too_many_ends_it() -> None:
     assert once.progress.phase is JobPhase.RUNNING
     twice = after(once.progress, (0, 1, Phase.FAILED), (1, Phase.RUNNING))
     assert (twice.progress.phase, twice.progress.reason) == (JobPhase.FAILED, "BackoffLimitExceeded")
+    strict = next_step(replace(PLAN, backoff_limit=0), RUNNING, members, NOW)
+    assert strict.progress.message == "1 allocation failed, backoffLimit is 0; the last one: train-0: OOMKilled"
     assert twice.progress.message == "2 allocations failed, backoffLimit is 1; the last one: train-0: OOMKilled"
     assert twice.release == (Turn(1),)
 

@@ -1,11 +1,13 @@
 """Durations that users write, and ages as kubectl prints them."""
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bursar.core.values import duration
-from bursar.core.values.duration import SECONDS_MAX, DurationError
+from bursar.core.values.duration import SECONDS_MAX, DurationError, format_clock, format_due
 
 
 @pytest.mark.parametrize(
@@ -103,3 +105,24 @@ def test_any_text_is_a_duration_or_a_refusal(text: str) -> None:
     except DurationError:
         with pytest.raises(DurationError, match=r"\A[ -~]+\Z"):
             duration.parse_seconds(text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "due"),
+    [
+        (-70, "70s ago"),
+        (0, "now"),
+        (45, "in about 45 s"),
+        (600, "in about 10 min"),
+        (2 * 3_600, "in about 2 h"),
+        (3 * 86_400, "in about 3 days"),
+    ],
+)
+def test_how_far_away_a_moment_is(seconds: float, due: str) -> None:
+    assert format_due(seconds) == due
+
+
+def test_the_clock_has_a_date_unless_it_is_todays() -> None:
+    now = datetime(2024, 1, 15, 12, 28, tzinfo=UTC)
+    assert format_clock(now + timedelta(minutes=10), now) == "12:38 UTC"
+    assert format_clock(now + timedelta(days=1), now) == "2024-01-16 12:28 UTC"

@@ -176,7 +176,7 @@ async def test_without_an_account_nothing_is_placed_and_it_is_told_what_would_he
 @pytest.mark.parametrize(
     ("changes", "gpus", "expected", "told"),
     [
-        ({}, 8, "insufficient_credit", "has 1 credits available, 1.2 are needed"),
+        ({}, 8, "insufficient_credit", "has 1 credit available, 1.2 are needed"),
         ({"status": "suspended"}, 1, "account_inactive", "is suspended"),
         ({"gpus_max": 2000}, 3, "concurrency_exceeded", "may use 2 GPUs at once"),
         ({"daily_cap": nanocredits("0.2")}, 2, "daily_cap_exceeded", "may spend 0.2 credits a day"),

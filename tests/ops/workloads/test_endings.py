@@ -124,13 +124,17 @@ async def test_a_member_that_fails_stops_its_gang_and_nothing_else(office: Offic
     assert code(await bind_unit(office, "default", dict.fromkeys(("one", "two", "three"), ("a",)))) == "ok"
     await bind(office, "default", "alone", "a")
     failed = document(await fails(office, "two", "a", 3, gang="ring"))["status"]
-    assert (failed["phase"], failed["exitCode"]) == ("Failed", 3)
+    assert (failed["phase"], failed["exitCode"], failed["message"]) == ("Failed", 3, "exit code 3 on a")
+    assert failed["failure"] == {"node": "a", "exitCode": 3}
+    assert failed["nodes"][0]["exitCode"] == 3
     for name in ("one", "three"):
         told = document_of(await get(office, "Allocation", "default", name))
         assert (told["phase"], told["eviction"]["requeue"]) == ("Terminating", False)
         assert told["message"] == "two failed: exit code 3 on a"
-        ended = document(await fails(office, name, "a", 143, gang="ring"))["status"]
-        assert (ended["phase"], ended["reason"]) == ("Failed", "MemberFailed")
+        ended = document(await fails(office, name, "a", 0, gang="ring"))["status"]
+        assert (ended["phase"], ended["exitCode"], ended["reason"]) == ("Failed", 0, "MemberFailed")
+        assert ended["message"] == "two failed: exit code 3 on a"
+        assert ended["failure"] == {"allocation": "two", "node": "a", "exitCode": 3}
     assert document_of(await get(office, "Allocation", "default", "alone"))["phase"] == "Scheduled"
     await assert_counters_equal_charges(office)
 

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 import msgspec
 import pytest
 
+from bursar.api.objects.event import event_of
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key, Stored
 from bursar.ops.objects import object as object_ops
@@ -13,6 +14,7 @@ from bursar.ops.runtime.runtime import Office, now
 from bursar.ops.workloads import job_controller
 from bursar.ops.workloads import report as report_ops
 from bursar.ops.workloads.job_controller import Stepped, step
+from bursar.store.objects import change as change_store
 from support.runtime.runtime import (
     GPU,
     TEST,
@@ -216,13 +218,21 @@ async def test_a_gang_whose_member_failed_is_tried_again_as_a_set(lab: Office) -
     again = {name: phase for name, phase in (await phases(lab)).items() if phase == "Pending"}
     assert sorted(again) == ["train-0-1", "train-1-1", "train-2-1"]
     now = await status(lab)
-    assert (now["failed"], now["succeeded"], now["message"]) == (1, 0, "train-1: exit code 5")
+    assert (now["failed"], now["succeeded"], now["message"]) == (1, 0, "train-1: exit code 5 on n1")
     await run(lab, *again)
     await finish(lab, *again)
     await step(lab, key())
     ended = await status(lab)
     assert (ended["phase"], ended["succeeded"], ended["failed"]) == ("Succeeded", 3, 1)
     await assert_counters_equal_charges(lab)
+    async with lab.database.reader() as db:
+        lines = await change_store.load_happenings_of(db, "lab", "train", "Job", 100)
+    events = [(one["reason"], one["message"]) for one in map(event_of, reversed(lines))]
+    assert events[1:3] == [
+        ("AllocationFailed", "train-1: exit code 5 on n1"),
+        ("SuccessfulCreate", "created 3 allocations: train-0-1, train-1-1, train-2-1"),
+    ]
+    assert events[-1] == ("Completed", "job completed")
 
 
 async def test_between_two_tries_there_is_a_pause(lab: Office) -> None:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from bursar.agent.executor.journal import sync_folder
+from bursar.core.values.wording import counted
 
 
 def remove_old(folder: Path, keep: Collection[str], seconds: float, bytes_max: int) -> None:
@@ -35,7 +36,7 @@ def remove_all(folder: Path, keep: Collection[str]) -> None:
             with suppress(OSError):
                 path.unlink()
     if left := [path for path in folder.iterdir() if path.name not in keep]:
-        raise OSError(f"the output of {len(left)} placements cannot be removed")
+        raise OSError(f"the output of {counted(len(left), 'placement')} cannot be removed")
     sync_folder(folder)
 
 

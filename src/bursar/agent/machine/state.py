@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from bursar.agent.machine.types import ENDED, Directive, Grant, Place, Run, State, Status, Stop, Usage
+from bursar.core.values.wording import counted
 
 GRACE_SECONDS = 30  # where nobody said how long stopping may take
 RETRY_SECONDS = 10.0  # until it is asked again to kill what should be dead
@@ -285,7 +286,7 @@ class Machine:
                 held.kill_at = now
                 done.append(SignalStop(held.run.place, 0, held.stop.reason if held.stop else ""))
             elif held.expires_at <= now:
-                message = f"ran for its ttl of {held.run.ttl_seconds} seconds"
+                message = f"ran for its ttl of {counted(held.run.ttl_seconds, 'second')}"
                 done += self._stop(held, Stop(*held.run.place, held.run.grace_seconds, EXPIRED, message))
             elif now < held.limit.freeze_until:
                 self._set_frozen(held, True)
@@ -472,7 +473,9 @@ def _why_over(held: _Held) -> str:
         return "no lease was granted in time"
     if held.limit.freeze_until:
         seconds = round(held.limit.freeze_until - held.limit.at)
-        return f"its account spends too fast: it was frozen for {seconds} seconds, and no more time was granted"
+        return (
+            f"its account spends too fast: it was frozen for {counted(seconds, 'second')}, and no more time was granted"
+        )
     return f"its paid time is over, and no more was granted: {held.final}"
 
 

@@ -156,11 +156,22 @@ def event_of(one: Happening) -> dict[str, Any]:
     }
 
 
+class _Node(msgspec.Struct):
+    name: str
+
+
+class _Condition(msgspec.Struct):
+    type: str
+    status: str
+    message: str = ""
+
+
 class _Status(msgspec.Struct, rename="camel"):
     phase: str = "Pending"
-    node_name: str = ""
+    nodes: list[_Node] = []
     message: str = ""
     exit_code: int | None = None
+    conditions: list[_Condition] = []
 
 
 _status = msgspec.json.Decoder(_Status)
@@ -170,7 +181,9 @@ def _standing(one: Happening) -> Standing | None:
     if one.status is None:
         return None
     after = _status.decode(one.status)
-    return Standing(after.phase, after.node_name, after.message, after.exit_code)
+    nodes = tuple([one.name for one in after.nodes])
+    waits = (one.message for one in after.conditions if one.type == "Scheduled" and one.status == "False")
+    return Standing(after.phase, nodes, after.message, after.exit_code, next(waits, ""))
 
 
 def _table(events: list[dict[str, Any]], meta: dict[str, str], at: datetime) -> dict[str, Any]:

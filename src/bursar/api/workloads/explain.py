@@ -82,10 +82,14 @@ async def explain_job(call: Call) -> Outcome:
             return await _explained(call, one)
     status = msgspec.json.decode(job.status)
     phase = str(status.get("phase", ""))
-    said = status.get("message") or f"none of its {len(there)} allocations is waiting"
+    said = status.get("message") or _none_waits(len(there))
     if status.get("nextRetryTime"):
         said = f"it tries again at {status['nextRetryTime']}, after {status.get('failed', 0)} failed: {said}"
     return Answer(200, encode(Explanation(job.key.name, job.key.namespace, job.uid, phase, said, KIND)))
+
+
+def _none_waits(count: int) -> str:
+    return "its allocation is not waiting" if count == 1 else f"none of its {count} allocations is waiting"
 
 
 async def _explained(call: Call, one: Stored) -> Outcome:

@@ -10,6 +10,7 @@ import click
 from bursar.cli.shell import completers
 from bursar.cli.shell.connection import Connection, connected
 from bursar.cli.shell.output import print_rows, to_json
+from bursar.core.values.wording import counted
 
 Document = Mapping[str, Any]
 
@@ -139,7 +140,9 @@ def _tell(found: Document, done: str, as_json: bool) -> None:
     if found.get("replayed"):
         click.echo(f"already done at {moment(found['at'])}: account/{found['account']} {done} {found['amount']}")
         return
-    click.echo(f"account/{found['account']} {done} {found['amount']}: {found['available']} credits available")
+    click.echo(
+        f"account/{found['account']} {done} {found['amount']}: {counted(found['available'], 'credit')} available"
+    )
 
 
 # Accounts.
@@ -213,7 +216,7 @@ def set_(connection: Connection, account: str, yes: bool, as_json: bool, **given
     if as_json:
         click.echo(to_json(found))
         return
-    click.echo(f"account/{found['account']} {found['status']}: {found['available']} credits available")
+    click.echo(f"account/{found['account']} {found['status']}: {counted(found['available'], 'credit')} available")
 
 
 @credit.command()
@@ -364,12 +367,12 @@ def _heading(found: Document) -> str:
 
 def _figures(figures: Mapping[str, str]) -> None:
     for name, amount in figures.items():
-        click.echo(f"  {name:<13}{amount} credits")
+        click.echo(f"  {name:<13}{counted(amount, 'credit')}")
 
 
 def _lasting(found: Document) -> str:
     rate = found["rate_per_sec"]
-    return found["message"] if rate == "0" else f"{found['message']} ({rate} credits a second)"
+    return found["message"] if rate == "0" else f"{found['message']} ({counted(rate, 'credit')} a second)"
 
 
 def moment(timestamp: str | None) -> str:

@@ -12,6 +12,7 @@ from bursar.cli.nodes.drain import seconds_of
 from bursar.cli.shell import completers
 from bursar.cli.shell.connection import Connection, connected
 from bursar.cli.shell.output import NONE, print_rows, to_json
+from bursar.core.values.wording import counted
 
 Document = Mapping[str, Any]
 lease_argument = click.argument("lease_id", metavar="LEASE", shell_complete=completers.lease)
@@ -105,7 +106,7 @@ def open_(
         click.echo(to_json(found))
         return
     click.echo(
-        f"{found['lease_id']} opened: {found['rate_per_sec']} credits a second,"
+        f"{found['lease_id']} opened: {counted(found['rate_per_sec'], 'credit')} a second,"
         f" {found['held']} held on {found['account']}, paid until {found['expires_at']}"
     )
 
@@ -137,7 +138,7 @@ def extend(connection: Connection, lease_id: str, delta: int, request_id: str, a
 def close(connection: Connection, lease_id: str, request_id: str, as_json: bool) -> None:
     """Settle a lease; the rest of what was held is free again."""
     found = connection.client.close_lease(lease_id, request_id=request_id)
-    click.echo(to_json(found) if as_json else f"{lease_id} closed: it cost {found['cost']} credits")
+    click.echo(to_json(found) if as_json else f"{lease_id} closed: it cost {counted(found['cost'], 'credit')}")
 
 
 def _pair(text: str) -> tuple[str, str]:

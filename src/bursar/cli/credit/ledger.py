@@ -8,6 +8,7 @@ from bursar.cli.credit.credit import json_option
 from bursar.cli.nodes.drain import seconds_of
 from bursar.cli.shell.connection import Connection, connected
 from bursar.cli.shell.output import to_json
+from bursar.core.values.wording import counted
 
 
 @click.group()
@@ -35,7 +36,8 @@ def verify(connection: Connection, anchor: str, as_json: bool) -> None:
     else:
         for one in found["findings"]:
             click.secho(f"{one['where']}: {one['message']} ({one['check']})", fg="red", err=True)
-        looked = f"{found['blocks']} sealed blocks with {found['entries']} entries, and what is not sealed yet"
+        entries = counted(found["entries"], "entry", "entries")
+        looked = f"{counted(found['blocks'], 'sealed block')} with {entries}, and what is not sealed yet"
         click.echo(f"the ledger is whole: {looked}" if found["sound"] else f"THE LEDGER IS NOT WHOLE: {looked}")
         if found["head"]:
             click.echo(f"head: {found['head']}")
@@ -59,7 +61,7 @@ def status(connection: Connection, as_json: bool) -> None:
     click.echo(f"head:     {found['head'] or 'nothing is sealed yet'}")
     click.echo(f"verified: up to block {found['verified_block']}, {found['verified_at'] or 'never'}")
     for name, amount in found["accounts"].items():
-        click.echo(f"{name + ':':<20}{amount} credits")
+        click.echo(f"{name + ':':<20}{counted(amount, 'credit')}")
     for one in found["findings"]:
         click.secho(f"{one['where']}: {one['message']} ({one['check']})", fg="red", err=True)
 

@@ -8,6 +8,7 @@ from bursar.cli.credit.credit import json_option, request_option
 from bursar.cli.shell.connection import Connection, connected
 from bursar.cli.shell.output import print_rows, to_json
 from bursar.cli.shell.resource_names import check_priced, force_option
+from bursar.core.values.wording import counted
 
 
 @click.group()
@@ -69,7 +70,7 @@ def set_(
         click.echo(to_json(found))
         return
     name = f"{found['resource']} {found['class']}".strip()
-    click.echo(f"price of {name}: {found['per_second']} credits a second from {found['effective_from']} on")
+    click.echo(f"price of {name}: {counted(found['per_second'], 'credit')} a second from {found['effective_from']} on")
 
 
 @price.command()

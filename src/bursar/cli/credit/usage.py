@@ -10,6 +10,7 @@ import click
 from bursar.cli.shell import completers
 from bursar.cli.shell.connection import Connection, connected
 from bursar.cli.shell.output import print_rows, to_json
+from bursar.core.values.wording import counted
 
 Document = Mapping[str, Any]
 
@@ -84,7 +85,7 @@ def show_usage(found: Document, by: str) -> None:
     if found.get("utilization") is not None:
         told = "" if found["source"] == "internal" else f", as {found['source']} says"
         _figure("budget used", f"{found['utilization']:.1%}{told}")
-    _figure("cost", f"{found['cost']['credits']} credits ({found['cost']['total']})")
+    _figure("cost", f"{counted(found['cost']['credits'], 'credit')} ({found['cost']['total']})")
     header, rows = _lines(found, by)
     if rows:
         click.echo()

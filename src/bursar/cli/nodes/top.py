@@ -9,9 +9,9 @@ import click
 
 from bursar.cli.shell.connection import Connection, connected
 from bursar.cli.shell.output import NONE, age, print_rows, to_json
-from bursar.core.quota.quota_messages import counted
 from bursar.core.values.duration import format_age
 from bursar.core.values.quantity import amount, percent, readable
+from bursar.core.values.wording import counted
 
 Document = Mapping[str, Any]
 

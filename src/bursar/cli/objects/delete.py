@@ -65,7 +65,8 @@ def delete(
             deleted.append((noun, resource, name, str((document.get("metadata") or {}).get("uid") or "")))
         except NotFound as error:
             if not ignore_not_found:
-                outcomes.failed(error)
+                # A file may name a namespace of its own.
+                outcomes.failed(error if files else connection.located(error))
         except BursarError as error:
             outcomes.failed(error)
     if wait and not dry_run:

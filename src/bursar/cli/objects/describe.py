@@ -44,7 +44,7 @@ def describe(connection: Connection, words: Sequence[str], label_selector: str) 
                 for line in described(target.noun, document, _events(connection, target.noun, document)):
                     click.echo(line)
         except BursarError as error:
-            outcomes.failed(error)
+            outcomes.failed(connection.located(error))
     outcomes.leave()
 
 

@@ -134,7 +134,7 @@ def _tables(
         try:
             found.append(resource.table(name))
         except BursarError as error:
-            outcomes.failed(error)
+            outcomes.failed(connection.located(error))
     return found
 
 
@@ -163,7 +163,7 @@ def _print_objects(connection: Connection, chosen: Sequence[Target], selectors: 
             items = [resource.get(target.name)] if target.name else resource.list(**selectors)
             found += [(target.noun, item) for item in items]
         except BursarError as error:
-            outcomes.failed(error)
+            outcomes.failed(connection.located(error))
     as_list = len(chosen) > 1 or not chosen[0].name
     if form.output == "name":
         for noun, item in found:

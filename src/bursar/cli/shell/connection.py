@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,12 +17,14 @@ from bursar.cli.shell.problem import NOT_FOUND, Problem
 if TYPE_CHECKING:
     from bursar.cli.shell.resource_arg import Noun
     from bursar.client import Client, Resource
-    from bursar.client.errors import NotFound
+    from bursar.client.errors import BursarError, NotFound
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_NAMESPACE = "default"
 NAMESPACES_TOLD_MAX = 20
+_WORK = {"allocations": "allocation", "jobs": "job"}  # what people look for in the wrong namespace
+_MISSING = re.compile(r'(allocations|jobs) "([^"]+)" not found')
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,29 @@ class Connection:
             return everything
         return everything(namespace or self.effective_namespace)
 
+    def located(self, error: BursarError) -> Exception:
+        """The error; of work that is not in the command's namespace, with that, and with those where it is."""
+        from bursar.client.errors import NotFound
+
+        missing = _MISSING.fullmatch(error.message) if isinstance(error, NotFound) else None
+        if missing is None or self.all_namespaces:
+            return error
+        plural, name = missing.groups()
+        there = sorted(set(self.spaces_with(plural, name)) - {self.effective_namespace})
+        where = f"; it exists in {', '.join(there)}" if there else ""
+        message = f'{_WORK[plural]} "{name}" not found in namespace {self.effective_namespace}{where}'
+        return Problem(message, error.hint, NOT_FOUND)
+
+    def spaces_with(self, plural: str, name: str) -> Iterator[str]:
+        """The namespaces, of those that may be looked into, in which there is one of this name."""
+        from bursar.client.errors import BursarError
+        from bursar.core.values.selector import Op, Selector, Term, to_text
+
+        selector = to_text(Selector((Term("metadata.name", Op.IN, (name,)),)))
+        with suppress(BursarError):
+            for one in self.client.resource(plural, namespaced=True).list(field_selector=selector):
+                yield str(one["metadata"]["namespace"])
+
 
 def connected(command: F) -> F:
     """Gives a command a Connection as its first argument, and the options that say to whom."""
@@ -61,7 +88,7 @@ def connected(command: F) -> F:
             except NotFound as error:
                 if hint := _namespace_hint(connection, error):
                     raise Problem(error.message, hint, NOT_FOUND) from error
-                raise
+                raise connection.located(error) from error
 
     wrapped: Any = all_of(*_OPTIONS)(with_connection)
     return wrapped  # type: ignore[no-any-return]

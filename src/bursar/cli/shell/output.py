@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from bursar.core.values.duration import format_age
+from bursar.core.values.duration import format_age, format_clock, format_due
 
 if TYPE_CHECKING:
     from bursar.cli.shell.resource_arg import Noun
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 FORMATS = ("table", "wide", "json", "yaml", "name")
 GAP = "   "
 NONE = "<none>"
+_TIMESTAMP = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
 output_option = click.option(
     "-o", "--output", type=click.Choice(FORMATS), default="table", show_default=True, help="The form of the answer."
@@ -88,6 +90,29 @@ def age(timestamp: object) -> str:
     except ValueError:
         return "<unknown>"
     return format_age(int((datetime.now(UTC) - at).total_seconds()))
+
+
+def due(timestamp: object) -> str:
+    """When something is expected, the distance first: `in about 10 min (12:38 UTC)`; `now` once that has passed."""
+    distance, clock = _moment(timestamp)
+    if not distance:
+        return clock
+    return f"{distance} ({clock})" if distance.startswith("in ") else "now"
+
+
+def moments(text: str) -> str:
+    """A sentence with each of its times as people read it: `12:38 UTC (in about 10 min)`."""
+    return _TIMESTAMP.sub(lambda found: "{1} ({0})".format(*_moment(found[0])), text)
+
+
+def _moment(timestamp: object) -> tuple[str, str]:
+    """How far away it is, and what the clock says then; a text that is no time is left as it is."""
+    now = datetime.now(UTC)
+    try:
+        at = datetime.fromisoformat(str(timestamp)).astimezone(UTC)
+    except ValueError:
+        return "", str(timestamp)
+    return format_due((at - now).total_seconds()), format_clock(at, now)
 
 
 def pairs(values: Mapping[str, Any] | None) -> str:

@@ -9,7 +9,7 @@ import click
 
 from bursar.cli.shell import completers
 from bursar.cli.shell.connection import Connection, connected, namespace_option
-from bursar.cli.shell.output import pairs, to_json
+from bursar.cli.shell.output import due, moments, pairs, to_json
 from bursar.cli.shell.problem import NOT_FOUND, Problem
 from bursar.cli.shell.resource_arg import find
 
@@ -38,7 +38,7 @@ def explain(connection: Connection, words: Sequence[str], as_json: bool) -> None
     except NotFound as error:
         if name == words[0] and _is_job(connection, name):
             hint = f"There is a job of this name: bursar explain job/{name}"
-            raise Problem(error.message, hint, NOT_FOUND) from error
+            raise Problem(str(connection.located(error)), hint, NOT_FOUND) from error
         raise
     click.echo(to_json(answer) if as_json else "\n".join(lines(answer)))
 
@@ -67,13 +67,13 @@ def lines(answer: Document) -> Iterator[str]:
     yield f"{answer['namespace']}/{answer['name']} is {answer['phase']}"
     reason = answer.get("reason")
     if not reason:
-        yield f"  {answer['message']}"
+        yield f"  {moments(answer['message'])}"
         return
-    yield f"  why      {reason['message']}"
+    yield f"  why      {moments(reason['message'])}"
     if reason.get("help"):
-        yield f"  help     {reason['help']}"
+        yield f"  help     {moments(reason['help'])}"
     for other in answer.get("otherReasons") or []:
-        yield f"  also     {other['message']}"
+        yield f"  also     {moments(other['message'])}"
     yield from _line(answer)
     yield from _kept(answer)
     yield from _standing(answer)
@@ -88,14 +88,14 @@ def _line(answer: Document) -> Iterator[str]:
         counted = f"{ahead['allocations']} {'ahead' if overall else 'of your tenant ahead'}{asked}"
         yield f"  line     {answer['queuePosition']} in queue {answer['queue']}{overall}; {counted}"
     if answer.get("estimatedStartTime"):
-        yield f"  start    about {answer['estimatedStartTime']} (an estimate)"
+        yield f"  start    {due(answer['estimatedStartTime'])}, an estimate"
 
 
 def _kept(answer: Document) -> Iterator[str]:
     if reservation := answer.get("reservation"):
-        yield f"  kept     {', '.join(reservation['nodes'])} from {reservation['fromTime']} on"
+        yield f"  kept     {', '.join(reservation['nodes'])} from {moments(reservation['fromTime'])} on"
     if nomination := answer.get("nomination"):
-        yield f"  kept     {', '.join(nomination['nodes'])} until {nomination['until']}"
+        yield f"  kept     {', '.join(nomination['nodes'])} until {moments(nomination['until'])}"
 
 
 def _standing(answer: Document) -> Iterator[str]:

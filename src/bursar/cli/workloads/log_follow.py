@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from threading import Event, Lock, Thread
 from typing import IO, TYPE_CHECKING
 
+from bursar.core.values.wording import counted
+
 if TYPE_CHECKING:
     from bursar.client import BursarError, Resource
 
@@ -91,7 +93,7 @@ class Copying:
     def gaps(self) -> list[str]:
         """What the nodes had dropped before it was read, in words."""
         return [
-            f"{copy.missed_bytes} bytes of the log on {copy.node or 'the node'} are not kept any more"
+            f"{copy.node or 'the node'} no longer keeps {counted(copy.missed_bytes, 'byte')} of the log"
             for copy in self.copies
             if copy.missed_bytes
         ]

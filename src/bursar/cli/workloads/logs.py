@@ -94,7 +94,7 @@ def _found(connection: Connection, name: str) -> Mapping[str, Any]:
         except BursarError:
             raise error from None
         hint = f"{name} is a job: bursar logs job/{name} prints what all its allocations have written"
-        raise Problem(error.message, hint, NOT_FOUND) from error
+        raise Problem(str(connection.located(error)), hint, NOT_FOUND) from error
 
 
 # Of a job.

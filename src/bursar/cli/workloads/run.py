@@ -62,11 +62,20 @@ def _memory(_: click.Context, __: click.Parameter, given: str) -> str:
     try:
         size = amount("memory", given)
     except QuantityError:
-        raise click.BadParameter(f"{given[:40]!r} is not a size; use, for example, 20Gi or 500Mi") from None
+        raise click.BadParameter(f"{given[:40]} is not a size; use {_sizes_like(given)}") from None
     if size < MEMORY_BYTES_MIN:
         unit = f"; did you mean {given}Gi?" if given.isdigit() else ""
         raise click.BadParameter(f"{given} is {size} bytes, too little for any command{unit}")
     return given
+
+
+def _sizes_like(given: str) -> str:
+    """What may have been meant: 20G or 20Gi, for 20GB."""
+    meant = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,3})?) ?([kKMGTP])i?[bB]?", given)
+    if meant is None:
+        return "a number with a unit, such as 500Mi or 20Gi"
+    number, unit = meant[1], meant[2].upper()
+    return f"{number}{unit.lower() if unit == 'K' else unit} or {number}{unit}i"
 
 
 @click.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False})
@@ -133,7 +142,7 @@ def run(
     with Trap() as trap:
         try:
             spec = {**spec_of(command, **wishes), **({"stdin": True} if given else {})}
-            document = allocations.create({"metadata": {"name": name}, "spec": spec})
+            document = _submitted(allocations, name, spec)
             if given:
                 _send(allocations, name, given)
         except Interrupted as interrupted:
@@ -146,6 +155,16 @@ def run(
             raise click.exceptions.Exit(seen.through())
     if not as_json:
         click.echo(f"allocation/{name}")
+
+
+def _submitted(allocations: Resource, name: str, spec: Mapping[str, Any]) -> Document:
+    from bursar.cli.workloads.run_flags import told_in_flags
+    from bursar.client.errors import ApiError
+
+    try:
+        return allocations.create({"metadata": {"name": name}, "spec": spec})
+    except ApiError as error:
+        raise told_in_flags(error) from error
 
 
 def spec_of(

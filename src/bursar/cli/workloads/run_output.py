@@ -5,12 +5,13 @@ from __future__ import annotations
 import codecs
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from threading import Lock
 from typing import Any, Protocol
 
 import click
 
+from bursar.cli.shell.output import due
 from bursar.cli.workloads.log_follow import Lines, Sink
 from bursar.core.credit.shortfall import end_words, recorded_shortfall, time_left
 
@@ -68,10 +69,17 @@ class Quiet:
 
     def ended(self, name: str, status: Document, code: int) -> None:
         phase = str(status.get("phase") or "")
-        if phase == "Succeeded" or (not status.get("message") and "exitCode" in status):
+        if phase == "Succeeded" or _says_only_its_exit_code(status):
             return
         why = status.get("message") or status.get("reason") or f"exit code {code}"
         click.echo(f"bursar: {name} {phase.lower()}: {why}", err=True)
+
+
+def _says_only_its_exit_code(status: Document) -> bool:
+    """Whether whoever asks for the exit code knows all: its command ran on one node, and nobody stopped it."""
+    nodes = [str(one["name"]) for one in status.get("nodes") or ()]
+    told = ("", f"exit code {status.get('exitCode')} on {nodes[0]}" if len(nodes) == 1 else "")
+    return "exitCode" in status and (status.get("message") or "") in told
 
 
 class Words(Quiet):
@@ -91,20 +99,21 @@ class Words(Quiet):
         """Why it waits is not known at first, and how it ended is said last."""
         phase = status.get("phase") or "Pending"
         if phase not in ENDED and (phase != "Pending" or status.get("message")):
-            self._say(f"{name} {standing(status)}")
+            self._say(f"{name} {standing(status)}", standing(status, when=str))
 
     def ended(self, name: str, status: Document, code: int) -> None:
         if status.get("phase") != "Succeeded" and not status.get("message"):
             status = {**status, "message": f"exit code {code}"}
         super().ended(name, status, code)
 
-    def _say(self, line: str) -> None:
-        if line != self._said:
-            self._said = line
+    def _say(self, line: str, fact: str = "") -> None:
+        """Print a line unless it tells the same fact as the last one: how far away a time is changes by itself."""
+        if (fact or line) != self._said:
+            self._said = fact or line
             click.echo(f"bursar: {line}", err=True)
 
 
-def standing(status: Document) -> str:
+def standing(status: Document, *, when: Callable[[object], str] | None = None) -> str:
     """How it stands, in one line."""
     phase = str(status.get("phase") or "Pending")
     where = ", ".join(str(one["name"]) for one in status.get("nodes") or [])
@@ -115,7 +124,7 @@ def standing(status: Document) -> str:
         if status.get("queuePosition"):
             parts.append(f"number {status['queuePosition']} in line")
         if status.get("estimatedStartTime"):
-            parts.append(f"may start about {status['estimatedStartTime']}")
+            parts.append(f"may start {(when or due)(status['estimatedStartTime'])}")
         if stopped:
             parts.append(f"stopped earlier: {stopped}")
         return "; ".join(parts)

@@ -9,10 +9,11 @@ import click
 
 from bursar.cli.shell import manifest
 from bursar.cli.shell.connection import Connection, connected, namespace_option
-from bursar.cli.shell.output import to_json
+from bursar.cli.shell.output import due, to_json
 from bursar.cli.shell.problem import Problem
 from bursar.cli.shell.resource_arg import find
 from bursar.core.values.duration import format_age
+from bursar.core.values.wording import counted
 
 Document = Mapping[str, Any]
 
@@ -60,7 +61,8 @@ def lines(one: Document) -> Iterator[str]:
     if others := one.get("evictionsOfOtherTenants"):
         yield f"  evicts   {others} of other tenants"
     if cost := one.get("cost"):
-        yield f"  cost     {cost['perHour']} credits an hour ({cost['perSecond']} a second), paid by {cost['account']}"
+        hourly = counted(cost["perHour"], "credit")
+        yield f"  cost     {hourly} an hour ({cost['perSecond']} a second), paid by {cost['account']}"
         first = f"{cost['firstWindow']} for the first {cost['windowSeconds']} s"
         yield f"  held     {first}, of {cost['available']} available"
         if lasts := _lasts(cost):
@@ -68,7 +70,7 @@ def lines(one: Document) -> Iterator[str]:
     if one.get("queuePosition") and not one["wouldRun"]:
         yield f"  line     {one['queuePosition']} in its queue; {one['ahead']['allocations']} ahead"
     if one.get("estimatedStartTime") and not one["wouldRun"]:
-        yield f"  start    about {one['estimatedStartTime']} (an estimate)"
+        yield f"  start    {due(one['estimatedStartTime'])}, an estimate"
 
 
 def _lasts(cost: Document) -> str:

@@ -10,7 +10,7 @@ import click
 
 from bursar.cli.shell import completers
 from bursar.cli.shell.connection import Connection, connected, namespace_option
-from bursar.cli.shell.output import NONE, age, print_rows, to_json
+from bursar.cli.shell.output import NONE, age, due, moments, print_rows, to_json
 from bursar.cli.shell.problem import NOT_FOUND, Problem
 from bursar.cli.shell.resource_arg import find
 from bursar.cli.workloads.run_output import ENDED, standing
@@ -92,19 +92,15 @@ def _find(connection: Connection, name: str) -> Document:
         else:
             return {"kind": kind, **found}
     assert error is not None
-    where = f"it was looked for in namespace {connection.effective_namespace}"
     if connection.namespace:
         raise error
-    elsewhere = [(kind, space) for kind in kinds for space in _spaces_with(connection, kind, plain)]
+    elsewhere = [(kind, space) for kind in kinds for space in connection.spaces_with(KINDS[kind], plain)]
     if len(elsewhere) == 1:
         ((kind, space),) = elsewhere
         # Read by itself, what waits also tells its place in line.
         return {"kind": kind, **_all(connection, kind)(space).get(plain)}
-    if elsewhere:
-        spaces = ", ".join(sorted({space for _, space in elsewhere}))
-        raise Problem(error.message, f"{where}; there are such in {spaces}: -n names one", NOT_FOUND)
-    hint = f"{where} and in all others; `bursar status --ended` lists all that is yours"
-    raise Problem(error.message, hint, NOT_FOUND) from error
+    hint = "name its namespace with -n" if elsewhere else "`bursar status --ended` lists all that is yours"
+    raise Problem(str(connection.located(error)), hint, NOT_FOUND) from error
 
 
 def _named(connection: Connection, name: str) -> tuple[Sequence[str], str]:
@@ -119,15 +115,6 @@ def _named(connection: Connection, name: str) -> tuple[Sequence[str], str]:
     if noun.kind not in KINDS:
         raise click.UsageError(WHAT_TO_NAME)
     return (noun.kind,), plain
-
-
-def _spaces_with(connection: Connection, kind: str, name: str) -> Iterator[str]:
-    """The namespaces in which there is one of this name."""
-    from bursar.core.values.selector import Op, Selector, Term, to_text
-
-    selector = to_text(Selector((Term("metadata.name", Op.IN, (name,)),)))
-    for one in _all(connection, kind).list(field_selector=selector):
-        yield str(one["metadata"]["namespace"])
 
 
 # Somebody's work.
@@ -210,7 +197,7 @@ def words(document: Document) -> str:
         if phase in ("Scheduled", "Running") and message and now.get("reason") != OUT_OF_CREDIT:
             parts.append(message)
     parts += _restarts(now)
-    return " ".join("; ".join(parts).split())
+    return moments(" ".join("; ".join(parts).split()))
 
 
 def _ran(now: Document) -> Iterator[str]:
@@ -241,7 +228,7 @@ def _job_words(document: Document, now: Document) -> Iterator[str]:
     if now.get("queuePosition"):
         yield f"number {now['queuePosition']} in line"
     if now.get("nextRetryTime"):
-        yield f"tries again at {now['nextRetryTime']}"
+        yield f"tries again {due(now['nextRetryTime'])}"
     if blocked := _true(now.get("conditions") or (), "Blocked"):
         yield " ".join(str(blocked.get("message") or "").split())
     elif now.get("message"):

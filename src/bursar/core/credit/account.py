@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from bursar.core.values.money import MICROS, cost, credits_of
 from bursar.core.values.refusal import Cause, Code, Refusal
+from bursar.core.values.wording import counted
 
 # The system's own accounts. Their balances are summed up when somebody asks: no row of theirs is ever a hot one.
 TOPUPS, REVENUE, WRITE_OFF, ADJUSTMENTS = 1, 2, 3, 4
@@ -151,8 +152,9 @@ def short_of_credit(account: Account, more: int) -> Refusal | None:
     missing = more - account.available
     return Refusal(
         Code.INSUFFICIENT_CREDIT,
-        f"account {account.name} has {credits_of(account.available)} credits available, {credits_of(more)} are needed",
-        f"Top up {credits_of(missing)} credits or more.",
+        f"account {account.name} has {counted(credits_of(account.available), 'credit')} available,"
+        f" {credits_of(more)} are needed",
+        f"Top up {counted(credits_of(missing), 'credit')} or more.",
         (_cause("credits", account, account.posted + account.credit_limit, account.held, more),),
     )
 
@@ -164,7 +166,7 @@ def too_much_to_take(account: Account, amount: int) -> Refusal | None:
     left = credits_of(max(0, account.available))
     return Refusal(
         Code.INSUFFICIENT_CREDIT,
-        f"account {account.name} has {left} credits available, {credits_of(amount)} are to be taken",
+        f"account {account.name} has {counted(left, 'credit')} available, {credits_of(amount)} are to be taken",
         f"At most {left} can be taken." if account.available > 0 else "Nothing can be taken.",
         (_cause("credits", account, account.posted + account.credit_limit, account.held, amount),),
     )
@@ -175,7 +177,7 @@ def too_many_gpus(account: Account, gpus: int) -> Refusal | None:
         return None
     return Refusal(
         Code.CONCURRENCY_EXCEEDED,
-        f"account {account.name} may use {_thousandths(account.gpus_max)} GPUs at once:"
+        f"account {account.name} may use {counted(_thousandths(account.gpus_max), 'GPU')} at once:"
         f" {_thousandths(account.gpus)} are in use, {_thousandths(gpus)} more are asked for",
         "Wait until others have ended, ask for fewer, or have the limit raised.",
         (_cause("gpus", account, account.gpus_max, account.gpus, gpus, _thousandths),),
@@ -201,7 +203,7 @@ def too_fast(account: Account, more: int, now: int) -> Refusal | None:
     reachable = more <= account.spend_burst and account.spend_rate_max > 0
     return Refusal(
         Code.SPEND_RATE_EXCEEDED,
-        f"account {account.name} may spend {credits_of(account.spend_rate_max)} credits a second:"
+        f"account {account.name} may spend {counted(credits_of(account.spend_rate_max), 'credit')} a second:"
         f" {credits_of(tokens)} are free now, {credits_of(more)} are needed",
         f"Try again in {seconds} s." if reachable else "It is more than may be spent at once: lease a shorter window.",
         (_cause("spend_rate", account, account.spend_burst, account.spend_burst - tokens, more),),
@@ -218,8 +220,8 @@ def beyond_the_day(account: Account, more: int, now: int) -> Refusal | None:
         return None
     return Refusal(
         Code.DAILY_CAP_EXCEEDED,
-        f"account {account.name} may spend {credits_of(account.daily_cap)} credits a day ({account.time_zone}):"
-        f" {credits_of(spent)} are spent or held, {credits_of(more)} more are needed",
+        f"account {account.name} may spend {counted(credits_of(account.daily_cap), 'credit')} a day"
+        f" ({account.time_zone}): {credits_of(spent)} are spent or held, {credits_of(more)} more are needed",
         "Wait until tomorrow, or have the cap raised.",
         (_cause("daily_cap", account, account.daily_cap, spent, more),),
     )

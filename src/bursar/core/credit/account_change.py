@@ -13,6 +13,7 @@ from zoneinfo import ZoneInfo
 from bursar.core.credit.account import Account, Status, tokens_at
 from bursar.core.values.money import AMOUNT_MAX, credits_of
 from bursar.core.values.refusal import Cause, Code, Refusal, field_fault, invalid
+from bursar.core.values.wording import counted
 
 GPUS_MAX: Final = 10**12  # thousandths
 
@@ -110,9 +111,9 @@ def _not_empty(account: Account) -> Refusal | None:
     if not account.posted:
         return None
     what = (
-        f"has {credits_of(account.posted)} credits left"
+        f"has {counted(credits_of(account.posted), 'credit')} left"
         if account.posted > 0
-        else (f"owes {credits_of(-account.posted)} credits")
+        else (f"owes {counted(credits_of(-account.posted), 'credit')}")
     )
     return Refusal(
         Code.IN_USE,
@@ -137,9 +138,9 @@ def _owing(account: Account, changes: Mapping[str, Any]) -> Refusal | None:
         return None
     return Refusal(
         Code.INSUFFICIENT_CREDIT,
-        f"account {account.name} owes or holds {credits_of(owed)} credits beyond its balance:"
+        f"account {account.name} owes or holds {counted(credits_of(owed), 'credit')} beyond its balance:"
         f" its credit limit cannot be {credits_of(limit)}",
-        f"Top up {credits_of(owed - limit)} credits, or set a limit of {credits_of(owed)} or more.",
+        f"Top up {counted(credits_of(owed - limit), 'credit')}, or set a limit of {credits_of(owed)} or more.",
         (
             Cause(
                 "LimitExceeded", f"credit_limit of account {account.name}", "credit_limit", "credit_limit",

@@ -37,6 +37,7 @@ from bursar.core.credit.lease import Grant, Lease, LeaseState, Mode, fenced
 from bursar.core.credit.price import PriceList, Unpriced
 from bursar.core.values.money import AMOUNT_MAX, cost, credits_of
 from bursar.core.values.refusal import Cause, Code, Refusal
+from bursar.core.values.wording import counted
 
 RECONCILER = "system:reconciliation"  # who takes again what came back twice
 
@@ -353,7 +354,7 @@ class Book:
         many hours; return whether an alert was due."""
         if not crosses(before, more, limit):
             return False
-        reason = f"more than {credits_of(limit)} credits in {hours} h"
+        reason = f"more than {counted(credits_of(limit), 'credit')} in {hours} h"
         self.events.append(Event(News.ACCOUNT_DRIFT, account.id, before.amount + more, reason=reason))
         return True
 
@@ -477,9 +478,9 @@ def beyond_the_cost(lease: Lease, amount: int) -> Refusal | None:
     )  # fmt: skip
     return Refusal(
         Code.UNPROCESSABLE,
-        f"{lease.name} cost {credits_of(lease.paid)} credits, of which {credits_of(lease.refunded)} are refunded:"
-        f" {credits_of(amount)} cannot be",
-        f"Refund {credits_of(left)} credits or less; for goodwill, leave the lease out." if left > 0
+        f"{lease.name} cost {counted(credits_of(lease.paid), 'credit')}, of which {credits_of(lease.refunded)}"
+        f" are refunded: {credits_of(amount)} cannot be",
+        f"Refund {counted(credits_of(left), 'credit')} or less; for goodwill, leave the lease out." if left > 0
         else "For goodwill, leave the lease out.",
         (cause,),
     )  # fmt: skip

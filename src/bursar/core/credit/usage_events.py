@@ -14,6 +14,7 @@ from msgspec import Struct
 from bursar.core.credit.lease import Lease
 from bursar.core.values.money import MICROS
 from bursar.core.values.refusal import Cause, Code, Refusal, field_fault, invalid
+from bursar.core.values.wording import counted
 
 JOB_CHARS_MAX = 253
 SEQ_MAX = 2**53
@@ -129,9 +130,10 @@ def payer_of(
     # By the wall clocks of those who measure; where they agree with none of the leases, the nearest one is meant.
     best = max(fitting, key=lambda one: (one.overlap(event), one.id))
     if event.gpus is not None and event.gpus > best.gpus:
+        leased = counted(f"{best.gpus / 1000:g}", "GPU")
         return Refusal(
             Code.UNPROCESSABLE,
-            f"job {event.job!r} has leased {best.gpus / 1000:g} GPUs, it cannot have used {event.gpus / 1000:g}",
+            f"job {event.job!r} has leased {leased}, it cannot have used {event.gpus / 1000:g}",
             "Give the gpu_count that was used of the lease, or leave it out.",
         )
     return best

@@ -24,6 +24,7 @@ from bursar.core.objects.allocation import Request
 from bursar.core.objects.charge import Charge
 from bursar.core.values.quantity import format_amount
 from bursar.core.values.refusal import Cause, Code, Refusal
+from bursar.core.values.wording import counted
 
 
 class Target(Struct, frozen=True):
@@ -47,7 +48,9 @@ def place(
 ) -> Placing | Refusal:
     """Whether all targets have the room, and what is taken from each; nothing is changed."""
     if len(targets) != request.nodes or (len(targets) > 1 and len({one.node for one in targets}) != len(targets)):
-        return Refusal(Code.STALE, f"the plan names {len(targets)} nodes, the allocation asks for {request.nodes}")
+        return Refusal(
+            Code.STALE, f"the plan names {counted(len(targets), 'node')}, the allocation asks for {request.nodes}"
+        )
     after: list[NodeRoom] = []
     fits: list[Fit] = []
     nodes = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from bursar.core.objects.allocation import Phase
@@ -44,16 +44,18 @@ class Notice:
     by: str  # namespace/name of what takes its place, or the person who said so
     message: str
     grace_seconds: int = 30
+    failure: Failure | None = None  # of the node or member because of which it is stopped
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """How work failed on a node, of those that it runs on as one."""
+    """How work failed on a node: the first failure of an allocation, or of its gang."""
 
     node: str
     exit_code: int | None = None
     reason: str = ""
     message: str = ""
+    allocation: str = ""  # the member that failed, where it is another one of the gang
 
     @property
     def words(self) -> str:
@@ -61,11 +63,18 @@ class Failure:
         code = f"exit code {self.exit_code}" if self.exit_code is not None else "it failed"
         return (self.message or self.reason or code) + (f" on {self.node}" if self.node else "")
 
+    @property
+    def words_alone(self) -> str:
+        """Of work on one node: a bare exit code is told with its node; a message or a reason stays as reported."""
+        bare = self.exit_code is not None and not self.reason and not self.message
+        return self.words if bare else self.message
+
 
 def member_notice(name: str, failure: Failure, gang: str = "") -> Notice:
     """What the rest of it is told when one node or member has failed: it is asked to end, and does not wait again."""
     words = f"{name} failed: {failure.words}" if gang else failure.words
-    return Notice(Reason.MEMBER_FAILED, Rule.MEMBER_FAILED, name, words)
+    told = replace(failure, allocation=name if gang else "")
+    return Notice(Reason.MEMBER_FAILED, Rule.MEMBER_FAILED, name, words, failure=told)
 
 
 def ended_as(last: Phase, earlier: Collection[Phase], *, evicted: bool, deleted: bool) -> Phase:

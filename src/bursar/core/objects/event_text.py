@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from enum import StrEnum
 from typing import Final, NamedTuple
 
 from bursar.core.objects.allocation import Phase
+from bursar.core.objects.job import JOB_ENDED, JobPhase, Progress
+from bursar.core.values.wording import listed
 
 _REASONS: Final = {"ADDED": "Created", "MODIFIED": "Changed", "DELETED": "Deleted"}
 
@@ -19,13 +23,48 @@ _PHASES: Final = {
 }
 
 
+# The verb of the job controller. What a step did is written as its why: `SuccessfulCreate: created allocation train-0`.
+STEP: Final = "step"
+
+
+class StepReason(StrEnum):
+    """What a step of the job controller did, in the words of Kubernetes where it has one."""
+
+    COMPLETED = "Completed"
+    BACKOFF_LIMIT_EXCEEDED = "BackoffLimitExceeded"
+    DEADLINE_EXCEEDED = "DeadlineExceeded"
+    CANCELLED = "Cancelled"
+    FAILED_CREATE = "FailedCreate"
+    SUCCESSFUL_CREATE = "SuccessfulCreate"
+    ALLOCATION_FAILED = "AllocationFailed"
+    PROGRESSED = "Progressed"
+    STARTED = "Started"
+
+
+_STEPS: Final = {reason.value: reason for reason in StepReason}
+_STEP_WARNINGS: Final = frozenset(
+    {
+        StepReason.BACKOFF_LIMIT_EXCEEDED,
+        StepReason.DEADLINE_EXCEEDED,
+        StepReason.FAILED_CREATE,
+        StepReason.ALLOCATION_FAILED,
+    }
+)
+
+
 class Standing(NamedTuple):
     """How an allocation stood after a change."""
 
     phase: str
-    node: str = ""
+    nodes: tuple[str, ...] = ()
     message: str = ""
     exit_code: int | None = None
+    waits_for: str = ""  # why it is not placed, by its condition `Scheduled`
+
+    @property
+    def where(self) -> str:
+        """` on gpu-7`, ` on 2 nodes: gpu-7, gpu-8`; empty where it is on none."""
+        return f" on {listed(self.nodes, 'node')}" if self.nodes else ""
 
 
 class Told(NamedTuple):
@@ -37,16 +76,21 @@ class Told(NamedTuple):
 def tell(type_: str, verb: str, actor: str, why: str, after: Standing | None = None) -> Told:
     """`Scheduled: placed on gpu-7` where an allocation's change has a word in Kubernetes; else who did what and why."""
     plain = Told(_REASONS[type_], False, f"{verb} by {actor}" + (f": {why}" if why else ""))
+    if type_ == "MODIFIED" and verb == STEP and (step := _step_told(why)) is not None:
+        return step
     if after is None or type_ != "MODIFIED":
         return plain
     if verb == "bind":
-        return Told("Scheduled", False, f"placed on {after.node}" if after.node else "placed")
+        return Told("Scheduled", False, f"placed{after.where}")
     if verb == "refuse":
         return Told("OutOfCredit", True, after.message or plain.message)
     if verb == "grant":
         return Told("CreditRestored", False, "its time is paid for again")
     if verb == "note":
-        return Told("FailedScheduling", True, after.message or "cannot be placed now")
+        # The message of evicted work goes on saying why it was stopped; the condition has the current reason.
+        return Told("FailedScheduling", True, after.waits_for or after.message or "cannot be placed now")
+    if verb == STEP and after.phase == Phase.TERMINATING:
+        return Told("Stopping", False, "is being stopped by its job")
     if verb in _STOPPING and after.phase == Phase.TERMINATING:
         return Told(_STOPPING[verb], True, after.message or plain.message)
     return _reported(after) if verb in ("report", "end", "fail") else plain
@@ -57,5 +101,41 @@ def _reported(after: Standing) -> Told:
         code = f"exit code {after.exit_code}" if after.exit_code is not None else "failed"
         return Told("Failed", True, after.message or code)
     reason, words = _PHASES.get(Phase(after.phase), ("Changed", after.phase))
-    where = f"{words} on {after.node}" if after.node and after.phase in (Phase.RUNNING, Phase.SUCCEEDED) else words
+    where = f"{words}{after.where}" if after.phase in (Phase.RUNNING, Phase.SUCCEEDED) else words
     return Told(reason, False, f"{where}: {after.message}" if after.message else where)
+
+
+# Jobs.
+
+
+def step_why(before: Progress, after: Progress, made: Sequence[str], blocked: str = "") -> str:
+    """What a step did, in one line: the weightiest of it; empty where there is no word for it."""
+    if after.phase in JOB_ENDED and before.phase not in JOB_ENDED:
+        return _end_why(after)
+    if blocked:
+        return f"{StepReason.FAILED_CREATE}: {' '.join(blocked.split())}"
+    if made:
+        what = f"allocation {made[0]}" if len(made) == 1 else listed(made, "allocation")
+        return f"{StepReason.SUCCESSFUL_CREATE}: created {what}"
+    if after.failed > before.failed:
+        return f"{StepReason.ALLOCATION_FAILED}: {after.message or 'an allocation failed'}"
+    if after.succeeded > before.succeeded:
+        return f"{StepReason.PROGRESSED}: {after.succeeded} succeeded, {after.active} active"
+    if after.phase is JobPhase.RUNNING and before.phase is JobPhase.QUEUED:
+        return f"{StepReason.STARTED}: the first allocation runs"
+    return ""
+
+
+def _end_why(after: Progress) -> str:
+    if after.phase is JobPhase.SUCCEEDED:
+        return f"{StepReason.COMPLETED}: job completed"
+    if after.phase is JobPhase.FAILED:
+        return f"{after.reason}: {after.message}"
+    return f"{StepReason.CANCELLED}: job cancelled"
+
+
+def _step_told(why: str) -> Told | None:
+    """The event of a step, by what `step_why` wrote."""
+    word, _, message = why.partition(": ")
+    reason = _STEPS.get(word)
+    return Told(reason, reason in _STEP_WARNINGS, message) if reason is not None and message else None

@@ -15,6 +15,7 @@ from itertools import islice
 
 from bursar.core.objects.allocation import ENDED, Phase
 from bursar.core.objects.charge import Charge
+from bursar.core.values.wording import counted
 
 
 class JobPhase(StrEnum):
@@ -253,7 +254,7 @@ def _judged(plan: Plan, progress: Progress, live: bool, now: datetime) -> Progre
         return _ended(progress, JobPhase.SUCCEEDED, now)
     if progress.failed > plan.backoff_limit:
         last = f"; the last one: {progress.message}" if progress.message else ""
-        words = f"{progress.failed} allocations failed, backoffLimit is {plan.backoff_limit}{last}"
+        words = f"{counted(progress.failed, 'allocation')} failed, backoffLimit is {plan.backoff_limit}{last}"
         return _ended(progress, JobPhase.FAILED, now, "BackoffLimitExceeded", words)
     if (end := deadline(plan, progress)) is not None and end <= now:
         words = f"ran longer than activeDeadlineSeconds, {plan.deadline_seconds} s"

@@ -29,11 +29,6 @@ _WAIT = "Wait for running allocations to complete, or contact your tenant admin.
 _ASK = "Delete something that is no longer needed, ask for less, or ask {} for a higher limit."
 
 
-def counted(number: int, what: str) -> str:
-    """`1 node`, `2 nodes`."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
 def dimension_label(dimension: str) -> str:
     """`nodes` → `max_nodes`; resources keep their full name."""
     if dimension in _KUBERNETES or "/" in dimension or "." in dimension or "-" in dimension:

@@ -13,9 +13,9 @@ from typing import Final
 
 from bursar.core.nodes.node import DEVICES_MAX, WHOLE, is_device
 from bursar.core.objects.charge import Amounts
-from bursar.core.quota.quota_messages import counted
 from bursar.core.values.quantity import format_amount
 from bursar.core.values.refusal import Cause, Code, Refusal
+from bursar.core.values.wording import counted
 
 PODS: Final = "pods"
 CAUSES_TOLD_MAX: Final = 10  # in the message; the rest stand among the details
@@ -157,7 +157,7 @@ def _short(capacity: Amounts, demand: Demand) -> list[str]:
 
 def _too_many_nodes(demand: Demand, able: int) -> Refusal:
     what = f"large enough for {_together(demand.requests)}" if demand.requests else "registered"
-    message = f"{demand.nodes} nodes requested, the cluster has {able} {what}"
+    message = f"{counted(demand.nodes, 'node')} requested, the cluster has {able} {what}"
     cause = _counted("ExceedsNodes", message, "spec.nodes", able, demand.nodes)
     return _unsatisfiable((cause,), f"Ask for at most {counted(able, 'node')}, for less on each of them, or add nodes.")
 

@@ -14,6 +14,7 @@ from typing import Final
 from msgspec import Struct
 
 from bursar.core.usage.external_budget import INTERNAL
+from bursar.core.values.wording import counted
 
 PENALTY_FROM: Final = 0.8  # up to here a budget changes nothing
 PENALTY_FLOOR: Final = 0.05  # what is left of a score when the budget is used up
@@ -122,7 +123,7 @@ def told(hours: BudgetHours, state: BudgetState) -> str:
         if nodes_lead or hours.gpu_budget is None
         else ("GPU-hours", hours.gpu_hours, hours.gpu_budget)
     )
-    since = f"in the last {hours.days} days" if hours.source == INTERNAL else f"as {hours.source} has it"
+    since = f"in the last {counted(hours.days, 'day')}" if hours.source == INTERNAL else f"as {hours.source} has it"
     numbers = f"{used:,.1f} of {budget:,.10g} {what} {since}"
     if state is BudgetState.EXHAUSTED:
         return f"the budget is used up: {numbers}. New work runs when nobody else wants the room; what runs goes on"

@@ -5,9 +5,11 @@ inside what dates can hold.
 """
 
 import re
+from datetime import datetime
 from typing import Final
 
 from bursar.core.values.names import quoted
+from bursar.core.values.wording import counted
 
 SECONDS_MAX: Final = 10 * 365 * 86_400
 
@@ -47,6 +49,26 @@ def format_age(seconds: int) -> str:
         return _two_units(days, "d", hours % 24 if days < 8 else 0, "h")
     years = days // 365
     return _two_units(years, "y", days % 365 if years < 8 else 0, "d")
+
+
+def format_due(seconds: float) -> str:
+    """How far away a moment is, as people say it: `in about 10 min`, `12m ago`."""
+    if seconds < -1:
+        return f"{format_age(int(-seconds))} ago"
+    if seconds < 1:
+        return "now"
+    if seconds < 90:
+        return f"in about {round(seconds)} s"
+    if seconds < 90 * 60:
+        return f"in about {round(seconds / 60)} min"
+    if seconds < 36 * 3_600:
+        return f"in about {round(seconds / 3_600)} h"
+    return f"in about {counted(round(seconds / 86_400), 'day')}"
+
+
+def format_clock(at: datetime, now: datetime) -> str:
+    """`12:38 UTC`, with its date unless that is today's. Both are in UTC."""
+    return f"{at:%H:%M} UTC" if at.date() == now.date() else f"{at:%Y-%m-%d %H:%M} UTC"
 
 
 def _written_seconds(text: object) -> int:

@@ -32,6 +32,7 @@ from bursar.core.quota.quota import Move
 from bursar.core.quota.quota_messages import quota_refusal
 from bursar.core.values.quantity import format_granted
 from bursar.core.values.refusal import Cause, Code, Refusal
+from bursar.core.values.wording import listed
 from bursar.ops.objects.object import not_found, sight_of
 from bursar.ops.runtime.command import Command, Reply, Result
 from bursar.ops.runtime.lane_plan import feed
@@ -56,7 +57,6 @@ WAITING = ("reason", "message", "nominated", "queuePosition")
 # Of one allocation in each second, at most: the next era begins above all that the one before can have given.
 ERA_EPOCHS = 1000
 
-NAMED_MAX = 8  # nodes of one allocation, where it is told in words where it is
 
 # The revision of each member of a unit once it is placed, or why none of them is.
 Bound: TypeAlias = tuple[int, ...] | Refusal
@@ -309,14 +309,8 @@ def _set_bound(status: dict[str, Any], member: Member, placing: Placing, epoch: 
     status["allocatedResources"] = {name: _text(name, value * count) for name, value in requests.items()}
     status["epoch"] = epoch
     status["scheduledTime"] = at
-    set_condition(status, "Scheduled", "True", "Bound", f"Placed on {_where(placing.rooms)}", at)
-
-
-def _where(rooms: Sequence[NodeRoom]) -> str:
-    if len(rooms) == 1:
-        return rooms[0].name
-    more = ", …" if len(rooms) > NAMED_MAX else ""
-    return f"{len(rooms)} nodes: {', '.join(room.name for room in rooms[:NAMED_MAX])}{more}"
+    where = listed([room.name for room in placing.rooms], "node")
+    set_condition(status, "Scheduled", "True", "Bound", f"Placed on {where}", at)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

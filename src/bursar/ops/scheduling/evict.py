@@ -28,6 +28,7 @@ from bursar.ops.runtime.lane_plan import feed
 from bursar.ops.runtime.runtime import Office, new_uid, timestamp
 from bursar.ops.workloads.allocation import (
     PLACED,
+    failure_document,
     phase_of,
     request_in,
     set_condition,
@@ -252,6 +253,8 @@ def told_to_stop(sheet: Sheet, before: Stored, notice: Notice, id_: str, *, requ
     }
     if not deleted:
         status |= {"phase": Phase.TERMINATING, "reason": notice.reason, "message": notice.message}
+        if notice.failure is not None:
+            status.setdefault("failure", failure_document(notice.failure))
         set_condition(status, "Terminating", "True", notice.reason, notice.message, timestamp(sheet.now))
         sheet.place([replace(one, wanted=False) for one in sheet.placements[before.uid]])
     return with_status(before, status)

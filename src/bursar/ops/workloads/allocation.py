@@ -15,6 +15,7 @@ import msgspec
 from bursar.core.batch.unit_of_work import Sheet
 from bursar.core.credit.lease import FROZEN
 from bursar.core.credit.shortfall import OUT_OF_CREDIT, Shortfall, end_words
+from bursar.core.nodes.eviction import Failure
 from bursar.core.nodes.eviction import Reason as Stopped
 from bursar.core.objects.allocation import ENDED, GangKey, Phase, Request
 from bursar.core.objects.charge import NOTHING, Charge
@@ -126,6 +127,26 @@ def set_condition(status: dict[str, Any], name: str, value: str, reason: str, me
         elif one["status"] == value:
             condition["lastTransitionTime"] = one.get("lastTransitionTime", at)
     status["conditions"] = [*conditions, condition]
+
+
+def failure_document(failure: Failure) -> dict[str, Any]:
+    """The first failure, as `status.failure` has it."""
+    told = {
+        "allocation": failure.allocation,
+        "node": failure.node,
+        "exitCode": failure.exit_code,
+        "reason": failure.reason,
+        "message": failure.message,
+    }
+    return {name: value for name, value in told.items() if name == "node" or value not in ("", None)}
+
+
+def failure_in(status: Mapping[str, Any]) -> Failure | None:
+    told = status.get("failure")
+    if told is None:
+        return None
+    reason, message, member = (told.get(name, "") for name in ("reason", "message", "allocation"))
+    return Failure(told["node"], told.get("exitCode"), reason, message, member)
 
 
 def take_notice(status: dict[str, Any]) -> dict[str, Any] | None:

@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from bursar.core.batch.unit_of_work import Sheet
 from bursar.core.objects.allocation import Gang, GangKey, GangRow
 from bursar.core.objects.charge import Charge
+from bursar.core.objects.event_text import STEP, step_why
 from bursar.core.objects.job import Member, Progress, Step, all_turns, next_look, next_step, open_turns, turn_name
 from bursar.core.objects.object import Key, Origin, Stored
 from bursar.core.values.refusal import Refusal
@@ -38,7 +39,7 @@ from bursar.store.objects import gang as gang_store
 from bursar.store.objects import job as job_store
 from bursar.wire.kinds.job import PARALLELISM_MAX, plan_of
 
-CONTROLLER = Origin("system:jobs", "step")
+CONTROLLER = Origin("system:jobs", STEP)
 # How long a job rests that others were always faster to change.
 TROUBLE_SECONDS = 2.0
 # What a job that is deleted has left behind is removed so many at a time; what runs comes on top.
@@ -88,9 +89,12 @@ class StepJob(JobCommand):
         progress = replace(progress, started=started, active=progress.active + left + len(made))
         after = with_progress(before, progress, timestamp(sheet.now), refusal)
         changed = (after.status, after.fields) != (before.status, before.fields)
-        result = sheet.put(after, self.origin) if changed else unchanged(before)
+        why = step_why(
+            progress_in(before), progress, [one.key.name for one in made], refusal.message if refusal else ""
+        )
+        result = sheet.put(after, Origin(self.origin.actor, self.origin.verb, why)) if changed else unchanged(before)
         for one in made:
-            sheet.put(replace(one, tenant=before.tenant), self.origin)
+            sheet.put(replace(one, tenant=before.tenant), Origin(self.origin.actor, "create", f"job/{self.key.name}"))
         return result
 
     def _outrun(self, sheet: Sheet, job: Stored) -> bool:

@@ -31,6 +31,8 @@ from bursar.ops.runtime.runtime import Office, new_uid, timestamp
 from bursar.ops.scheduling.evict import members_of, stop_members, told_to_stop
 from bursar.ops.workloads.allocation import (
     PLACED,
+    failure_document,
+    failure_in,
     leave_gang,
     phase_of,
     request_in,
@@ -179,11 +181,13 @@ class Report(Command):
         """What the rest of it is told when it fails by itself: what was told to stop before has not."""
         if self.phase is not Phase.FAILED or phase_of(before) not in PLACED or is_ending(before.doc):
             return None
-        return None if waits_for_members(before.doc) else member_notice(self.key.name, self._failure, self.gang)
+        if waits_for_members(before.doc):
+            return None
+        where = _told_by(self.node, status_of(before))
+        return member_notice(self.key.name, self._failure_on(where), self.gang)
 
-    @property
-    def _failure(self) -> Failure:
-        return Failure(self.node, self.exit_code, self.reason, self.message)
+    def _failure_on(self, node: str) -> Failure:
+        return Failure(node, self.exit_code, self.reason, self.message)
 
     def _end_whole(self, sheet: Sheet, before: Stored) -> Result:
         """The last of its nodes has spoken."""
@@ -221,16 +225,17 @@ class Report(Command):
 
     def _tell_node(self, status: dict[str, Any]) -> None:
         """How it ended there; and that it was the first to fail, if it was."""
+        where = _told_by(self.node, status)
         told = {"phase": self.phase, "exitCode": self.exit_code, "reason": self.reason, "message": self.message}
         shown = {name: value for name, value in told.items() if value not in ("", None)}
-        status["nodes"] = [{**node, **shown} if node["name"] == self.node else node for node in status["nodes"]]
+        status["nodes"] = [{**node, **shown} if node["name"] == where else node for node in status["nodes"]]
         if self.phase is Phase.FAILED and "failure" not in status and "eviction" not in status:
-            del shown["phase"]
-            status["failure"] = {"node": self.node, **shown}
+            status["failure"] = failure_document(self._failure_on(where))
 
     def _final(self, before: Stored, at: str) -> dict[str, Any]:
         status = status_of(before)
-        if self.node and len(status.get("nodes", ())) > 1:
+        alone = len(status.get("nodes", ())) < 2
+        if _told_by(self.node, status) and (not alone or self.phase is Phase.FAILED):
             self._tell_node(status)
         notice = take_notice(status)
         take_lost(status)
@@ -248,8 +253,10 @@ class Report(Command):
             return requeued_status(status, notice or told, at)
         if notice is not None and not waits_again and phase is Phase.FAILED and not is_ending(before.doc):
             told |= {name: notice[name] for name in ("reason", "message")}  # It failed because it was stopped.
-        if phase is Phase.FAILED and (first := _failure_in(status)) is not None:
-            told = {"reason": first.reason, "message": first.words, "exitCode": first.exit_code}
+        first = failure_in(status)
+        if phase is Phase.FAILED and first is not None and not first.allocation:
+            words = first.words_alone if alone else first.words
+            told = {"reason": first.reason, "message": words, "exitCode": first.exit_code}
         status |= {name: value for name, value in told.items() if value not in ("", None)}
         status["endTime"] = at
         set_condition(status, "Ready", "False", str(phase), str(told["message"]), at)
@@ -259,12 +266,10 @@ class Report(Command):
 # Helpers of the command.
 
 
-def _failure_in(status: Mapping[str, Any]) -> Failure | None:
-    """The first failure of work on several nodes."""
-    told = status.get("failure")
-    if told is None:
-        return None
-    return Failure(told["node"], told.get("exitCode"), told.get("reason", ""), told.get("message", ""))
+def _told_by(node: str, status: Mapping[str, Any]) -> str:
+    """The node that a report is of; an administrator, who names none, can only mean the one that there is."""
+    nodes = status.get("nodes", ())
+    return node or (nodes[0]["name"] if len(nodes) == 1 else "")
 
 
 class _Spec(msgspec.Struct, rename="camel"):

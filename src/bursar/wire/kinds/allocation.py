@@ -78,7 +78,7 @@ class PlacedOn(Wire):
     name: str
     uid: Text = UNSET
     devices: dict[str, list[int]] | UnsetType = UNSET
-    phase: Text = UNSET  # of what ran there, once it has ended; of work on several nodes
+    phase: Text = UNSET  # of what ran there, once it has ended; of work on one node, where it failed
     exit_code: int | UnsetType = UNSET
     reason: Text = UNSET
     message: Text = UNSET
@@ -102,9 +102,10 @@ class EvictionNotice(Wire):
 
 
 class FirstFailure(Wire):
-    """Of work on several nodes: where it failed first, and how."""
+    """Where work failed first, and how; `allocation` is the member of its gang that failed, where it was another."""
 
     node: str
+    allocation: Text = UNSET
     exit_code: int | UnsetType = UNSET
     reason: Text = UNSET
     message: Text = UNSET

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from bursar.core.objects.pending_reason import MEMBERS, NODES, Reason, Short, Why
-from bursar.core.quota.quota_messages import counted, dimension_label
+from bursar.core.quota.quota_messages import dimension_label
 from bursar.core.quota.visibility import ABOVE
 from bursar.core.values.quantity import format_amount
+from bursar.core.values.wording import counted
 
 # Of what runs: said behind where it does.
 BEYOND_SHARE: Final = "; it is beyond its tenant's fair share, and the first to go when others need theirs"
