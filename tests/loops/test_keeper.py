@@ -17,8 +17,9 @@ from bursar.loops import informer as keeper_module
 from bursar.loops.informer import Keeper, Lost
 from bursar.loops.plan_commands import SCHEDULER
 from bursar.ops.objects import object as object_ops
+from bursar.ops.runtime.clock import now
 from bursar.ops.runtime.command import Reply
-from bursar.ops.runtime.runtime import Office, now
+from bursar.ops.runtime.runtime import Office
 from bursar.ops.scheduling.bind import Bind, Member, Note, note
 from bursar.ops.scheduling.bind import bind as bind_units
 from bursar.ops.scheduling.evict import Preempt, evict, preempt

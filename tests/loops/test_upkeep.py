@@ -18,7 +18,8 @@ from bursar.loops.housekeeping import (
     sample_usage,
 )
 from bursar.ops.objects import object as object_ops
-from bursar.ops.runtime.runtime import Office, now
+from bursar.ops.runtime.clock import now
+from bursar.ops.runtime.runtime import Office
 from bursar.store.objects import change as change_store
 from bursar.store.objects.change import PARTITION_SIZE
 from bursar.store.objects.listing import Query, load_page

@@ -15,7 +15,8 @@ from bursar.core.values.money import MICROS, nanocredits
 from bursar.loops.lease_expiry import end_lapsed
 from bursar.ops.credit import credit, lease_expiry
 from bursar.ops.credit.credit import PutAccount
-from bursar.ops.runtime.runtime import Office, timestamp
+from bursar.ops.runtime.clock import timestamp
+from bursar.ops.runtime.runtime import Office
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 from support.api.site import eventually
 from support.credit.ledgers import LAB, assert_books_balance, funded, pass_time, priced, receipt, stop_clock

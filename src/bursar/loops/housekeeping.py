@@ -22,8 +22,9 @@ from bursar.ops.objects import object as object_ops
 from bursar.ops.objects.dispatch import delete_command
 from bursar.ops.objects.namespace import TellWaiting
 from bursar.ops.objects.object import Delete, Preconditions
+from bursar.ops.runtime.clock import now
 from bursar.ops.runtime.command import Written
-from bursar.ops.runtime.runtime import Office, now
+from bursar.ops.runtime.runtime import Office
 from bursar.ops.usage.usage_rollup import load_record_days
 from bursar.store.db import idempotency
 from bursar.store.db.database import AWAY

@@ -20,9 +20,10 @@ import structlog
 from bursar.core.objects.allocation import ENDED
 from bursar.core.objects.object import Key
 from bursar.core.values.selector import Op, Selector, Term
+from bursar.ops.runtime.clock import now
 from bursar.ops.runtime.feed import FedChange, Feed, Follower, Lagging
 from bursar.ops.runtime.lane import Overloaded
-from bursar.ops.runtime.runtime import Office, now
+from bursar.ops.runtime.runtime import Office
 from bursar.ops.workloads.job_controller import TROUBLE_SECONDS, Stepped, step
 from bursar.store.db.database import AWAY
 from bursar.store.objects import listing

@@ -34,9 +34,10 @@ from bursar.ops.nodes.heartbeat import Beat, Heard
 from bursar.ops.nodes.liveness import EndLost
 from bursar.ops.nodes.node_ca import renew
 from bursar.ops.objects import object as object_ops
+from bursar.ops.runtime.clock import now
 from bursar.ops.runtime.command import Reply
 from bursar.ops.runtime.lane import Closed, Overloaded, put_all
-from bursar.ops.runtime.runtime import Office, now
+from bursar.ops.runtime.runtime import Office
 from bursar.ops.workloads.report import Report, report
 from bursar.rpc.codec import (
     ENDS,

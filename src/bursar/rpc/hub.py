@@ -28,8 +28,9 @@ from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.nodes.liveness import node_alive
 from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime import metrics
+from bursar.ops.runtime.clock import now
 from bursar.ops.runtime.feed import FedChange, Feed, Lagging
-from bursar.ops.runtime.runtime import Office, now
+from bursar.ops.runtime.runtime import Office
 from bursar.rpc.codec import (
     Spoken,
     end_directive,

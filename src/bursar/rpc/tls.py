@@ -20,7 +20,7 @@ import structlog
 from bursar.core.values.certificate import server_name
 from bursar.ops.nodes.node_ca import ensure_authority
 from bursar.ops.nodes.x509 import OUR_LIFE, Pair, sign_client, sign_server
-from bursar.ops.runtime.runtime import now
+from bursar.ops.runtime.clock import now
 from bursar.store.db.database import Database
 
 log = structlog.get_logger()

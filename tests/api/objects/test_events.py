@@ -4,7 +4,7 @@ import pytest
 
 from bursar.api.objects.event import event_of
 from bursar.core.objects.object import Key
-from bursar.ops.runtime.runtime import now
+from bursar.ops.runtime.clock import now
 from bursar.store.objects.change import Happening
 from support.api.site import TABLE, Site, allocation, node
 from support.runtime.runtime import bind

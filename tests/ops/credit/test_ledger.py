@@ -16,7 +16,8 @@ from bursar.ops.credit.credit import CloseLease, ExtendLease, PutAccount, PutPri
 from bursar.ops.credit.ledger import Credit, CreditWalk, Extend, Payers, book_for, ledger_claim
 from bursar.ops.credit.ledger_verify import prove_present
 from bursar.ops.credit.price import Prices
-from bursar.ops.runtime.runtime import Office, now
+from bursar.ops.runtime.clock import now
+from bursar.ops.runtime.runtime import Office
 from bursar.store.credit import ledger as store
 from bursar.store.db import idempotency as request_store
 from bursar.store.db.database import connect

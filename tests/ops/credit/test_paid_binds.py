@@ -10,7 +10,8 @@ from bursar.core.values.refusal import Refusal
 from bursar.ops.credit import credit
 from bursar.ops.credit.credit import PutAccount
 from bursar.ops.objects import object as object_ops
-from bursar.ops.runtime.runtime import Office, now
+from bursar.ops.runtime.clock import now
+from bursar.ops.runtime.runtime import Office
 from bursar.ops.scheduling.bind import Bind, bind
 from bursar.ops.scheduling.evict import Preempt, Victim, preempt
 from support.credit.ledgers import LAB, assert_books_balance, funded, priced, receipt, stop_clock

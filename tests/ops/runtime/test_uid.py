@@ -2,7 +2,7 @@
 
 import uuid
 
-from bursar.ops.runtime.runtime import new_uid
+from bursar.ops.runtime.clock import new_uid
 
 
 def test_uids_sort_in_the_order_in_which_they_were_made() -> None:

@@ -10,8 +10,9 @@ from bursar.core.nodes.eviction import Notice, Reason, Rule
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Stored
 from bursar.ops.objects import object as object_ops
+from bursar.ops.runtime.clock import now
 from bursar.ops.runtime.command import Written
-from bursar.ops.runtime.runtime import Office, now
+from bursar.ops.runtime.runtime import Office
 from bursar.ops.scheduling import bind as bind_ops
 from bursar.ops.scheduling import evict as evict_ops
 from bursar.ops.scheduling.bind import Note

@@ -17,9 +17,10 @@ from bursar.ops.objects import object as object_ops
 from bursar.ops.objects.bootstrap import bootstrap, first_objects
 from bursar.ops.objects.dispatch import delete_command
 from bursar.ops.objects.object import Preconditions
+from bursar.ops.runtime.clock import now
 from bursar.ops.runtime.command import Reply, Written
 from bursar.ops.runtime.feed import FedChange
-from bursar.ops.runtime.runtime import Office, now
+from bursar.ops.runtime.runtime import Office
 from bursar.ops.scheduling.evict import evict
 from bursar.ops.workloads.report import Report, report
 from bursar.store.nodes import node as node_store

@@ -10,7 +10,8 @@ from bursar.api.objects.event import event_of
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key, Stored
 from bursar.ops.objects import object as object_ops
-from bursar.ops.runtime.runtime import Office, now
+from bursar.ops.runtime.clock import now
+from bursar.ops.runtime.runtime import Office
 from bursar.ops.workloads import job_controller
 from bursar.ops.workloads import report as report_ops
 from bursar.ops.workloads.job_controller import Stepped, step

@@ -9,8 +9,9 @@ from bursar.core.nodes.eviction import Notice, Rule
 from bursar.core.objects.object import Key, Origin, Stored
 from bursar.ops.objects import object as object_ops
 from bursar.ops.objects.dispatch import change_command, create_command
+from bursar.ops.runtime.clock import now
 from bursar.ops.runtime.command import Reply
-from bursar.ops.runtime.runtime import Office, now
+from bursar.ops.runtime.runtime import Office
 from bursar.ops.scheduling.evict import Preempt, Victim, preempt
 from bursar.ops.workloads.priority import Priorities
 from bursar.wire.kinds.registry import BY_NAME

@@ -10,7 +10,7 @@ from bursar.core.values.access import Role
 from bursar.loops.informer import Keeper
 from bursar.loops.leader_query import run_answers
 from bursar.ops.access.token import create_token
-from bursar.ops.runtime.runtime import now
+from bursar.ops.runtime.clock import now
 from bursar.ops.scheduling.leader import resign, stand
 from support.api.families import Family, Mark, Marks, absent
 from support.api.site import Site

@@ -21,7 +21,7 @@ from bursar.api.site.routes import build_routes
 from bursar.core.values.access import Role
 from bursar.ops.access.token import create_token
 from bursar.ops.objects.bootstrap import bootstrap
-from bursar.ops.runtime.runtime import now
+from bursar.ops.runtime.clock import now
 from bursar.store.objects import object as object_store
 from bursar.store.objects.change import load_position
 from bursar.store.quota import quota as quota_store

@@ -10,7 +10,8 @@ from bursar.agent.control.server import Snapshot, opened_door
 from bursar.agent.machine.types import Directive, Place
 from bursar.ops.nodes.node_ca import enrol
 from bursar.ops.nodes.x509 import Issued
-from bursar.ops.runtime.runtime import Office, now
+from bursar.ops.runtime.clock import now
+from bursar.ops.runtime.runtime import Office
 from bursar.store.nodes import heartbeat
 from bursar.store.nodes.heartbeat import SeenBeat
 from support.nodes.certificates import new_key, pem_of, request_for

@@ -13,7 +13,7 @@ from bursar.core.values.access import Role, grantable, reach
 from bursar.core.values.duration import DurationError, parse_seconds
 from bursar.core.values.refusal import Cause, Code, Refusal, invalid
 from bursar.ops.access import token as ops
-from bursar.ops.runtime.runtime import now, timestamp
+from bursar.ops.runtime.clock import now, timestamp
 from bursar.store.access.token import TokenRecord
 from bursar.store.db import idempotency as request_store
 from bursar.store.db.database import Connection

@@ -14,7 +14,7 @@ from bursar.core.values.money import credits_of
 from bursar.core.values.refusal import Refusal, field_fault, invalid
 from bursar.ops.credit import ledger_verify, seal
 from bursar.ops.credit.statement import system_balances
-from bursar.ops.runtime.runtime import timestamp
+from bursar.ops.runtime.clock import timestamp
 from bursar.wire.shared.document import encode
 
 PARAMS: Final = (

@@ -21,7 +21,7 @@ from bursar.core.values.access import Identity, Role, unauthenticated
 from bursar.core.values.refusal import Refusal
 from bursar.ops.access.token import TokenText, find_tokens, is_token_of, parse_token, token_death
 from bursar.ops.quota.tenant_tree import TreeCache
-from bursar.ops.runtime.runtime import timestamp
+from bursar.ops.runtime.clock import timestamp
 from bursar.store.access.token import TokenRecord
 from bursar.store.db.database import Database, Unavailable
 

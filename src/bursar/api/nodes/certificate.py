@@ -24,7 +24,7 @@ from bursar.ops.nodes import node_ca as ops
 from bursar.ops.nodes.x509 import Issued, fingerprint, read_request
 from bursar.ops.objects import object as object_ops
 from bursar.ops.objects.dispatch import create_command
-from bursar.ops.runtime.runtime import timestamp
+from bursar.ops.runtime.clock import timestamp
 from bursar.wire.shared.document import encode
 from bursar.wire.shared.kind import Object
 

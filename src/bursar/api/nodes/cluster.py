@@ -21,7 +21,7 @@ from bursar.core.values.refusal import Refusal
 from bursar.ops.nodes.claim import load_pool
 from bursar.ops.nodes.cluster import Totals
 from bursar.ops.nodes.fence import load_patience
-from bursar.ops.runtime.runtime import now, timestamp
+from bursar.ops.runtime.clock import now, timestamp
 from bursar.store.db.database import AWAY
 from bursar.store.nodes import liveness as liveness_store
 from bursar.wire.shared.document import encode

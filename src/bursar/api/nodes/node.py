@@ -16,7 +16,7 @@ from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.access import token as token_ops
 from bursar.ops.credit.agentless_billing import pay_on
 from bursar.ops.nodes.liveness import node_alive
-from bursar.ops.runtime.runtime import now
+from bursar.ops.runtime.clock import now
 from bursar.store.db.database import Connection
 from bursar.store.nodes import node as node_store
 from bursar.wire.shared.document import encode

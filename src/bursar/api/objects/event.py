@@ -19,7 +19,7 @@ from bursar.core.values.duration import format_age
 from bursar.core.values.refusal import invalid
 from bursar.core.values.selector import Op, Selector, SelectorError, matches_fields, parse_fields
 from bursar.ops.access.audit import RESOURCES
-from bursar.ops.runtime.runtime import now, timestamp
+from bursar.ops.runtime.clock import now, timestamp
 from bursar.ops.usage.budget_alert import BUDGETS
 from bursar.store.db.database import Connection
 from bursar.store.objects import change as store

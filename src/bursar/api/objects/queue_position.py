@@ -12,8 +12,8 @@ from bursar.api.http.route import Call
 from bursar.core.objects.object import Stored
 from bursar.core.scheduling.explain.explain_types import Glimpse
 from bursar.core.values.replace import replace
+from bursar.ops.runtime.clock import timestamp
 from bursar.ops.runtime.command import Written
-from bursar.ops.runtime.runtime import timestamp
 from bursar.ops.scheduling.leader_query import Look
 from bursar.wire.kinds.allocation import Allocation
 from bursar.wire.kinds.job import Job, allocation_spec

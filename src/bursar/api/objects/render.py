@@ -17,8 +17,8 @@ from bursar.core.nodes.node import EXCLUSIVE
 from bursar.core.quota.quota import Counter
 from bursar.core.quota.tenant_tree import quota_scope
 from bursar.core.values.quantity import UNLIMITED, format_amount, percent
+from bursar.ops.runtime.clock import now, timestamp
 from bursar.ops.runtime.command import Written
-from bursar.ops.runtime.runtime import now, timestamp
 from bursar.store.db.database import Connection, Database
 from bursar.store.nodes import heartbeat as beat_store
 from bursar.store.nodes import node as node_store

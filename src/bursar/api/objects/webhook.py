@@ -12,7 +12,7 @@ from bursar.api.http.action import read_action
 from bursar.api.http.route import NO_STORE, Answer, Call, Outcome, Param, Route
 from bursar.core.values.refusal import Refusal, invalid
 from bursar.ops.objects import webhook as ops
-from bursar.ops.runtime.runtime import timestamp
+from bursar.ops.runtime.clock import timestamp
 from bursar.store.objects.webhook import Pending, Webhook
 from bursar.wire.reports.cloud_event import TYPE_PREFIX, event_id
 from bursar.wire.reports.credit import Moved

@@ -7,7 +7,8 @@ from collections import Counter
 from bursar.api.http import metrics
 from bursar.core.credit.hash_chain import Check
 from bursar.ops.credit.seal import load_standing
-from bursar.ops.runtime.runtime import Office, now
+from bursar.ops.runtime.clock import now
+from bursar.ops.runtime.runtime import Office
 from bursar.store.db.database import AWAY
 
 UNKNOWN = float("nan")

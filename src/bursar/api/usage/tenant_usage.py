@@ -33,7 +33,7 @@ from bursar.core.values.duration import DurationError, parse_seconds
 from bursar.core.values.quantity import format_amount
 from bursar.core.values.refusal import Code, Refusal, field_fault, invalid
 from bursar.ops.objects.object import submitter
-from bursar.ops.runtime.runtime import now, timestamp
+from bursar.ops.runtime.clock import now, timestamp
 from bursar.ops.usage.usage_rollup import BudgetUse, believed, load_budget_days
 from bursar.store.db.database import Connection, snapshot
 from bursar.store.quota import quota as quota_store

@@ -19,7 +19,7 @@ from bursar.core.values.access import reach
 from bursar.core.values.money import MICROS, credits_of
 from bursar.core.values.refusal import Refusal, field_fault, invalid
 from bursar.ops.objects.object import not_found
-from bursar.ops.runtime.runtime import now
+from bursar.ops.runtime.clock import now
 from bursar.store.db.database import AWAY, snapshot
 from bursar.store.usage import usage_report
 from bursar.store.usage.usage_levels import SeriesRow, Tariffs, load_created, load_tariffs, load_user_window

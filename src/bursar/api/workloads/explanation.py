@@ -13,7 +13,7 @@ from bursar.core.quota.visibility import ABOVE, Sees, reason_for
 from bursar.core.scheduling.explain import explain_types as told
 from bursar.core.scheduling.explain.reason_text import constraint, help, sentence  # noqa: A004
 from bursar.core.values.quantity import format_amount
-from bursar.ops.runtime.runtime import timestamp
+from bursar.ops.runtime.clock import timestamp
 
 # What is answered.
 

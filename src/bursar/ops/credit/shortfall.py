@@ -15,8 +15,9 @@ from bursar.core.objects.charge import Charge
 from bursar.core.objects.object import Key, Origin
 from bursar.core.values.money import MICROS
 from bursar.core.values.refusal import Code, Refusal
+from bursar.ops.runtime.clock import timestamp
 from bursar.ops.runtime.command import Command, Reply, Result
-from bursar.ops.runtime.runtime import Office, timestamp
+from bursar.ops.runtime.runtime import Office
 from bursar.ops.workloads.allocation import PLACED, phase_of, set_shortfall, status_of, unchanged, with_status
 
 ACTOR = "system:credit"

@@ -16,8 +16,9 @@ from bursar.core.objects.object import Key, Origin, Stored
 from bursar.core.values.refusal import Refusal
 from bursar.ops.objects import object as object_ops
 from bursar.ops.objects.dispatch import change_command
+from bursar.ops.runtime.clock import timestamp
 from bursar.ops.runtime.command import Command, Reply
-from bursar.ops.runtime.runtime import Office, timestamp
+from bursar.ops.runtime.runtime import Office
 from bursar.ops.workloads.allocation import set_condition
 from bursar.wire.kinds.node import STDIN_LABEL, Node, isolation_condition
 from bursar.wire.kinds.registry import BY_NAME

@@ -38,8 +38,9 @@ from bursar.core.values.access import Reach
 from bursar.core.values.refusal import Code, Refusal
 from bursar.core.values.replace import replace
 from bursar.ops.objects.object import not_found
+from bursar.ops.runtime.clock import new_uid, timestamp
 from bursar.ops.runtime.command import Command, Reply, Result
-from bursar.ops.runtime.runtime import Office, new_uid, timestamp
+from bursar.ops.runtime.runtime import Office
 from bursar.ops.scheduling.bind import show_leases
 from bursar.ops.workloads.allocation import drop_conditions, set_condition, status_of, unchanged, with_status
 from bursar.store.db.idempotency import Claim as RequestClaim

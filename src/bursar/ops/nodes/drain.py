@@ -21,8 +21,9 @@ from bursar.core.objects.object import Key, Origin, Stored
 from bursar.core.values.refusal import Refusal
 from bursar.core.values.replace import replace
 from bursar.ops.objects.object import get, not_found
+from bursar.ops.runtime.clock import now, timestamp
 from bursar.ops.runtime.command import Command, Reply, Result
-from bursar.ops.runtime.runtime import Office, now, timestamp
+from bursar.ops.runtime.runtime import Office
 from bursar.ops.scheduling.evict import evict, standing_deadline
 from bursar.ops.workloads.allocation import status_of, unchanged
 from bursar.store.nodes import node as node_store

@@ -20,8 +20,9 @@ from bursar.ops.nodes.drain import placed_there
 from bursar.ops.nodes.liveness import SetReadiness, node_key, on_lost_of, settle
 from bursar.ops.nodes.node_conditions import sighting_of, silenced, standing_of
 from bursar.ops.objects.object import get, not_found
+from bursar.ops.runtime.clock import timestamp
 from bursar.ops.runtime.command import Command, Reply, Result
-from bursar.ops.runtime.runtime import Office, timestamp
+from bursar.ops.runtime.runtime import Office
 from bursar.ops.workloads.allocation import unchanged
 from bursar.store.db.idempotency import Claim
 from bursar.wire.kinds.settings import SYSTEM, patience_of

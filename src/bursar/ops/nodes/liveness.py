@@ -35,9 +35,10 @@ from bursar.core.values.refusal import Code, Refusal
 from bursar.core.values.replace import replace
 from bursar.ops.nodes.node_conditions import heard, is_silent, sighting_of, silenced, standing_of
 from bursar.ops.objects.object import get, not_found
+from bursar.ops.runtime.clock import new_uid, timestamp
 from bursar.ops.runtime.command import Command, Reply, Result, Written
 from bursar.ops.runtime.lane_plan import feed
-from bursar.ops.runtime.runtime import Office, new_uid, timestamp
+from bursar.ops.runtime.runtime import Office
 from bursar.ops.scheduling.evict import members_of, stop_members, told_to_stop
 from bursar.ops.workloads.allocation import (
     PLACED,

@@ -20,8 +20,8 @@ from bursar.ops.nodes.node_conditions import is_silent, keep_silence
 from bursar.ops.objects.object import Change, Create, Delete, not_found
 from bursar.ops.objects.removal import finish, remove
 from bursar.ops.runtime import metrics
+from bursar.ops.runtime.clock import timestamp
 from bursar.ops.runtime.command import Result
-from bursar.ops.runtime.runtime import timestamp
 from bursar.wire.shared.document import finalizers_of, is_ending
 
 log = structlog.get_logger()

@@ -22,7 +22,7 @@ from bursar.ops.nodes.x509 import (
     sign_node,
 )
 from bursar.ops.objects.object import not_found
-from bursar.ops.runtime.runtime import now
+from bursar.ops.runtime.clock import now
 from bursar.store.db.database import Connection, Database
 from bursar.store.nodes import node_ca as store
 

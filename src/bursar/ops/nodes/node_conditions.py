@@ -15,7 +15,7 @@ from bursar.core.nodes.liveness import Beat, Sighting, Standing
 from bursar.core.nodes.node import NodeRoom
 from bursar.core.objects.object import Stored
 from bursar.core.values.replace import replace
-from bursar.ops.runtime.runtime import timestamp
+from bursar.ops.runtime.clock import timestamp
 from bursar.ops.workloads.allocation import set_condition
 from bursar.wire.kinds.node import SILENT, SILENT_SINCE
 from bursar.wire.shared.document import encode, is_ending

@@ -9,8 +9,8 @@ import msgspec
 from bursar.core.batch.unit_of_work import Sheet
 from bursar.core.values.replace import replace
 from bursar.ops.objects.object import Delete, not_found
+from bursar.ops.runtime.clock import timestamp
 from bursar.ops.runtime.command import Command, Result
-from bursar.ops.runtime.runtime import timestamp
 from bursar.ops.workloads.allocation import set_condition, status_of, unchanged
 from bursar.wire.shared.document import encode, is_ending
 

@@ -26,8 +26,9 @@ from bursar.core.quota.visibility import Sees, reader_of, sight
 from bursar.core.values.refusal import Cause, Code, Refusal
 from bursar.core.values.replace import replace
 from bursar.ops.objects import removal
+from bursar.ops.runtime.clock import new_uid, now, timestamp
 from bursar.ops.runtime.command import Command, Reply, Result, weight_of_drafts
-from bursar.ops.runtime.runtime import Office, new_uid, now, timestamp
+from bursar.ops.runtime.runtime import Office
 from bursar.wire.kinds.registry import BY_NAME
 from bursar.wire.shared.document import EMPTY, decode, encode, encode_object
 from bursar.wire.shared.kind import Kind, Object, user_field

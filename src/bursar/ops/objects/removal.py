@@ -13,8 +13,8 @@ from bursar.core.objects.allocation import ENDED
 from bursar.core.objects.finalizer import ORPHAN
 from bursar.core.objects.object import Origin, Stored
 from bursar.core.values.replace import replace
+from bursar.ops.runtime.clock import timestamp
 from bursar.ops.runtime.command import Result, Written
-from bursar.ops.runtime.runtime import timestamp
 from bursar.wire.shared.document import encode, finalizers_of, is_ending
 
 

@@ -20,7 +20,8 @@ from bursar.core.usage.budget import BudgetNews
 from bursar.core.values.names import dns_subdomain
 from bursar.core.values.refusal import Cause, Code, Refusal, field_fault, invalid
 from bursar.ops.access.audit import webhook_note
-from bursar.ops.runtime.runtime import Office, now
+from bursar.ops.runtime.clock import now
+from bursar.ops.runtime.runtime import Office
 from bursar.store.objects import webhook as store
 from bursar.store.objects.change import save_notes
 from bursar.store.objects.webhook import Pending, Webhook

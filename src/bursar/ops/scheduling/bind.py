@@ -34,9 +34,10 @@ from bursar.core.values.quantity import format_granted
 from bursar.core.values.refusal import Cause, Code, Refusal
 from bursar.core.values.wording import listed
 from bursar.ops.objects.object import not_found, sight_of
+from bursar.ops.runtime.clock import timestamp
 from bursar.ops.runtime.command import Command, Reply, Result
 from bursar.ops.runtime.lane_plan import feed
-from bursar.ops.runtime.runtime import Office, timestamp
+from bursar.ops.runtime.runtime import Office
 from bursar.ops.workloads.allocation import (
     PLACED,
     phase_of,

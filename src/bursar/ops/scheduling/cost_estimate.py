@@ -17,7 +17,8 @@ from bursar.core.objects.object import Key, Stored
 from bursar.core.quota.quota import Counters
 from bursar.core.values.money import MICROS, cost
 from bursar.core.values.refusal import Code, Refusal
-from bursar.ops.runtime.runtime import Office, now
+from bursar.ops.runtime.clock import now
+from bursar.ops.runtime.runtime import Office
 from bursar.ops.workloads.allocation import request_in
 from bursar.store.credit import ledger as ledger_store
 from bursar.store.nodes import node as node_store

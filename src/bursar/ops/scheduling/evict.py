@@ -23,9 +23,10 @@ from bursar.core.objects.object import Key, Origin, Stored
 from bursar.core.values.refusal import Code, Refusal
 from bursar.core.values.replace import replace
 from bursar.ops.objects.object import conflict, not_found
+from bursar.ops.runtime.clock import new_uid, timestamp
 from bursar.ops.runtime.command import Command, Reply, Result
 from bursar.ops.runtime.lane_plan import feed
-from bursar.ops.runtime.runtime import Office, new_uid, timestamp
+from bursar.ops.runtime.runtime import Office
 from bursar.ops.workloads.allocation import (
     PLACED,
     failure_document,

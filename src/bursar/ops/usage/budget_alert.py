@@ -28,8 +28,9 @@ from bursar.core.usage.budget import (
 from bursar.core.values.refusal import Code, Refusal
 from bursar.core.values.replace import replace
 from bursar.ops.objects.object import not_found
+from bursar.ops.runtime.clock import timestamp
 from bursar.ops.runtime.command import Command, Reply, Result
-from bursar.ops.runtime.runtime import Office, timestamp
+from bursar.ops.runtime.runtime import Office
 from bursar.ops.workloads.allocation import set_condition, status_of, unchanged
 from bursar.wire.kinds.tenant import BUDGET_EXHAUSTED, BUDGET_FIELD, BUDGET_WARNING
 from bursar.wire.shared.document import encode

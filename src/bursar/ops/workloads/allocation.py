@@ -25,8 +25,8 @@ from bursar.core.values.refusal import Code, Refusal
 from bursar.core.values.replace import replace
 from bursar.ops.objects.object import NO_PRECONDITIONS, Preconditions, conflict, not_found
 from bursar.ops.objects.removal import remove
+from bursar.ops.runtime.clock import timestamp
 from bursar.ops.runtime.command import Command, Result, Written
-from bursar.ops.runtime.runtime import timestamp
 from bursar.wire.kinds.allocation import Allocation, request_of
 from bursar.wire.shared.document import encode
 

@@ -52,8 +52,9 @@ from bursar.ops.objects.object import (
     tenant_of,
 )
 from bursar.ops.objects.removal import marked, remove
+from bursar.ops.runtime.clock import now, timestamp
 from bursar.ops.runtime.command import Command, Reply, Result, weight_of_drafts
-from bursar.ops.runtime.runtime import Office, now, timestamp
+from bursar.ops.runtime.runtime import Office
 from bursar.ops.workloads.allocation import GRACE_SECONDS, Release, phase_of, status_of, unchanged
 from bursar.ops.workloads.job_status import (
     is_owned,

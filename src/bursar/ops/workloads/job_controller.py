@@ -21,8 +21,9 @@ from bursar.core.values.replace import replace
 from bursar.ops.objects import object as object_ops
 from bursar.ops.objects.object import TRIES_MAX, already_exists, conflict, namespace_refusal, not_found, sight_of
 from bursar.ops.objects.removal import remove
+from bursar.ops.runtime.clock import now, timestamp
 from bursar.ops.runtime.command import Result, Written, weight_of_drafts
-from bursar.ops.runtime.runtime import Office, now, timestamp
+from bursar.ops.runtime.runtime import Office
 from bursar.ops.workloads.allocation import GRACE_SECONDS, status_of, unchanged
 from bursar.ops.workloads.job import MANY, JobCommand, admit, charges_of, group_of, has_ended
 from bursar.ops.workloads.job_status import (

@@ -25,7 +25,7 @@ from bursar.core.objects.object import Key, Stored
 from bursar.core.values.refusal import Code, Refusal
 from bursar.core.values.replace import replace
 from bursar.ops.objects.object import new_draft
-from bursar.ops.runtime.runtime import new_uid, timestamp
+from bursar.ops.runtime.clock import new_uid, timestamp
 from bursar.ops.workloads.allocation import set_condition, status_of
 from bursar.wire.kinds.allocation import ALLOCATION, JOB_INDEX, Allocation
 from bursar.wire.kinds.job import (

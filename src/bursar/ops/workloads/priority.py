@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from bursar.ops.runtime.runtime import now
+from bursar.ops.runtime.clock import now
 from bursar.store.db.database import Connection, Database
 from bursar.store.objects import job as job_store
 from bursar.store.objects import listing

@@ -26,8 +26,9 @@ from bursar.core.values.refusal import Code, Refusal
 from bursar.core.values.replace import replace
 from bursar.ops.objects.object import conflict, not_found
 from bursar.ops.objects.removal import remove
+from bursar.ops.runtime.clock import new_uid, timestamp
 from bursar.ops.runtime.command import Command, Reply, Result
-from bursar.ops.runtime.runtime import Office, new_uid, timestamp
+from bursar.ops.runtime.runtime import Office
 from bursar.ops.scheduling.evict import members_of, stop_members, told_to_stop
 from bursar.ops.workloads.allocation import (
     PLACED,
