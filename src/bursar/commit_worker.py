@@ -11,8 +11,8 @@ import structlog
 import uvloop
 
 from bursar.logs import set_up_logs
+from bursar.ops.open_runtime import open_runtime
 from bursar.ops.runtime.gc_tuning import calm_collector
-from bursar.ops.runtime.runtime import Office
 from bursar.ops.scheduling.commit_worker import serve
 from bursar.store.db.database import AWAY, Database
 
@@ -21,7 +21,7 @@ log = structlog.get_logger()
 
 async def _work(its: socket.socket) -> None:
     database = await Database.open(os.environ["BURSAR_DATABASE_URL"], readers=1)
-    office = await Office.open(database)
+    office = await open_runtime(database)
     calm_collector()
     await serve(office, its)
 

@@ -45,9 +45,9 @@ from bursar.loops.schedule import run_schedule
 from bursar.loops.usage_rollup import run_hours
 from bursar.ops.access.token import TokenFileError, ensure_admin_token
 from bursar.ops.objects.bootstrap import prepare
+from bursar.ops.open_runtime import open_runtime
 from bursar.ops.runtime.clock import now
 from bursar.ops.runtime.gc_tuning import calm_collector
-from bursar.ops.runtime.runtime import Office
 from bursar.osuser import SERVER, HandOver, OsUser, OsUserError, hand_over, name_of, system_user
 from bursar.rlimit import allow_open_files, open_files_max
 from bursar.store.db.database import AWAY, Database, connect
@@ -190,7 +190,7 @@ async def _controller(settings: Settings) -> int:
         _warn_of_root("bursar controller")
         await prepare(settings.database_url)
     database = await Database.open(settings.database_url)
-    office = await Office.open(database)
+    office = await open_runtime(database)
     loops = asyncio.gather(
         run_upkeep(office),
         run_drains(office),

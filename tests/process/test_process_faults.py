@@ -20,7 +20,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.open_runtime import open_runtime
 from bursar.store.db.database import Database
 from support.api.site import allocation
 from support.process.server import BURSAR, Server, data_directory, free_port, started
@@ -160,7 +160,7 @@ def assert_nothing_lost(server: Server, load: Load) -> None:
 
 async def _assert_counters(server: Server) -> None:
     database = await Database.open(database_url(server))
-    office = await Office.open(database)
+    office = await open_runtime(database)
     try:
         await assert_counters_equal_charges(office)
     finally:

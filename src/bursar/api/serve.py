@@ -22,8 +22,8 @@ from bursar.api.http.oidc import Oidc, OidcSettings
 from bursar.api.http.ratelimit import LIMIT_PER_MINUTE_DEFAULT, MemoryRateLimit, RateLimit, RedisRateLimit
 from bursar.api.site.metrics_app import MetricsDoor
 from bursar.api.site.routes import build_routes
+from bursar.ops.open_runtime import open_runtime
 from bursar.ops.runtime.feed import Feed
-from bursar.ops.runtime.runtime import Office
 from bursar.store.db.database import Database
 
 log = structlog.get_logger()
@@ -43,7 +43,7 @@ async def opened_house(
     grpc_address: str = "",
 ) -> AsyncIterator[House]:
     database = await Database.open(database_url, readers=READERS)
-    office = await Office.open(database)
+    office = await open_runtime(database)
     feed = Feed(database)
     office.on_commit.append(feed.nudge)
     limits: RateLimit = RedisRateLimit.open(redis_url) if redis_url else MemoryRateLimit()

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bursar.ops.objects.bootstrap import prepare
+from bursar.ops.open_runtime import open_runtime
 from bursar.ops.runtime.runtime import Office
 from bursar.store.db.database import Database
 from bursar.store.embedded import start as start_embedded
@@ -80,7 +81,7 @@ async def running_office() -> AsyncIterator[tuple[Office, str]]:
     """An office on a database of its own, and the URL of that for others who are to work on it."""
     async with running_database() as url:
         database = await Database.open(url)
-        office = await Office.open(database)
+        office = await open_runtime(database)
         try:
             yield office, url
         finally:

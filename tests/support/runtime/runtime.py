@@ -18,6 +18,7 @@ from bursar.ops.objects import object as object_ops
 from bursar.ops.objects.bootstrap import bootstrap
 from bursar.ops.objects.dispatch import change_command, create_command, delete_command
 from bursar.ops.objects.object import Preconditions
+from bursar.ops.open_runtime import open_runtime
 from bursar.ops.runtime.command import Reply, Written
 from bursar.ops.runtime.runtime import Office
 from bursar.ops.scheduling import bind as bind_ops
@@ -56,7 +57,7 @@ class opened:  # noqa: N801
 
     async def __aenter__(self) -> Office:
         self._database = await Database.open(self._url)
-        self._office = await Office.open(self._database)
+        self._office = await open_runtime(self._database)
         await bootstrap(self._office)
         return self._office
 

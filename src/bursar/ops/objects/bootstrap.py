@@ -12,6 +12,7 @@ from bursar.core.objects.object import Key, Origin
 from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.objects.dispatch import create_command
 from bursar.ops.objects.object import get, submit
+from bursar.ops.open_runtime import open_runtime
 from bursar.ops.runtime.runtime import Office
 from bursar.store.db.database import Database, connect
 from bursar.store.db.migrate import migrate
@@ -71,7 +72,7 @@ async def prepare(database_url: str, *, restored: bool = False) -> None:
     finally:
         await db.close()
     database = await Database.open(database_url, readers=2)
-    office = await Office.open(database)
+    office = await open_runtime(database)
     try:
         await bootstrap(office)
     finally:
