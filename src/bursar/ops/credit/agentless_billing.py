@@ -24,8 +24,9 @@ from bursar.ops.objects.object import conflict, not_found
 from bursar.ops.runtime.command import Result
 from bursar.ops.runtime.lane_plan import feed
 from bursar.ops.runtime.runtime import Office
-from bursar.ops.scheduling.evict import Evict, not_placed, stop, stop_members
+from bursar.ops.scheduling.evict import Evict, not_placed
 from bursar.ops.workloads.allocation import PLACED, phase_of
+from bursar.ops.workloads.stop import stop, stop_members
 from bursar.store.credit import agentless_billing as store
 from bursar.store.credit.agentless_billing import PaidPlace
 

@@ -24,8 +24,9 @@ from bursar.ops.objects.object import get, not_found
 from bursar.ops.runtime.clock import now, timestamp
 from bursar.ops.runtime.command import Command, Reply, Result
 from bursar.ops.runtime.runtime import Office
-from bursar.ops.scheduling.evict import evict, standing_deadline
+from bursar.ops.scheduling.evict import evict
 from bursar.ops.workloads.allocation import status_of, unchanged
+from bursar.ops.workloads.stop import standing_deadline
 from bursar.store.nodes import node as node_store
 from bursar.store.objects import object as object_store
 from bursar.wire.shared.document import encode

@@ -39,7 +39,6 @@ from bursar.ops.runtime.clock import new_uid, timestamp
 from bursar.ops.runtime.command import Command, Reply, Result, Written
 from bursar.ops.runtime.lane_plan import feed
 from bursar.ops.runtime.runtime import Office
-from bursar.ops.scheduling.evict import members_of, stop_members, told_to_stop
 from bursar.ops.workloads.allocation import (
     PLACED,
     phase_of,
@@ -50,6 +49,7 @@ from bursar.ops.workloads.allocation import (
     with_status,
 )
 from bursar.ops.workloads.report import Report
+from bursar.ops.workloads.stop import members_of, stop_members, told_to_stop
 from bursar.store.nodes import node as node_store
 from bursar.store.objects import object as object_store
 from bursar.wire.shared.document import is_ending

@@ -29,7 +29,6 @@ from bursar.ops.objects.removal import remove
 from bursar.ops.runtime.clock import new_uid, timestamp
 from bursar.ops.runtime.command import Command, Reply, Result
 from bursar.ops.runtime.runtime import Office
-from bursar.ops.scheduling.evict import members_of, stop_members, told_to_stop
 from bursar.ops.workloads.allocation import (
     PLACED,
     failure_document,
@@ -49,6 +48,7 @@ from bursar.ops.workloads.allocation import (
     unchanged,
     with_status,
 )
+from bursar.ops.workloads.stop import members_of, stop_members, told_to_stop
 from bursar.wire.shared.document import is_ending
 
 

@@ -1,0 +1,97 @@
+"""Stopping placed work: the notice in its status, which its nodes get as a directive, and the deadline that stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+
+from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.nodes.eviction import Notice
+from bursar.core.objects.allocation import GangKey, Phase
+from bursar.core.objects.object import Key, Origin, Stored
+from bursar.core.values.replace import replace
+from bursar.ops.runtime.clock import timestamp
+from bursar.ops.runtime.command import Result
+from bursar.ops.workloads.allocation import (
+    PLACED,
+    failure_document,
+    phase_of,
+    set_condition,
+    status_of,
+    unchanged,
+    with_status,
+)
+
+
+def members_of(sheet: Sheet, gangs: Iterable[GangKey]) -> list[Key]:
+    return [one.key for gang in gangs for one in sheet.members(*gang)]
+
+
+def stop_members(
+    sheet: Sheet, gang: GangKey, notice: Notice, id_: str, origin: Origin, *, requeue: bool = True
+) -> None:
+    """Stop what is placed of a gang, also what was placed while it was decided that the gang goes."""
+    for one in sheet.members(*gang):
+        if phase_of(one) in PLACED:
+            stop(sheet, one, notice, id_, origin, requeue=requeue)
+
+
+def stop(sheet: Sheet, before: Stored, notice: Notice, id_: str, origin: Origin, *, requeue: bool = True) -> Result:
+    """Tell what is placed to end. Being told twice is harmless: the earlier deadline stands, and the first reason."""
+    after = told_to_stop(sheet, before, notice, id_, requeue=requeue)
+    return unchanged(before) if after is before else sheet.put(after, origin)
+
+
+def told_to_stop(sheet: Sheet, before: Stored, notice: Notice, id_: str, *, requeue: bool = True) -> Stored:
+    """What it becomes when it is told to end; itself, where it was told before and has no longer than that."""
+    deadline = timestamp(sheet.now + timedelta(seconds=notice.grace_seconds))
+    status = status_of(before)
+    told: dict[str, Any] | None = status.get("eviction")
+    standing = standing_deadline(before)
+    if told is not None and standing <= deadline:
+        return before
+    if told is not None:
+        status["eviction"] = {**told, "deadline": deadline, "gracePeriodSeconds": notice.grace_seconds}
+        return with_status(before, status)
+    deleted = bool(standing)  # Who deleted it is waited for by the deletion; it does not come back.
+    status["eviction"] = {
+        "id": id_,
+        "reason": notice.reason,
+        "rule": notice.rule,
+        "by": notice.by,
+        "message": notice.message,
+        "gracePeriodSeconds": notice.grace_seconds,
+        "deadline": min(deadline, standing) if deleted else deadline,
+        "requeue": requeue and not deleted,
+    }
+    if not deleted:
+        status |= {"phase": Phase.TERMINATING, "reason": notice.reason, "message": notice.message}
+        if notice.failure is not None:
+            status.setdefault("failure", failure_document(notice.failure))
+        set_condition(status, "Terminating", "True", notice.reason, notice.message, timestamp(sheet.now))
+        sheet.place([replace(one, wanted=False) for one in sheet.placements[before.uid]])
+    return with_status(before, status)
+
+
+class _Deletion(msgspec.Struct, rename="camel"):
+    deletion_timestamp: str = ""
+
+
+class _Metadata(msgspec.Struct):
+    metadata: _Deletion
+
+
+_deletion = msgspec.json.Decoder(_Metadata)
+
+
+def standing_deadline(one: Stored) -> str:
+    """By when it was told to end; empty when it was not. Times in UTC, to the second, sort as text."""
+    told = (status_of(one).get("eviction") or {}).get("deadline", "")
+    deleted = _deletion.decode(one.doc).metadata.deletion_timestamp
+    return min(told, deleted) if told and deleted else told or deleted
+
+
+# Verbs.
