@@ -5,6 +5,7 @@ from typing import Any
 
 import grpc
 import pytest
+import structlog.testing
 
 from bursar.core.nodes.liveness import Standing
 from bursar.core.objects.object import Key, Origin
@@ -305,14 +306,14 @@ async def test_what_changes_while_everything_is_told_comes_with_it_and_not_befor
 
 
 async def test_what_a_node_has_is_what_schedules(door: Door) -> None:
-    await node(door.office, "n1", cpu=8, gpu=8, memory="64Gi")
+    await node(door.office, "n1", cpu=16, gpu=8, memory="64Gi")
     agent = door.agent("n1")
-    await agent.beat(capacity={"cpu": "16", "nvidia.com/gpu": "7"})
+    await agent.beat(capacity={"cpu": "12", "nvidia.com/gpu": "7"})
     told = (await node_shown(door.office))["status"]
-    assert told["capacity"] == {"cpu": "16", "nvidia.com/gpu": "7", "memory": "64Gi"}
+    assert told["capacity"] == {"cpu": "12", "nvidia.com/gpu": "7", "memory": "64Gi"}
     assert told["allocatable"] == told["capacity"]
     revision = (await node_shown(door.office))["metadata"]["resourceVersion"]
-    await agent.beat(capacity={"cpu": "16000m", "nvidia.com/gpu": "7"})
+    await agent.beat(capacity={"cpu": "12000m", "nvidia.com/gpu": "7"})
     assert (await node_shown(door.office))["metadata"]["resourceVersion"] == revision, "said in other words"
     await allocation(door.office, "default", "big", gpu=8)
     reply = await bind(door.office, "default", "big", "n1")
@@ -324,13 +325,30 @@ async def test_a_node_does_not_raise_what_an_administrator_allows(door: Door) ->
     await node(door.office, "n1", cpu=8)
     await change(door.office, "Node", "", "n1", allocatable={"cpu": "6"})
     agent = door.agent("n1")
-    await agent.beat(capacity={"cpu": "32"})
+    with structlog.testing.capture_logs() as logs:
+        await agent.beat(capacity={"cpu": "32", "nvidia.com/gpu": "999"})
     told = (await node_shown(door.office))["status"]
-    assert (told["capacity"]["cpu"], told["allocatable"]["cpu"]) == ("32", "6")
+    assert (told["capacity"], told["allocatable"]) == ({"cpu": "8"}, {"cpu": "6"}), "nor adds what it does not name"
+    warned = [one["resources"] for one in logs if one["event"] == "a node says to have more than its spec.capacity"]
+    assert warned == [["cpu", "nvidia.com/gpu"]]
     await agent.beat(capacity={"cpu": "4"})
     assert (await node_shown(door.office))["status"]["allocatable"]["cpu"] == "4"
     spec = (await node_shown(door.office))["spec"]
     assert spec == {"capacity": {"cpu": "8"}, "allocatable": {"cpu": "6"}}
+
+
+async def test_where_nobody_says_otherwise_the_nodes_word_counts_and_a_rise_is_told_of(door: Door) -> None:
+    await node(door.office, "n1")
+    agent = door.agent("n1")
+    with structlog.testing.capture_logs() as logs:
+        await agent.beat(capacity={"nvidia.com/gpu": "2"})
+        assert not [one for one in logs if one["event"] == "a node offers more than before"], "it is its first word"
+        await agent.beat(capacity={"nvidia.com/gpu": "4"})
+    assert (await node_shown(door.office))["status"]["allocatable"] == {"nvidia.com/gpu": "4"}
+    warned = [one for one in logs if one["event"] == "a node offers more than before"]
+    assert [(one["before"], one["now"]) for one in warned] == [("2", "4")]
+    await change(door.office, "Node", "", "n1", capacity={"nvidia.com/gpu": "3"})
+    assert (await node_shown(door.office))["status"]["allocatable"] == {"nvidia.com/gpu": "3"}
 
 
 # Certificates.

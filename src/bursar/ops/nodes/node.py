@@ -23,6 +23,7 @@ from bursar.ops.objects.removal import finish, remove
 from bursar.ops.runtime import metrics
 from bursar.ops.runtime.command import Result
 from bursar.ops.runtime.runtime import timestamp
+from bursar.wire.kinds.node import Node, cap_by_spec
 from bursar.wire.shared.document import finalizers_of, is_ending
 
 log = structlog.get_logger()
@@ -95,6 +96,13 @@ class ChangeNode(Change):
 
 def _tenants(gate: Gate | None) -> set[str]:
     return set(gate.tenants) if gate is not None else set()
+
+
+def cap(node: Node) -> None:
+    """Hold a node that speaks for itself to the capacity that its spec gives, and warn of what it claimed beyond."""
+    if claimed := cap_by_spec(node):
+        metrics.NODE_RISES.inc(len(claimed))
+        log.warning("a node says to have more than its spec.capacity", node=node.metadata.name, resources=claimed)
 
 
 def _tell_rise(room: NodeRoom, allocatable: Amounts) -> None:
