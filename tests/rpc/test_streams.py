@@ -1,12 +1,14 @@
 """Streams of nodes: one counts, whoever may not speak is told why, and an outage is waited out."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 import structlog.testing
 
+from bursar.api.serve import opened_house
 from bursar.core.nodes.liveness import Standing
 from bursar.core.objects.object import Key, Origin
 from bursar.core.values.certificate import NodeIdentity
@@ -14,13 +16,19 @@ from bursar.core.values.refusal import Refusal
 from bursar.ops.nodes.liveness import SetReadiness
 from bursar.ops.nodes.node_ca import enrol, ensure_authority
 from bursar.ops.nodes.x509 import Issued
+from bursar.ops.objects.bootstrap import bootstrap
 from bursar.ops.runtime.runtime import Office
+from bursar.ops.workloads.log_source import Reading
 from bursar.rpc import agent as agent_module
+from bursar.rpc.agent_client import Agents
+from bursar.rpc.serve import opened_grpc
 from bursar.store.nodes import node_ca as authority_store
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
+from bursar.wire.scheduler.v1 import node_agent_pb2_grpc as pb_grpc
 from support.api.site import eventually
 from support.nodes.agent_streams import (
     RUN,
+    Agent,
     Door,
     Outage,
     acknowledged,
@@ -349,6 +357,32 @@ async def test_where_nobody_says_otherwise_the_nodes_word_counts_and_a_rise_is_t
     assert [(one["before"], one["now"]) for one in warned] == [("2", "4")]
     await change(door.office, "Node", "", "n1", capacity={"nvidia.com/gpu": "3"})
     assert (await node_shown(door.office))["status"]["allocatable"] == {"nvidia.com/gpu": "3"}
+
+
+# Where it is called.
+
+
+async def test_who_speaks_from_another_machine_does_not_have_the_server_call_itself(
+    database_url: str, tmp_path: Path
+) -> None:
+    """A socket of this machine stands for another one: what comes over it does not come over loopback."""
+    socket = f"unix:{tmp_path}/grpc"
+    async with opened_house(database_url) as house:
+        await bootstrap(house.office)
+        await node(house.office, "n1", cpu=8)
+        calls = Agents(house.database, insecure=True)
+        for listen, taken in (("127.0.0.1:0", True), (socket, False)):
+            async with opened_grpc(house.office, house.feed, listen, insecure=True) as port:
+                target = socket if listen == socket else f"127.0.0.1:{port}"
+                async with grpc.aio.insecure_channel(target) as channel:
+                    agent = Agent(pb_grpc.NodeAgentStub(channel), "n1")
+                    await agent.beat(address="127.0.0.1:9", inventory=True)
+                    answer = await calls.open("n1", Reading("alloc-1", 1, 0, 0, False))
+                    agent.call.cancel()
+            assert isinstance(answer, Refusal)
+            assert ("does not answer" in answer.message) is taken, "nobody listens there, and it was tried"
+            assert ("has no agent that can be asked" in answer.message) is not taken
+        await calls.close()
 
 
 # Certificates.
