@@ -136,6 +136,10 @@ async def test_tenants_have_users_of_their_own_until_the_node_is_wiped(tmp_path:
         failed = await bench.run(Run(f"{uid}-w", 1, "", "wipe", command=("false",), wipe=True))
         assert failed.state is State.FAILED
         assert (await bench.run(of("chemistry", f"{uid}-5", "id -u"))).reason == "StartFailed"
+        namesake = replace(of("biology", f"{uid}-7", "id -u"), tenant_uid="tenant-2")
+        await bench.run(replace(namesake, uid=f"{uid}-8", tenant_uid="tenant-1"))
+        assert bench.text((f"{uid}-8", 1)) == "70101\n", "as before its server said which biology it is"
+        assert (await bench.run(namesake)).reason == "StartFailed", "and no other has its user"
         await bench.run(Run(f"{uid}-w", 2, "", "wipe", command=("true",), wipe=True))
     async with Bench(tmp_path, settings=chosen) as bench:
         await bench.run(of("chemistry", f"{uid}-6", "id -u"))
