@@ -41,7 +41,8 @@ class Room:
 
 
 class Housing:
-    """`shared` is whom all commands run as where nothing is isolated; `users` are those that tenants have already."""
+    """`shared` is whom all commands run as where nothing is isolated; with `groups` isolated ones are in its
+    groups, which all tenants then share. `users` are those that tenants have already."""
 
     def __init__(
         self,
@@ -51,12 +52,14 @@ class Housing:
         users: Mapping[str, int],
         append: Callable[[list[Line]], Awaitable[None]],
         *,
+        groups: bool = False,
         disk_reserve_bytes: int | None = None,
     ) -> None:
         self.scratches = find_scratches(folder)
         self._disk_reserve_bytes = disk_reserve_bytes
         self._sandbox = sandbox
         self._shared = shared
+        self._groups = shared.groups if groups and shared.changed else ()
         self._users = dict(users)
         self._kept = set(users)  # those that are in the journal
         self._append = append
@@ -70,8 +73,7 @@ class Housing:
         uid = await self._user_of(run.owner)
         name, bytes_max = f"bursar-{uid}", disk_bytes_max(run.requests, run.limits)
         scratch = await asyncio.to_thread(self.scratches.make, child.mark, uid, name, bytes_max)
-        groups = self._shared.groups if self._shared.changed else ()
-        owner = User(uid, uid, groups, name, str(scratch.home), changed=True)
+        owner = User(uid, uid, self._groups, name, str(scratch.home), changed=True)
         return Room(owner, tuple(sandbox.arguments(run, scratch)), bool(sandbox.device_files(run)))
 
     async def _user_of(self, tenant: str) -> int:
