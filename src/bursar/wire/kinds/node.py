@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 from bursar.core.nodes.liveness import Standing
 from bursar.core.nodes.node import Gate
 from bursar.core.objects.ask import Effect
+from bursar.core.quota.visibility import HIDDEN
 from bursar.core.values.names import label_key, label_value
 from bursar.core.values.quantity import amount, is_bytes
 from bursar.core.values.refusal import Cause, field_fault
@@ -321,7 +322,10 @@ def _free(resource: str, label: str) -> Column:
         whole = read(document, "status.allocatable", {})
         if resource not in whole:
             return "<none>"
-        given = (read(document, "status.allocated", {}) or {}).get(resource, "0")
+        allocated = read(document, "status.allocated", None)
+        if allocated is None and HIDDEN in read(document, "spec.tenants", ()):
+            return f"?/{_short(resource, whole[resource])}"
+        given = (allocated or {}).get(resource, "0")
         return f"{_short(resource, given)}/{_short(resource, whole[resource])}"
 
     return Column(label, value)
