@@ -82,7 +82,7 @@ def test_a_node_joins_and_shows_what_it_has(client: Client, agent: Agent) -> Non
     node = until(
         lambda: (one := client.nodes.get(agent.name))["status"].get("phase") == "Ready" and one, "the node being ready"
     )
-    assert node["spec"]["capacity"]["nvidia.com/gpu"] == "2"
+    assert node["status"]["capacity"]["nvidia.com/gpu"] == "2"
     assert node["metadata"]["labels"]["only"] == agent.name
     assert stat.S_IMODE((agent.data / "key.pem").stat().st_mode) == 0o600
     assert {path.name for path in agent.data.iterdir()} >= {"cert.pem", "ca.pem", "server.json"}

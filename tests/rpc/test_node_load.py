@@ -2,9 +2,7 @@
 
 from typing import Any
 
-import msgspec
-
-from bursar.api.objects.render import show
+from bursar.api.objects.render import documents
 from bursar.ops.nodes.cluster import ClusterCache
 from bursar.store.objects.listing import Item
 from bursar.wire.kinds.node import NODE
@@ -23,8 +21,9 @@ def usage(cpu: float, memory: int, *gpus: float) -> pb.ResourceUsage:
 
 async def shown(door: Door, name: str) -> dict[str, Any]:
     stored = await stored_node(door.office, name)
-    [body] = await show(door.office.database, NODE, [Item("", name, "", stored.revision, stored.doc, stored.status)])
-    status: dict[str, Any] = msgspec.json.decode(body)["status"]
+    item = Item("", name, "", stored.revision, stored.doc, stored.status)
+    [document] = await documents(door.office.database, NODE, [item])
+    status: dict[str, Any] = document["status"]
     return status
 
 

@@ -1,11 +1,14 @@
 """Streams of nodes: one counts, whoever may not speak is told why, and an outage is waited out."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+import structlog.testing
 
+from bursar.api.serve import opened_house
 from bursar.core.nodes.liveness import Standing
 from bursar.core.objects.object import Key, Origin
 from bursar.core.values.certificate import NodeIdentity
@@ -13,13 +16,19 @@ from bursar.core.values.refusal import Refusal
 from bursar.ops.nodes.liveness import SetReadiness
 from bursar.ops.nodes.node_ca import enrol, ensure_authority
 from bursar.ops.nodes.x509 import Issued
+from bursar.ops.objects.bootstrap import bootstrap
 from bursar.ops.runtime.runtime import Office
+from bursar.ops.workloads.log_source import Reading
 from bursar.rpc import agent as agent_module
+from bursar.rpc.agent_client import Agents
+from bursar.rpc.serve import opened_grpc
 from bursar.store.nodes import node_ca as authority_store
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
+from bursar.wire.scheduler.v1 import node_agent_pb2_grpc as pb_grpc
 from support.api.site import eventually
 from support.nodes.agent_streams import (
     RUN,
+    Agent,
     Door,
     Outage,
     acknowledged,
@@ -305,14 +314,14 @@ async def test_what_changes_while_everything_is_told_comes_with_it_and_not_befor
 
 
 async def test_what_a_node_has_is_what_schedules(door: Door) -> None:
-    await node(door.office, "n1", cpu=8, gpu=8, memory="64Gi")
+    await node(door.office, "n1", cpu=16, gpu=8, memory="64Gi")
     agent = door.agent("n1")
-    await agent.beat(capacity={"cpu": "16", "nvidia.com/gpu": "7"})
+    await agent.beat(capacity={"cpu": "12", "nvidia.com/gpu": "7"})
     told = (await node_shown(door.office))["status"]
-    assert told["capacity"] == {"cpu": "16", "nvidia.com/gpu": "7", "memory": "64Gi"}
+    assert told["capacity"] == {"cpu": "12", "nvidia.com/gpu": "7", "memory": "64Gi"}
     assert told["allocatable"] == told["capacity"]
     revision = (await node_shown(door.office))["metadata"]["resourceVersion"]
-    await agent.beat(capacity={"cpu": "16000m", "nvidia.com/gpu": "7"})
+    await agent.beat(capacity={"cpu": "12000m", "nvidia.com/gpu": "7"})
     assert (await node_shown(door.office))["metadata"]["resourceVersion"] == revision, "said in other words"
     await allocation(door.office, "default", "big", gpu=8)
     reply = await bind(door.office, "default", "big", "n1")
@@ -324,13 +333,56 @@ async def test_a_node_does_not_raise_what_an_administrator_allows(door: Door) ->
     await node(door.office, "n1", cpu=8)
     await change(door.office, "Node", "", "n1", allocatable={"cpu": "6"})
     agent = door.agent("n1")
-    await agent.beat(capacity={"cpu": "32"})
+    with structlog.testing.capture_logs() as logs:
+        await agent.beat(capacity={"cpu": "32", "nvidia.com/gpu": "999"})
     told = (await node_shown(door.office))["status"]
-    assert (told["capacity"]["cpu"], told["allocatable"]["cpu"]) == ("32", "6")
+    assert (told["capacity"], told["allocatable"]) == ({"cpu": "8"}, {"cpu": "6"}), "nor adds what it does not name"
+    warned = [one["resources"] for one in logs if one["event"] == "a node says to have more than its spec.capacity"]
+    assert warned == [["cpu", "nvidia.com/gpu"]]
     await agent.beat(capacity={"cpu": "4"})
     assert (await node_shown(door.office))["status"]["allocatable"]["cpu"] == "4"
     spec = (await node_shown(door.office))["spec"]
     assert spec == {"capacity": {"cpu": "8"}, "allocatable": {"cpu": "6"}}
+
+
+async def test_where_nobody_says_otherwise_the_nodes_word_counts_and_a_rise_is_told_of(door: Door) -> None:
+    await node(door.office, "n1")
+    agent = door.agent("n1")
+    with structlog.testing.capture_logs() as logs:
+        await agent.beat(capacity={"nvidia.com/gpu": "2"})
+        assert not [one for one in logs if one["event"] == "a node offers more than before"], "it is its first word"
+        await agent.beat(capacity={"nvidia.com/gpu": "4"})
+    assert (await node_shown(door.office))["status"]["allocatable"] == {"nvidia.com/gpu": "4"}
+    warned = [one for one in logs if one["event"] == "a node offers more than before"]
+    assert [(one["before"], one["now"]) for one in warned] == [("2", "4")]
+    await change(door.office, "Node", "", "n1", capacity={"nvidia.com/gpu": "3"})
+    assert (await node_shown(door.office))["status"]["allocatable"] == {"nvidia.com/gpu": "3"}
+
+
+# Where it is called.
+
+
+async def test_who_speaks_from_another_machine_does_not_have_the_server_call_itself(
+    database_url: str, tmp_path: Path
+) -> None:
+    """A socket of this machine stands for another one: what comes over it does not come over loopback."""
+    socket = f"unix:{tmp_path}/grpc"
+    async with opened_house(database_url) as house:
+        await bootstrap(house.office)
+        await node(house.office, "n1", cpu=8)
+        calls = Agents(house.database, insecure=True)
+        for listen, taken in (("127.0.0.1:0", True), (socket, False)):
+            async with opened_grpc(house.office, house.feed, listen, insecure=True) as port:
+                target = socket if listen == socket else f"127.0.0.1:{port}"
+                async with grpc.aio.insecure_channel(target) as channel:
+                    agent = Agent(pb_grpc.NodeAgentStub(channel), "n1")
+                    await agent.beat(address="127.0.0.1:9", inventory=True)
+                    answer = await calls.open("n1", Reading("alloc-1", 1, 0, 0, False))
+                    agent.call.cancel()
+            assert isinstance(answer, Refusal)
+            assert ("does not answer" in answer.message) is taken, "nobody listens there, and it was tried"
+            assert ("has no agent that can be asked" in answer.message) is not taken
+        await calls.close()
 
 
 # Certificates.

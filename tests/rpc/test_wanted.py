@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from bursar.core.objects.object import Key
+from bursar.loops.housekeeping import finish_namespaces
 from bursar.ops.runtime.runtime import Office
 from bursar.rpc import hub as hub_module
 from bursar.rpc.codec import order_of_place, run_directive
@@ -26,7 +27,19 @@ from support.nodes.agent_streams import (
     running,
     stopped,
 )
-from support.runtime.runtime import allocation, bind, change, delete, document, end, node
+from support.runtime.runtime import (
+    allocation,
+    bind,
+    change,
+    code,
+    delete,
+    document,
+    end,
+    namespace,
+    node,
+    opened,
+    tenant,
+)
 
 LEASED = {"onNodeLost": "requeue"}
 
@@ -35,6 +48,32 @@ async def has_read_all(door: Door) -> bool:
     """Whether the feed has told of everything that was committed."""
     async with door.office.database.reader() as db:
         return door.feed.revision >= (await load_position(db)).revision
+
+
+async def test_work_is_told_with_the_uid_of_its_tenant_and_not_of_a_namesake(door: Door, database_url: str) -> None:
+    """Another process deletes the tenant and makes it anew: this one knows of that by the feed alone."""
+    await node(door.office, "n1", cpu=8)
+    agent, told, uids = door.agent("n1"), [], []
+    await agent.beat(inventory=True)
+    async with opened(database_url) as elsewhere:
+        for name in ("a", "b"):
+            uids.append(document(await tenant(elsewhere, "acme"))["metadata"]["uid"])
+            await namespace(elsewhere, "lab", "acme")
+            await allocation(elsewhere, "lab", name, cpu=1)
+            await bind(elsewhere, "lab", name, "n1")
+            told.append((await agent.directive()).tenant_uid)
+            whole = await door.agent("n1").beat(inventory=True)
+            told.append(whole.directives[0].tenant_uid)
+            agent = door.agent("n1")
+            await agent.beat(inventory=True)
+            await end(elsewhere, "lab", name)
+            await agent.directive()
+            await delete(elsewhere, "Allocation", "lab", name)
+            await delete(elsewhere, "Namespace", "", "lab")
+            await finish_namespaces(elsewhere)
+            assert code(await delete(elsewhere, "Tenant", "", "acme")) == "ok"
+    assert told == [uids[0], uids[0], uids[1], uids[1]]
+    assert uids[0] != uids[1]
 
 
 async def test_who_comes_is_told_all_that_is_wanted_of_it(door: Door) -> None:

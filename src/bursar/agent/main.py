@@ -69,7 +69,13 @@ EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
     envvar="BURSAR_AGENT_RUN_AS",
     metavar="USER",
     help="Whom commands run as, where tenants are not isolated: root must say, and may name itself. Where they are,"
-    " every tenant has a user of its own, in the groups of this one.",
+    " every tenant has a user of its own.",
+)
+@click.option(
+    "--run-as-groups",
+    envvar="BURSAR_AGENT_RUN_AS_GROUPS",
+    is_flag=True,
+    help="Put isolated commands of all tenants into the groups of --run-as: files of these groups they then share.",
 )
 @click.option(
     "--run-as-range",
@@ -132,7 +138,7 @@ def agent(**options: Any) -> None:
     from bursar.agent.run import AgentSettings, run
 
     _check(options)
-    _check_user(options["run_as"])
+    _check_user(options["run_as"], groups=options["run_as_groups"])
     settings = AgentSettings(
         name=options["name"] or socket.gethostname().lower(),
         data=options["data"] or default_data_directory(),
@@ -146,6 +152,7 @@ def agent(**options: Any) -> None:
         taints=tuple(_taint(text) for text in options["taint"]),
         fake_gpus=options["fake_gpus"],
         run_as=options["run_as"],
+        run_as_groups=options["run_as_groups"],
         users=_users(options["run_as_range"]),
         shared=options["share"],
         pids_max=options["pids_max"],
@@ -182,12 +189,14 @@ def _check(options: dict[str, Any]) -> None:
         raise click.UsageError("--insecure is for a server on this machine only: leave it out, and join with a token")
 
 
-def _check_user(name: str | None) -> None:
+def _check_user(name: str | None, *, groups: bool = False) -> None:
     """What is run as root can read the node's key, and everything else: nobody gets that by leaving something out."""
     from bursar.agent.host.environment import user
     from bursar.agent.host.sandbox import find_sandbox
 
     if name is None:
+        if groups:
+            raise click.UsageError("--run-as-groups says to use the groups of --run-as USER: name the user")
         if os.geteuid() == 0 and (why := find_sandbox().why):
             raise click.UsageError(
                 f"tenants cannot be isolated from each other: {why}. Without that, say whom all commands run as with"

@@ -58,6 +58,7 @@ class AgentSettings:
     taints: tuple[Mapping[str, str], ...] = ()
     fake_gpus: int | None = None
     run_as: str | None = None
+    run_as_groups: bool = False
     users: Users = USERS
     shared: tuple[Path, ...] = ()
     pids_max: int | None = PIDS_MAX
@@ -89,6 +90,7 @@ async def _run(settings: AgentSettings) -> int:
         return 0
     shell = Settings(
         run_as=settings.run_as,
+        run_as_groups=settings.run_as_groups,
         sandbox=sandbox,
         pids_max=settings.pids_max,
         disk_reserve_bytes=settings.disk_reserve_bytes,

@@ -23,6 +23,7 @@ from bursar.core.credit.lease import Grant
 from bursar.core.nodes.liveness import LEASE_EXPIRED, WENT_WITH_ITS_NODE, Standing
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key, Origin
+from bursar.core.values.address import may_name
 from bursar.core.values.certificate import NodeIdentity
 from bursar.core.values.names import dns_subdomain
 from bursar.core.values.refusal import Code, Refusal, invalid
@@ -206,13 +207,21 @@ class _Conversation:
     ) -> Heard:
         stream = self._stream
         generation = self._identity.generation if self._identity is not None else 0
-        seen = SeenBeat(stream.node, stream.session, generation, lease_seconds, said.address, said.agent)
+        seen = SeenBeat(stream.node, stream.session, generation, lease_seconds, self._address(said), said.agent)
         asked = () if whole else tuple({one.uid: None for one in spoken if self._matters(one)})
         beat = Beat(seen, first, asked, self._usages(spoken), self._load(said))
         heard = await _until_there(lambda: self._office.beating.submit(beat))
         if heard is None:
             raise Refused(await _until_there(self._why_not))
         return heard
+
+    def _address(self, said: Said) -> str:
+        """Where the agent is called. Nobody has the server call itself who does not speak from its machine."""
+        if not said.address or may_name(said.address, self._stream.context.peer()):
+            return said.address
+        why = "it is a loopback address, and its stream comes from another machine"
+        log.warning("agent_address_refused", node=self._stream.node, address=said.address, why=why)
+        return ""
 
     async def _why_not(self) -> Refusal:
         if refusal := await revoked(self._office.database, self._identity):

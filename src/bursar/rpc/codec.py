@@ -302,6 +302,7 @@ class Order(Struct, frozen=True):
     document: _Document
     status: _Status
     epoch: int
+    tenant_uid: str = ""
 
     @property
     def phase(self) -> str:
@@ -322,14 +323,15 @@ class Order(Struct, frozen=True):
         return (lease_number(name) or 0) if name else 0
 
 
-def order_of_change(change: Change) -> Order:
+def order_of_change(change: Change, tenant_uid: str = "") -> Order:
     status = _decode_status(change.status)
-    return Order(change.key, change.uid, change.tenant, _decode_document(change.doc), status, status.epoch)
+    return Order(change.key, change.uid, change.tenant, _decode_document(change.doc), status, status.epoch, tenant_uid)
 
 
 def order_of_place(place: WantedPlace) -> Order:
     status = _decode_status(place.status)
-    return Order(place.key, place.uid, place.tenant, _decode_document(place.doc), status, place.epoch)
+    document = _decode_document(place.doc)
+    return Order(place.key, place.uid, place.tenant, document, status, place.epoch, place.tenant_uid)
 
 
 def phase_of_place(place: WantedPlace) -> str:
@@ -372,6 +374,7 @@ def run_directive(order: Order, node: str, kill_grace_seconds: int = GRACE_SECON
         namespace=order.key.namespace,
         name=order.key.name,
         tenant=order.tenant,
+        tenant_uid=order.tenant_uid,
         resources=pb.ResourceRequirements(
             # On each node. Where only a limit is given, the limit is the request.
             requests={name: str(value) for name, value in {**spec.resources.limits, **spec.resources.requests}.items()},

@@ -192,6 +192,8 @@ class Hub:
         # Work on several nodes, by uid: once it waits again, nothing says any more where it was.
         self._spread: dict[str, tuple[str, ...]] = {}
         self._spread_max = SPREAD_MAX
+        # By name, as of the change that is being told: changes come in their order, and names are given anew.
+        self._tenant_uids: dict[str, str] = {}
         self._followed = asyncio.Event()
         self._follower: asyncio.Task[None] | None = None
         self._returning: set[str] = set()
@@ -297,6 +299,7 @@ class Hub:
             stream.whole_due = True
         try:
             await self._read_settings()
+            await self._read_tenants()
             self._followed.set()
             while self._streams or self._arriving:
                 for fed in await follower.wait(WAIT_SECONDS):
@@ -315,6 +318,10 @@ class Hub:
                     self._take_node(fed)
                 case "Settings":
                     self._take_settings(fed.change.doc)
+                case "Tenant" if fed.change.type == "DELETED":
+                    self._tenant_uids.pop(fed.change.key.name, None)
+                case "Tenant":
+                    self._tenant_uids[fed.change.key.name] = fed.change.uid
         except Exception:
             # One change that cannot be told must not keep the others back: its nodes are told everything instead.
             log.exception("a change could not be told", key=fed.change.key)
@@ -353,7 +360,7 @@ class Hub:
         here = [self._streams[node] for node in fed.nodes if node in self._streams]
         if not here:
             return
-        order = order_of_change(fed.change)
+        order = order_of_change(fed.change, self._tenant_uids.get(fed.change.tenant, ""))
         self.spread(order.uid, order.nodes)
         for stream in here:
             if not stream.knows(fed.change.revision):
@@ -387,6 +394,11 @@ class Hub:
         if not isinstance(stored, Refusal):
             with suppress(ValueError):
                 self._take_settings(stored.doc)
+
+    async def _read_tenants(self) -> None:
+        async with self._office.database.reader() as db:
+            tree = await self._office.trees.refresh(db)
+        self._tenant_uids = {one.name: one.uid for one in tree.tenants.values()}
 
     def _take_settings(self, doc: bytes) -> None:
         self.patience, self.credits = patience_of(doc), credit_policy_of(doc)

@@ -31,6 +31,7 @@ runs = st.builds(
     namespace=words,
     name=words,
     tenant=words,
+    tenant_uid=words,
     requests=texts,
     limits=texts,
     devices=st.dictionaries(words, indices, max_size=2),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bursar.agent.executor.executor import Settings
+from bursar.agent.host.environment import user
 from bursar.agent.host.sandbox import NO_SANDBOX, Sandbox, Users, find_sandbox
 from bursar.agent.host.scratch import filesystem
 from bursar.agent.machine.types import Run, State
@@ -40,6 +41,17 @@ async def test_a_command_is_nobody_and_can_become_nobody_else(tmp_path: Path, ui
     said = dict(line.split() for line in rights)
     assert (said.pop("NoNewPrivs:"), said.pop("Seccomp:")) == ("1", "2")
     assert {int(value, 16) for value in said.values()} == {0}
+
+
+@needs_sandbox
+@pytest.mark.parametrize(("asked", "shared"), [(False, set()), (True, set(user("daemon").groups))])
+async def test_the_groups_of_run_as_are_shared_only_where_that_is_asked_for(
+    tmp_path: Path, uid: str, asked: bool, shared: set[int]
+) -> None:
+    chosen = replace(settings(tmp_path), run_as="daemon", run_as_groups=asked)
+    async with Bench(tmp_path, settings=chosen) as bench:
+        await bench.run(script(uid, "id -G"))
+        assert {int(one) for one in bench.text((uid, 1)).split()} == {70_000} | shared
 
 
 @needs_sandbox
@@ -136,6 +148,10 @@ async def test_tenants_have_users_of_their_own_until_the_node_is_wiped(tmp_path:
         failed = await bench.run(Run(f"{uid}-w", 1, "", "wipe", command=("false",), wipe=True))
         assert failed.state is State.FAILED
         assert (await bench.run(of("chemistry", f"{uid}-5", "id -u"))).reason == "StartFailed"
+        namesake = replace(of("biology", f"{uid}-7", "id -u"), tenant_uid="tenant-2")
+        await bench.run(replace(namesake, uid=f"{uid}-8", tenant_uid="tenant-1"))
+        assert bench.text((f"{uid}-8", 1)) == "70101\n", "as before its server said which biology it is"
+        assert (await bench.run(namesake)).reason == "StartFailed", "and no other has its user"
         await bench.run(Run(f"{uid}-w", 2, "", "wipe", command=("true",), wipe=True))
     async with Bench(tmp_path, settings=chosen) as bench:
         await bench.run(of("chemistry", f"{uid}-6", "id -u"))

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from bursar.agent.host import sandbox
 from bursar.agent.main import _check_user, agent
-from bursar.agent.run import StartError, _locked
+from bursar.agent.run import AgentSettings, StartError, _locked
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "agents.md"
 
@@ -97,3 +97,24 @@ def test_help_is_shown_without_a_server() -> None:
     shown = CliRunner().invoke(agent, ["--help"])
     assert shown.exit_code == 0
     assert "bursar node token --name gpu-01" in shown.output
+
+
+@pytest.mark.parametrize(
+    ("more", "pids_max", "groups"), [((), 4096, False), (("--pids-max", "64", "--run-as-groups"), 64, True)]
+)
+def test_what_bounds_placements_unless_it_is_said_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...], pids_max: int, groups: bool
+) -> None:
+    """As far as the settings that the agent is run with; what becomes of them the executor's tests say."""
+    seen: list[AgentSettings] = []
+    monkeypatch.setattr("bursar.agent.run.run", seen.append)
+    me = pwd.getpwuid(os.geteuid()).pw_name
+    options = ["--server", "http://127.0.0.1:1", "--data", str(tmp_path), "--run-as", me, *more]
+    assert CliRunner().invoke(agent, options).exit_code == 0
+    assert [(one.pids_max, one.run_as_groups) for one in seen] == [(pids_max, groups)]
+
+
+def test_groups_are_those_of_a_user_that_is_named(tmp_path: Path) -> None:
+    refused = CliRunner().invoke(agent, ["--server", "http://127.0.0.1:1", "--data", str(tmp_path), "--run-as-groups"])
+    assert refused.exit_code == 2
+    assert "--run-as USER" in refused.output

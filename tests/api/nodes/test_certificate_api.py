@@ -77,6 +77,7 @@ async def test_a_node_joins_with_its_token(site: Site) -> None:
     assert node["metadata"]["labels"].items() >= LABELS.items()
     assert node["spec"]["taints"] == [TAINT]
     assert node["status"]["allocatable"] == {"cpu": "8", "nvidia.com/gpu": "8"}
+    assert "capacity" not in node["spec"], "that is for administrators to say"
     assert await counts(site, identity(reply))
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
+from bursar.core.usage.external_budget import Remaining
 from bursar.loops import housekeeping
+from bursar.store.usage import budget as budget_store
 from support.api.credit_site import Bank, bank, code
-from support.api.site import Reply, Site, allocation, eventually
+from support.api.site import Reply, Site, allocation, eventually, node_body
 from support.api.watches import newest, take, told, watching
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -37,8 +40,8 @@ class Lives:
         return f"{self.name}@{self.uid}"
 
 
-async def delete_tenant(site: Site, name: str) -> None:
-    """With its namespace, which ends once it is empty."""
+async def delete_namespace(site: Site, name: str) -> None:
+    """It ends once it is empty."""
     assert (await site.delete(f"namespaces/{name}")).status in (200, 202)
 
     async def is_gone() -> bool:
@@ -46,6 +49,10 @@ async def delete_tenant(site: Site, name: str) -> None:
         return (await site.get(f"namespaces/{name}")).status == 404
 
     await eventually(is_gone)
+
+
+async def delete_tenant(site: Site, name: str) -> None:
+    await delete_namespace(site, name)
     reply = await site.delete(f"tenants/{name}")
     assert reply.status == 200, reply
 
@@ -212,6 +219,35 @@ async def test_a_token_that_is_remembered_is_good_for_nothing_of_the_successor(s
     assert reply.status in (401, 404)
     reply = await site.post("tokens", {"role": "tenant-admin", "tenant": name}, token=old)
     assert reply.status in (401, 404)
+
+
+async def test_it_inherits_no_nodes_no_priority_classes_and_no_budget(site: Site) -> None:
+    name, granted = site.name("granted"), site.name("class")
+    await site.namespace(name=name)
+    machine = node_body(site.name("worker"))
+    machine["spec"]["tenants"] = [name]
+    where = f"nodes/{machine['metadata']['name']}"
+    assert (await site.post("nodes", machine)).status == 201
+    body = {"kind": "PriorityClass", "metadata": {"name": granted}, "value": 9000, "allowedTenants": [name]}
+    assert (await site.post("priorityclasses", body)).status == 201
+    async with site.house.database.reader() as db:
+        await budget_store.save(db, "test", datetime.now(UTC), {name: Remaining(gpu_hours=7.0)}, 3600)
+        assert name in await budget_store.load_remaining(db, [name])
+    await delete_namespace(site, name)
+    for path, freed in (
+        (where, {"spec": {"tenants": ["default"]}}),
+        (f"priorityclasses/{granted}", {"allowedTenants": ["default"]}),
+    ):
+        refused = await site.delete(f"tenants/{name}")
+        assert code(refused) == (409, "in_use")
+        assert "is named by" in refused.message
+        assert (await site.patch(path, freed)).status == 200
+    assert (await site.delete(f"tenants/{name}")).status == 200
+    assert code(await site.patch(where, {"spec": {"tenants": [name]}})) == (400, "invalid")
+    assert (await site.namespace(name=name)) == name
+    assert (await site.get(where)).body["spec"]["tenants"] == ["default"]
+    async with site.house.database.reader() as db:
+        assert name not in await budget_store.load_remaining(db, [name])
 
 
 # The books of the first.

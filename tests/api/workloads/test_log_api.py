@@ -63,6 +63,8 @@ class Placed:
 async def placed(site: Site, home: Path, nodes: int = 1, **spec: Any) -> AsyncIterator[Placed]:
     namespace, name = await site.namespace(), "train"
     names = [site.name("node") for _ in range(nodes)]
+    for one in names:
+        await node(site.house.office, one, cpu=8)
     made = await site.post(
         f"namespaces/{namespace}/allocations",
         allocation(name, spec={"command": ["sleep", "1"], "nodes": nodes, **spec}, cpu=1),
@@ -71,7 +73,6 @@ async def placed(site: Site, home: Path, nodes: int = 1, **spec: Any) -> AsyncIt
     async with AsyncExitStack() as stack:
         books = []
         for one in names:
-            await node(site.house.office, one, cpu=8)
             (home / one).mkdir()
             books.append(await stack.enter_async_context(kept(site.house.office, one, home / one)))
         await bind(site.house.office, namespace, name, *names)
@@ -274,6 +275,32 @@ async def test_another_node_at_its_address_is_not_believed(site: Site, tmp_path:
         async with kept(site.house.office, imposter, one.book.home) as other:
             await advertise(site.house.office, one.book.name, other.address)
             assert (await site.get(one.path)).status == 503
+
+
+@pytest.mark.parametrize("address", ["169.254.7.7:9", "[fe80::7%lo]:9", "0.0.0.0:9"])
+async def test_no_address_that_is_no_nodes_is_called(site: Site, agents: Agents, tmp_path: Path, address: str) -> None:
+    async with placed(site, tmp_path) as one:
+        one.write(b"here\n")
+        await advertise(site.house.office, one.book.name, address)
+        reply = await site.get(one.path)
+        assert reply.status == 503
+        assert "its address is no node's" in reply.message
+        assert address not in str(reply.body)
+        assert one.book.name not in agents._lines, "no channel was made"
+
+
+async def test_a_log_is_read_only_from_nodes_that_the_allocation_was_on(site: Site, tmp_path: Path) -> None:
+    """Whoever names another node has the server call nobody, however its agent would answer."""
+    async with placed(site, tmp_path) as one, placed(site, tmp_path) as other:
+        one.write(b"here\n")
+        other.book.write(one.uid, 7, b"of nobody\n")
+        other.book.write(one.uid, 1, b"of nobody\n")
+        for node_name, epoch in ((other.book.name, 7), (one.book.name, 7), (site.name("absent"), 7)):
+            reply = await site.get(one.path, node=node_name, epoch=epoch)
+            assert reply.status == 410, reply
+            assert "was not on node" in reply.message
+        assert (await site.get(one.path, node=other.book.name, epoch=1)).status == 400
+        assert (await site.get(one.path, node=other.book.name)).status == 400
 
 
 async def test_without_certificates_only_this_machine_is_called(site: Site, tmp_path: Path) -> None:

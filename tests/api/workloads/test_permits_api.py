@@ -7,7 +7,9 @@ import structlog.testing
 
 from bursar.core.objects.pending_reason import Reason, Why
 from bursar.core.scheduling.explain.explain_types import Ahead, Explanation
+from bursar.core.values.redaction import LAST_APPLIED
 from support.api.site import APPLY, STRATEGIC, Site, allocation, node_body
+from support.api.watches import newest, take, watching
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -157,6 +159,62 @@ async def test_what_waits_is_explained_without_strangers(site: Site, monkeypatch
         assert ("overallPosition" in shown) is sees
         assert shown["ahead"]["allocations"] == (9 if sees else 1)
         assert shown["ahead"]["resources"] == {GPU: "72" if sees else "1"}
+
+
+async def test_who_is_granted_nodes_and_classes_is_told_to_those_who_may_know_of_them(site: Site) -> None:
+    """Users of `mine` see their own tenant, and nothing of `theirs`; the node of `theirs` is nobody else's business."""
+    mine, user = await user_of(site)
+    theirs, stranger = await user_of(site)
+    child = site.name("child")
+    made = await site.post("tenants", {"kind": "Tenant", "metadata": {"name": child}, "spec": {"parent": mine}})
+    assert made.status == 201, made
+    below = await site.token("user", tenant=child, user="kim")
+    for name, tenants in (
+        (only := site.name("only"), [theirs]),
+        (both := site.name("both"), [mine, theirs]),
+        (free := site.name("free"), []),
+    ):
+        body = node_body(name)
+        body["spec"]["tenants"] = tenants
+        body["metadata"]["annotations"] = {LAST_APPLIED: str(tenants)}
+        token = (await site.post("nodes", body)).body["status"]["token"]
+        assert (await site.patch(f"nodes/{name}/status", {"status": {"used": {"cpu": "3"}}}, token=token)).status == 200
+        own = (await site.get(f"nodes/{name}", token=token)).body
+        assert own["spec"].get("tenants", []) == tenants, "a node knows whom it is for"
+    granted = site.name("class")
+    body = {"kind": "PriorityClass", "metadata": {"name": granted}, "value": 9, "allowedTenants": [mine, theirs]}
+    assert (await site.post("priorityclasses", body)).status == 201
+
+    async def told(path: str, name: str, token: str) -> list[Any]:
+        """The object as every way of reading shows it."""
+        listed = (await site.get(path, token=token)).body["items"]
+        async with watching(site, path, token) as events:
+            while (event := (await take(events, 1))[0])["object"]["metadata"]["name"] != name:
+                pass
+        async with watching(site, path, token, resourceVersion=await newest(site)) as events:
+            marked = {"metadata": {"annotations": {"mark": site.name("mark")}}}
+            assert (await site.patch(f"{path}/{name}", marked)).status == 200
+            (change,) = await take(events, 1)
+        return [
+            (await site.get(f"{path}/{name}", token=token)).body,
+            next(one for one in listed if one["metadata"]["name"] == name), event["object"], change["object"],
+        ]  # fmt: skip
+
+    for token, name, names, figures in (
+        (user, only, ["<hidden>"], False), (user, both, [mine, "<hidden>"], True), (user, free, [], True),
+        (stranger, only, [theirs], True), (below, both, ["<hidden>"], True), (site.admin, only, [theirs], True),
+    ):  # fmt: skip
+        for shown in await told("nodes", name, token):
+            assert shown["spec"].get("tenants", []) == names
+            assert [one in shown["status"] for one in ("allocated", "used")] == [figures] * 2
+            assert (LAST_APPLIED in shown["metadata"]["annotations"]) is ("<hidden>" not in names)
+    for token, names in ((user, [mine, "<hidden>"]), (below, ["<hidden>"]), (site.admin, [mine, theirs])):
+        for shown in await told("priorityclasses", granted, token):
+            assert shown["allowedTenants"] == names
+    accept = {"accept": "application/json;as=Table;v=v1;g=meta.k8s.io"}
+    table = await site.get(f"nodes/{only}", token=user, headers=accept, includeObject="Object")
+    assert "?/8" in str(table.body)
+    assert theirs not in str(table.body)
 
 
 # Nodes.

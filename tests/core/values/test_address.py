@@ -2,12 +2,19 @@
 
 import pytest
 
-from bursar.core.values.address import is_address, is_callable, is_loopback
+from bursar.core.values.address import is_address, is_callable, is_loopback, may_name
 
 
 @pytest.mark.parametrize(
     ("address", "expected"),
-    [("127.0.0.1:1", True), ("[::1]:1", True), ("localhost:1", True), ("10.0.0.1:1", False), ("bursar:1", False)],
+    [
+        ("127.0.0.1:1", True),
+        ("[::1]:1", True),
+        ("localhost:1", True),
+        ("[::ffff:127.0.0.1]:1", True),
+        ("10.0.0.1:1", False),
+        ("bursar:1", False),
+    ],
 )
 def test_what_is_this_machine_itself(address: str, expected: bool) -> None:
     assert is_loopback(address) is expected
@@ -57,8 +64,27 @@ def test_what_is_none(text: str) -> None:
         ("[fe80::1%eth0]:80", False),
         ("0.0.0.0:80", False),
         ("224.0.0.1:80", False),
+        ("2852039166:80", False),
+        ("169.254.43518:80", False),
+        ("0xA9FEA9FE:80", False),
+        ("gpu-1.7b:80", True),
         ("unix:123", False),
     ],
 )
 def test_agents_are_called_at_addresses_of_machines_only(text: str, callable_: bool) -> None:
     assert is_callable(text) is callable_
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["127.0.0.1:22", "[::1]:22", "[::ffff:127.9.9.9]:22", "LOCALHOST.:22", "a.localhost:22", "ip6-localhost:22"],
+)
+def test_only_who_comes_over_loopback_is_called_there(address: str) -> None:
+    assert may_name(address, "ipv4:127.0.0.1:40000")
+    assert may_name(address, "ipv6:%5B::1%5D:40000")
+    for peer in ("ipv4:10.1.2.3:40000", "ipv6:%5B2001:db8::1%5D:40000", "unix:/run/127.0.0.1:1", "unix:", ""):
+        assert not may_name(address, peer)
+
+
+def test_who_comes_from_elsewhere_names_any_machine() -> None:
+    assert may_name("10.1.2.4:22", "ipv4:10.1.2.3:40000")

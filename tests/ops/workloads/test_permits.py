@@ -1,5 +1,6 @@
 """What work may ask for, on a real database: when it is submitted, changed, bound, and when room is made for it."""
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from support.runtime.runtime import (
     change,
     code,
     create,
+    delete,
     get,
     namespace,
     node,
@@ -32,6 +34,7 @@ from support.runtime.runtime import (
 KIND = BY_NAME["Allocation"]
 USER = Origin("user:acme/ann", "test")
 GPU = "nvidia.com/gpu"
+BLOCKED = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
 
 
 @pytest.fixture
@@ -141,6 +144,77 @@ async def test_nobody_takes_a_boost_by_naming_a_job(acme: Office) -> None:
     shown = await shown_of(acme, "a")
     assert "ownerReferences" not in shown["metadata"]
     assert await Priorities(acme.database).of([shown]) == [0]
+
+
+# Grants name tenants.
+
+
+async def test_a_tenant_stays_while_a_node_or_a_class_names_it(acme: Office) -> None:
+    await tenant(acme, "ghost")
+    await node(acme, "n1", gpu=4)
+    assert code(await change(acme, "Node", "", "n1", tenants=["acme", "ghost"])) == "ok"
+    granted = {"metadata": {"name": "urgent"}, "value": 9000, "allowedTenants": ["ghost"]}
+    assert code(await create(acme, "PriorityClass", granted)) == "ok"
+    refused = refusal(await delete(acme, "Tenant", "", "ghost"))
+    assert (refused.code, refused.message) == (
+        "in_use", 'tenants "ghost" is named by spec.tenants of node n1 and by allowedTenants of priorityclass urgent',
+    )  # fmt: skip
+    assert "bursar edit node n1" in refused.hint
+    assert code(await delete(acme, "PriorityClass", "", "urgent")) == "ok"
+    assert code(await delete(acme, "Tenant", "", "ghost")) == "in_use"
+    assert code(await change(acme, "Node", "", "n1", tenants=["acme"])) == "ok"
+    assert code(await delete(acme, "Tenant", "", "ghost")) == "ok"
+
+
+async def test_a_tenant_that_is_not_there_is_granted_nothing(acme: Office) -> None:
+    absent = {"metadata": {"name": "urgent"}, "value": 9000, "allowedTenants": ["acme", "ghost"]}
+    body = {"metadata": {"name": "n1"}, "spec": {"capacity": {"cpu": "1"}, "tenants": ["ghost"]}}
+    await node(acme, "n2", gpu=4)
+    for reply, field in (
+        (await create(acme, "PriorityClass", absent), "allowedTenants"),
+        (await create(acme, "Node", body), "spec.tenants"),
+        (await change(acme, "Node", "", "n2", tenants=["ghost"]), "spec.tenants"),
+    ):
+        refused = refusal(reply)
+        assert (refused.code, refused.message) == ("invalid", "Tenant 'ghost' does not exist")
+        assert [one.field for one in refused.causes] == [field]
+
+
+async def test_grants_from_before_keep_their_names_and_hand_them_to_nobody(acme: Office) -> None:
+    """Older versions let a node name a tenant that does not exist."""
+    await node(acme, "n1", gpu=4)
+    async with acme.database.reader() as db:
+        await db.execute("""UPDATE node SET gate = '{"tenants": ["ghost"]}' WHERE name = 'n1'""")
+        named = """replace(doc::text, '"spec":{', '"spec":{"tenants":["ghost"],')::json"""
+        await db.execute(f"UPDATE object SET doc = {named} WHERE name = 'n1'")
+    assert code(await change(acme, "Node", "", "n1", unschedulable=True)) == "ok"
+    assert code(await tenant(acme, "ghost")) == "in_use"
+    assert code(await change(acme, "Node", "", "n1", tenants=["acme"])) == "ok"
+    assert code(await tenant(acme, "ghost")) == "ok"
+
+
+@pytest.mark.parametrize("first", ["naming", "deleting"])
+async def test_a_tenant_is_never_deleted_past_a_grant_that_is_being_made(
+    acme: Office, rival: Office, first: str
+) -> None:
+    """Whichever has the tree's lock first is held up by a row that it locks next; the other waits for the tree."""
+    await tenant(acme, "ghost")
+    await node(acme, "n1", gpu=4)
+    by = {"naming": lambda: change(acme, "Node", "", "n1", tenants=["ghost"]),
+          "deleting": lambda: delete(rival, "Tenant", "", "ghost")}  # fmt: skip
+    other, row = {"naming": ("deleting", "n1"), "deleting": ("naming", "ghost")}[first]
+    async with (
+        acme.database.reader() as witness, asyncio.timeout(30), asyncio.TaskGroup() as both,
+        acme.database.reader() as db, db.transaction(),
+    ):  # fmt: skip
+        await db.execute("SELECT FROM object WHERE name = $1 FOR UPDATE", row)
+        tasks = []
+        for number, verb in enumerate((first, other), 1):
+            tasks.append(both.create_task(by[verb]()))
+            while await witness.fetchval(BLOCKED) < number:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+    expected = {"naming": ["ok", "in_use"], "deleting": ["ok", "invalid"]}
+    assert [code(one.result()) for one in tasks] == expected[first]
 
 
 # Parts of devices.

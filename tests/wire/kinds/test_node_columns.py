@@ -2,6 +2,7 @@
 
 import pytest
 
+from bursar.core.quota.visibility import HIDDEN
 from bursar.wire.kinds.node import NODE
 
 
@@ -17,3 +18,9 @@ def test_memory_is_shown_as_people_read_it(allocatable: str, allocated: str | No
     memory = next(one for one in NODE.columns if one.name == "Memory")
     given = {"allocated": {"memory": allocated}} if allocated else {}
     assert memory.value({"status": {"allocatable": {"memory": allocatable}, **given}}) == expected
+
+
+def test_figures_that_the_reader_may_not_know_are_not_shown_as_none() -> None:
+    gpus = next(one for one in NODE.columns if one.name == "GPU")
+    shown = {"spec": {"tenants": [HIDDEN]}, "status": {"allocatable": {"nvidia.com/gpu": "8"}}}
+    assert gpus.value(shown) == "?/8"

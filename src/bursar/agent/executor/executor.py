@@ -58,10 +58,11 @@ __all__ = ["Ended", "Event", "Settings", "Shell", "Started", "hear"]
 @dataclass(frozen=True, slots=True)
 class Settings:
     """`run_as` names the user that commands run as; without it, it is the agent's own. In a sandbox every tenant has a
-    user of its own, and `run_as` says only which groups it is in. The logs of what is over are kept for so long, and up
-    to so many bytes of them."""
+    user of its own, in no group but its own; with `run_as_groups` in those of `run_as` as well. The logs of what is
+    over are kept for so long, and up to so many bytes of them."""
 
     run_as: str | None = None
+    run_as_groups: bool = False
     output_bytes: int = 16 << 20  # of each of the two files
     keep_seconds: float = 24 * 3600.0
     keep_bytes: int = 1 << 30
@@ -97,6 +98,7 @@ class Shell:
             folder / "homes",
             self._journal.known.users,
             self._append,
+            groups=self._settings.run_as_groups,
             disk_reserve_bytes=self._settings.disk_reserve_bytes,
         )
         self._children: dict[Place, Child] = {}

@@ -11,7 +11,7 @@ from pathlib import Path
 import structlog
 
 from bursar.agent.executor.child import Child
-from bursar.agent.executor.journal import Assigned, Line, Wiped
+from bursar.agent.executor.journal import Assigned, Line, Wiped, bare_name
 from bursar.agent.host.cgroup import disk_bytes_max
 from bursar.agent.host.diskguard import LOOK_SECONDS, DiskGuard
 from bursar.agent.host.environment import User, environment, open_to_all, user
@@ -41,7 +41,8 @@ class Room:
 
 
 class Housing:
-    """`shared` is whom all commands run as where nothing is isolated; `users` are those that tenants have already."""
+    """`shared` is whom all commands run as where nothing is isolated; with `groups` isolated ones are in its
+    groups, which all tenants then share. `users` are those that tenants have already."""
 
     def __init__(
         self,
@@ -51,12 +52,14 @@ class Housing:
         users: Mapping[str, int],
         append: Callable[[list[Line]], Awaitable[None]],
         *,
+        groups: bool = False,
         disk_reserve_bytes: int | None = None,
     ) -> None:
         self.scratches = find_scratches(folder)
         self._disk_reserve_bytes = disk_reserve_bytes
         self._sandbox = sandbox
         self._shared = shared
+        self._groups = shared.groups if groups and shared.changed else ()
         self._users = dict(users)
         self._kept = set(users)  # those that are in the journal
         self._append = append
@@ -67,17 +70,19 @@ class Housing:
             return Room(user())
         if not sandbox.isolates:
             return Room(self._shared)
-        uid = await self._user_of(run.tenant)
+        uid = await self._user_of(run.owner)
         name, bytes_max = f"bursar-{uid}", disk_bytes_max(run.requests, run.limits)
         scratch = await asyncio.to_thread(self.scratches.make, child.mark, uid, name, bytes_max)
-        groups = self._shared.groups if self._shared.changed else ()
-        owner = User(uid, uid, groups, name, str(scratch.home), changed=True)
+        owner = User(uid, uid, self._groups, name, str(scratch.home), changed=True)
         return Room(owner, tuple(sandbox.arguments(run, scratch)), bool(sandbox.device_files(run)))
 
     async def _user_of(self, tenant: str) -> int:
-        """A user of its own for each tenant. It is in the journal before anything runs as it."""
+        """A user of its own for each tenant, by `Run.owner`. It is in the journal before anything runs as it."""
         if tenant not in self._users:
-            self._users[tenant] = self._sandbox.users.choose(self._users)
+            # An older server told the name alone: that user, and what it left in shared directories, is the tenant's.
+            known = self._users.pop(bare_name(tenant), None)
+            self._kept.discard(bare_name(tenant))
+            self._users[tenant] = self._sandbox.users.choose(self._users) if known is None else known
         uid = self._users[tenant]
         if tenant not in self._kept:
             await self._append([Assigned(tenant, uid)])
@@ -86,10 +91,10 @@ class Housing:
 
     def give_back(self, children: Iterable[Child]) -> Wiped:
         """The users of all tenants of which nothing runs."""
-        live = {child.run.tenant for child in children}
-        self._users = {tenant: uid for tenant, uid in self._users.items() if tenant in live}
-        self._kept &= live
-        return Wiped(tuple(live))
+        live = {child.run.owner for child in children}
+        self._users = {one: uid for one, uid in self._users.items() if not live.isdisjoint((one, bare_name(one)))}
+        self._kept &= self._users.keys()
+        return Wiped(tuple(self._users))
 
     async def guard_disk(self, children: Mapping[Place, Child]) -> None:
         """Until it is cancelled: end what fills the disk."""

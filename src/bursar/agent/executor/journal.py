@@ -78,8 +78,13 @@ class Gone(msgspec.Struct, frozen=True, tag="gone"):
 class Assigned(msgspec.Struct, frozen=True, tag="user"):
     """Which user of the node is a tenant's, until the node is wiped."""
 
-    tenant: str
+    tenant: str  # NAME@UID; the bare name where the server did not say the uid
     user: int
+
+
+def bare_name(tenant: str) -> str:
+    """The name alone, by which older servers told tenants apart."""
+    return tenant.partition("@")[0]
 
 
 class Wiped(msgspec.Struct, frozen=True, tag="wiped"):
@@ -113,6 +118,8 @@ class Known:
                 if paid.place not in self.gone:
                     self.escrows[paid.place] = Escrow(line.boot, line.token, paid)
         elif isinstance(line, Assigned):
+            if self.users.get(bare_name(line.tenant)) == line.user:
+                del self.users[bare_name(line.tenant)]
             self.users[line.tenant] = line.user
         elif isinstance(line, Wiped):
             self.users = {tenant: user for tenant, user in self.users.items() if tenant in line.kept}

@@ -36,10 +36,16 @@ class Run:
     job_index: int | None = None
     prepare: bool = False  # the control plane is to be asked what it needs before it is started
     wipe: bool = False  # no allocation: the node is to be wiped, by the agent's own user
+    tenant_uid: str = ""  # older servers do not say it
 
     @property
     def place(self) -> Place:
         return self.uid, self.epoch
+
+    @property
+    def owner(self) -> str:
+        """The tenant, as the node tells it from a later one of the same name."""
+        return f"{self.tenant}@{self.tenant_uid}" if self.tenant_uid else self.tenant
 
 
 @dataclass(frozen=True, slots=True)

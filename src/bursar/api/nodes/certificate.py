@@ -25,6 +25,7 @@ from bursar.ops.nodes.x509 import Issued, fingerprint, read_request
 from bursar.ops.objects import object as object_ops
 from bursar.ops.objects.dispatch import create_command
 from bursar.ops.runtime.clock import timestamp
+from bursar.wire.kinds.node import Node, describe_itself
 from bursar.wire.shared.document import encode
 from bursar.wire.shared.kind import Object
 
@@ -100,6 +101,9 @@ def _described(call: Call, document: dict[str, Any]) -> Object | Refusal:
 async def _enrol(call: Call, node: Object, request: bytes) -> Outcome:
     """Register the node, unless it is there, and begin its identity anew."""
     office = call.house.office
+    if call.identity.bootstrap:
+        assert isinstance(node, Node)
+        describe_itself(node)
     if isinstance(await object_ops.get(office, key_of(call)), Refusal):
         reply = await object_ops.submit(office, create_command(kind_of(call), node, origin_of(call)), tenant="")
         if isinstance(reply, Refusal) and reply.code is not Code.ALREADY_EXISTS:

@@ -36,11 +36,12 @@ from bursar.core.values.access import Role, allows, reach
 from bursar.core.values.names import quoted
 from bursar.core.values.patch import PatchError, TestFailed, json_patch, merge, strategic
 from bursar.core.values.refusal import Code, Refusal, invalid
+from bursar.ops.nodes.node import cap
 from bursar.ops.objects import object as ops
 from bursar.ops.objects.dispatch import change_command, owner_of
 from bursar.ops.objects.object import conflict
 from bursar.ops.runtime.command import Command, Written
-from bursar.wire.kinds.node import Node, cap_by_spec
+from bursar.wire.kinds.node import Node
 from bursar.wire.shared.bounds import VALUES_MAX, has_more_values
 from bursar.wire.shared.kind import Kind, Object
 
@@ -143,7 +144,7 @@ async def edit_object(
             return refusal
         if isinstance(one, Node) and call.identity.role is Role.NODE:
             # A token may be stolen: what its node has was said by whoever registered it.
-            cap_by_spec(one)
+            cap(one)
         return change_command(
             kind,
             before,

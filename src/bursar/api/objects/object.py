@@ -95,12 +95,12 @@ def item(one: Stored) -> Item:
 async def one_answer(call: Call, status: int, one: Item) -> Answer:
     kind = kind_of(call)
     if wants_table(call.headers.get("accept", "")):
-        plain = await rows(call.house, kind, [one])
+        plain = await rows(call.house, kind, [one], call.identity)
         return Answer(
             status,
             encode(table(kind, plain, now_seconds=time.time(), list_meta={"resourceVersion": str(one.revision)})),
         )
-    (body,) = await show(call.house.database, kind, [one])
+    (body,) = await show(call.house, kind, [one], call.identity)
     return Answer(status, body)
 
 
@@ -193,9 +193,9 @@ async def _shown(call: Call, items: Sequence[Item]) -> list[bytes]:
     """Objects of a list, or rows of a table."""
     kind = kind_of(call)
     if not wants_table(call.headers.get("accept", "")):
-        return await show(call.house.database, kind, items)
+        return await show(call.house, kind, items, call.identity)
     include: Any = call.query.get("includeObject", "Metadata")
-    plain = await rows(call.house, kind, items)
+    plain = await rows(call.house, kind, items, call.identity)
     shown = table(kind, plain, now_seconds=time.time(), include_object=include, with_columns=False)
     return [encode(row) for row in shown["rows"]]
 
@@ -353,7 +353,7 @@ async def written_answer(
         return await one_answer(
             call, status, Item(key.namespace, key.name, "", max(reply.revision, 0), reply.doc, reply.status)
         )
-    return Answer(status, await show_written(call.house.database, kind, reply), JSON, headers)
+    return Answer(status, await show_written(call.house, kind, reply, call.identity), JSON, headers)
 
 
 async def recalled(call: Call, claim: Claim | None, otherwise: Reply) -> Outcome:

@@ -15,8 +15,11 @@ import msgspec
 from bursar.api.http.context import House
 from bursar.core.nodes.node import EXCLUSIVE
 from bursar.core.quota.quota import Counter
-from bursar.core.quota.tenant_tree import quota_scope
+from bursar.core.quota.tenant_tree import Tree, quota_scope
+from bursar.core.quota.visibility import conceal_grant, is_strangers
+from bursar.core.values.access import Identity, Reach, reach
 from bursar.core.values.quantity import UNLIMITED, format_amount, percent
+from bursar.core.values.redaction import LAST_APPLIED
 from bursar.ops.runtime.clock import now, timestamp
 from bursar.ops.runtime.command import Written
 from bursar.store.db.database import Connection, Database
@@ -29,26 +32,61 @@ from bursar.wire.shared.kind import Kind
 from bursar.wire.shared.limits import dimension_name
 
 JOINED = frozenset({"ResourceQuota", "Node"})
+# Everybody may read these, and they name tenants that not everybody may know of.
+NAMING = frozenset({"Node", "PriorityClass"})
 
 
 def shown(written: Written) -> bytes:
     return render(written.doc, written.status, max(written.revision, 0))
 
 
-async def show(database: Database, kind: Kind, items: Sequence[Item]) -> list[bytes]:
-    """The items as clients see them."""
-    if kind.name not in JOINED or not items:
+def conceals(kind: Kind, reader: Identity) -> bool:
+    """Whether objects of a kind are shown to somebody without the names and figures of tenants they do not see."""
+    return kind.name in NAMING and not reach(reader).everything
+
+
+async def show(house: House, kind: Kind, items: Sequence[Item], reader: Identity) -> list[bytes]:
+    """The items as this reader sees them."""
+    if not items or not (kind.name in JOINED or conceals(kind, reader)):
         return [render(item.doc, item.status, item.revision) for item in items]
-    return [encode(document) for document in await documents(database, kind, items)]
+    return [encode(document) for document in await _told(house, kind, items, reader)]
 
 
-async def rows(house: House, kind: Kind, items: Sequence[Item]) -> list[dict[str, Any]]:
+async def rows(house: House, kind: Kind, items: Sequence[Item], reader: Identity) -> list[dict[str, Any]]:
     """The same, as plain documents for a table: of allocations with the priority that is in force."""
-    plain = await documents(house.database, kind, items)
+    plain = await _told(house, kind, items, reader)
     if kind.name == "Allocation" and plain:
         for one, priority in zip(plain, await house.priorities.of(plain), strict=True):
             one["status"] = {**(one.get("status") or {}), "priority": priority}
     return plain
+
+
+async def _told(house: House, kind: Kind, items: Sequence[Item], reader: Identity) -> list[dict[str, Any]]:
+    plain = await documents(house.database, kind, items)
+    if conceals(kind, reader):
+        whose = reach(reader)
+        tree = await house.tree_for(whose)
+        for one in plain:
+            _conceal(tree, whose, kind, one)
+    return plain
+
+
+def _conceal(tree: Tree, whose: Reach, kind: Kind, document: dict[str, Any]) -> None:
+    """Names of tenants that the reader does not see, and the figures of nodes that are for such tenants alone: these
+    are those tenants' own. A node reads its own object as it is."""
+    is_node = kind.name == "Node"
+    if is_node and whose.node == document["metadata"]["name"]:
+        return
+    where, field = (document.get("spec") or {}, "tenants") if is_node else (document, "allowedTenants")
+    names = where.get(field) or []
+    if (told := conceal_grant(tree, whose, names)) == names:
+        return
+    where[field] = told
+    # What kubectl applied names them as well.
+    (document["metadata"].get("annotations") or {}).pop(LAST_APPLIED, None)
+    if is_node and is_strangers(tree, whose, names):
+        for figures in ("allocated", "used"):
+            document["status"].pop(figures, None)
 
 
 async def documents(database: Database, kind: Kind, items: Sequence[Item]) -> list[dict[str, Any]]:
@@ -60,13 +98,10 @@ async def documents(database: Database, kind: Kind, items: Sequence[Item]) -> li
     return plain
 
 
-async def show_written(database: Database, kind: Kind, written: Written) -> bytes:
-    if kind.name not in JOINED:
-        return shown(written)
+async def show_written(house: House, kind: Kind, written: Written, reader: Identity) -> bytes:
     key = written.key
-    (one,) = await show(
-        database, kind, [Item(key.namespace, key.name, "", max(written.revision, 0), written.doc, written.status)]
-    )
+    item = Item(key.namespace, key.name, "", max(written.revision, 0), written.doc, written.status)
+    (one,) = await show(house, kind, [item], reader)
     return one
 
 

@@ -20,7 +20,7 @@ from bursar.api.http.problem import body_of
 from bursar.api.http.route import JSON, Call, Outcome, Stream
 from bursar.api.http.seats import party
 from bursar.api.http.spool import SpoolFull
-from bursar.api.objects.render import JOINED, rows, show
+from bursar.api.objects.render import JOINED, conceals, rows, show
 from bursar.api.objects.table import table, wants_table
 from bursar.core.quota.tenant_tree import is_current, saw
 from bursar.core.values.access import Reach, reach
@@ -292,7 +292,7 @@ async def _event(one: Watch, fed: FedChange) -> bytes | None:
         return None
     change = fed.change
     is_hidden = not sight.after and change.type != "DELETED" and not one.call.identity.node
-    if is_hidden or one.kind.name in JOINED or one.as_table:
+    if is_hidden or one.kind.name in JOINED or one.as_table or conceals(one.kind, one.call.identity):
         (piece,) = await _rendered(one, kind_of_event, [_gone(change) if is_hidden else _item(change)])
         return piece
     # The same for everybody who asked in this form: made once.
@@ -369,10 +369,10 @@ async def _rendered(one: Watch, kind_of_event: str, items: Sequence[Item]) -> li
     if one.as_table:
         bodies = [
             _row(one, item, plain)
-            for item, plain in zip(items, await rows(one.call.house, one.kind, items), strict=True)
+            for item, plain in zip(items, await rows(one.call.house, one.kind, items, one.call.identity), strict=True)
         ]
     else:
-        bodies = await show(one.call.house.database, one.kind, items)
+        bodies = await show(one.call.house, one.kind, items, one.call.identity)
     return [_wrapped(one.format, kind_of_event, body, item.revision) for item, body in zip(items, bodies, strict=True)]
 
 

@@ -7,7 +7,7 @@ Administrators may let work in beyond it; that they did stands in its status.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -177,6 +177,37 @@ def priority_in_force(permit: Permit, number: int | None, one: PriorityClass | N
     if one is None:
         return default
     return one.value if may_name(permit, one) else min(one.value, permit.priority_max)
+
+
+# Names of tenants in grants. They are names: a tenant cannot go while one names it, and none names a tenant to come.
+
+NAMES_TOLD_MAX = 5
+
+
+def unknown_tenants(tree: Tree, field: str, names: Iterable[str]) -> Refusal | None:
+    """Why a node or a priority class cannot name these tenants: some do not exist, and whoever is given such a name
+    later would get what was granted to it."""
+    absent = sorted({name for name in names if name not in tree.tenants})[:NAMES_TOLD_MAX]
+    if not absent:
+        return None
+    causes = tuple(Cause("FieldValueNotFound", f"Tenant {name[:63]!r} does not exist", field=field) for name in absent)
+    return Refusal(Code.INVALID, "; ".join(one.message for one in causes), "Create it first.", causes)
+
+
+def still_granted(tree: Tree, tenant: str, nodes: Sequence[str]) -> Refusal | None:
+    """Why a tenant can neither be deleted nor created: nodes (`nodes`, in order) or priority classes name it, and the
+    next tenant of this name would inherit them."""
+    classes = sorted(one.name for one in tree.classes.values() if tenant in one.allowed_tenants)
+    named = [("node", "spec.tenants", nodes), ("priorityclass", "allowedTenants", classes)]
+    told = [f"{field} of {kind} {', '.join(names[:NAMES_TOLD_MAX])}" for kind, field, names in named if names]
+    if not told:
+        return None
+    kind, field, names = next(one for one in named if one[2])
+    return Refusal(
+        Code.IN_USE,
+        f'tenants "{tenant}" is named by {" and by ".join(told)}',
+        f"Take the name out first: bursar edit {kind} {names[0]}. An empty {field} is for all tenants.",
+    )
 
 
 # Taints.

@@ -8,10 +8,13 @@ from dataclasses import replace
 from bursar.core.objects.pending_reason import Reason
 from bursar.core.quota.quota import Exceeded
 from bursar.core.quota.tenant_tree import Tree, lineage
+from bursar.core.quota.tenant_tree import sees as sees_tenant
+from bursar.core.values.access import Reach
 
 Sees = Callable[[str], bool]  # whether the figures of a scope may be told
 
 ABOVE = ""  # in place of a scope that is not told
+HIDDEN = "<hidden>"  # in place of tenants' names that are not told; no tenant can be called so
 
 
 def everything(_: str) -> bool:
@@ -38,6 +41,18 @@ def sight(tree: Tree, reader: str | None) -> Sees:
         return kind == "quota" or (kind == "tenant" and reader in lineage(tree, name))
 
     return sees
+
+
+def conceal_grant(tree: Tree, whose: Reach, names: Sequence[str]) -> list[str]:
+    """The tenants that a grant names, as somebody may read them: HIDDEN stands for all that they do not see."""
+    seen = [name for name in names if sees_tenant(tree, whose, name)]
+    return seen if len(seen) == len(names) else [*seen, HIDDEN]
+
+
+def is_strangers(tree: Tree, whose: Reach, names: Sequence[str]) -> bool:
+    """Whether what is granted to these tenants is others' alone: neither seen by somebody nor for their work."""
+    own = set(lineage(tree, whose.tenant))
+    return bool(names) and own.isdisjoint(names) and not any(sees_tenant(tree, whose, name) for name in names)
 
 
 def told(exceeded: Sequence[Exceeded], sees: Sees) -> list[Exceeded]:

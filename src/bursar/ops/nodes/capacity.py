@@ -1,7 +1,7 @@
 """What a node says it has: its status, which is what schedules.
 
 The spec is what an administrator says, and the node's word starts from it. What the node does not speak of stays as the
-spec has it, and where the spec says how much of something may be given, the node cannot raise that.
+spec has it, and where the spec says how much there is, or how much may be given, the node cannot raise that.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import msgspec
 
 from bursar.core.objects.object import Key, Origin, Stored
 from bursar.core.values.refusal import Refusal
+from bursar.ops.nodes.node import cap
 from bursar.ops.objects import object as object_ops
 from bursar.ops.objects.dispatch import change_command
 from bursar.ops.runtime.clock import timestamp
 from bursar.ops.runtime.command import Command, Reply
 from bursar.ops.runtime.runtime import Office
 from bursar.ops.workloads.allocation import set_condition
-from bursar.wire.kinds.node import STDIN_LABEL, Node, isolation_condition
+from bursar.wire.kinds.node import STDIN_LABEL, Node, NodeStatus, cap_by_spec, isolation_condition
 from bursar.wire.kinds.registry import BY_NAME
 from bursar.wire.shared.limits import amounts, dimension_name
 from bursar.wire.shared.meta import Quantity
@@ -43,14 +44,13 @@ async def report_capacity(
         return None
 
     def edit(before: Stored, document: dict[str, Any]) -> Command | Refusal:
-        status = document.setdefault("status", {})
-        status["capacity"], status["allocatable"] = _offer(document, said)
-        status["features"] = able
+        document.setdefault("status", {})["features"] = able
         labels = document["metadata"].setdefault("labels", {})
         labels.pop(STDIN_LABEL, None)
         if reads:
             labels[STDIN_LABEL] = "true"
-        one = msgspec.convert(document, Node)
+        one = _offering(document, said)
+        cap_by_spec(one)
         return change_command(NODE, before, one, Origin(f"node:{name}", "capacity"), spec_changed=False, status=True)
 
     return await object_ops.change(office, key, edit, tenant="", first=before)
@@ -82,16 +82,20 @@ def _is_news(status: Mapping[str, Any], isolation: str, why: str) -> bool:
     return (status.get("isolation"), told) != (isolation, message)
 
 
-def _differs(before: Stored, capacity: Mapping[str, str]) -> bool:
+def _differs(before: Stored, said: Mapping[str, str]) -> bool:
     document: dict[str, Any] = {**msgspec.json.decode(before.doc), "status": msgspec.json.decode(before.status)}
-    status = document["status"]
-    stored = (amounts(status.get("capacity", {})), amounts(status.get("allocatable", {})))
-    offered = _offer(document, capacity)
-    return stored != (amounts(offered[0]), amounts(offered[1]))
+    stored, offering = msgspec.convert(document["status"], NodeStatus), _offering(document, said)
+    cap(offering)
+    assert isinstance(offering.status, NodeStatus)
+    return _figures(stored) != _figures(offering.status)
 
 
-def _offer(document: Mapping[str, Any], said: Mapping[str, str]) -> tuple[dict[str, Quantity], dict[str, Quantity]]:
-    """(capacity, allocatable) of a node that says to have this."""
+def _figures(status: NodeStatus) -> tuple[dict[str, int], dict[str, int]]:
+    return amounts(status.capacity), amounts(status.allocatable)
+
+
+def _offering(document: Mapping[str, Any], said: Mapping[str, str]) -> Node:
+    """A node that says to have this, whatever its spec says of its capacity."""
     spec = document.get("spec") or {}
     allowed: Mapping[str, Quantity] = spec.get("allocatable") or {}
     capacity: dict[str, Quantity] = {**(spec.get("capacity") or allowed), **said}
@@ -100,4 +104,5 @@ def _offer(document: Mapping[str, Any], said: Mapping[str, str]) -> tuple[dict[s
     for name, amount in amounts(allowed).items():
         if name in most and most[name] < amount:
             allocatable[name] = said[name]
-    return capacity, allocatable
+    status = {**(document.get("status") or {}), "capacity": capacity, "allocatable": allocatable}
+    return msgspec.convert({**document, "status": status}, Node)

@@ -11,6 +11,7 @@ from bursar.core.batch.unit_of_work import Sheet
 from bursar.core.nodes.node import Gate, NodeRoom, device_list, is_traceless
 from bursar.core.objects.charge import Amounts
 from bursar.core.objects.object import Stored
+from bursar.core.quota.permit import unknown_tenants
 from bursar.core.values.quantity import format_amount
 from bursar.core.values.refusal import Code, Refusal
 from bursar.core.values.replace import replace
@@ -22,6 +23,7 @@ from bursar.ops.objects.removal import finish, remove
 from bursar.ops.runtime import metrics
 from bursar.ops.runtime.clock import timestamp
 from bursar.ops.runtime.command import Result
+from bursar.wire.kinds.node import Node, cap_by_spec
 from bursar.wire.shared.document import finalizers_of, is_ending
 
 log = structlog.get_logger()
@@ -37,6 +39,8 @@ class RegisterNode(Create):
         return (self.key.name,)
 
     def _save(self, sheet: Sheet, draft: Stored) -> Result:
+        if refusal := unknown_tenants(sheet.tree, "spec.tenants", _tenants(self.gate)):
+            return refusal
         room = NodeRoom(
             self.key.name, 1, self.schedulable, self.allocatable, {}, device_list(self.allocatable, {}), gate=self.gate
         )  # fmt: skip
@@ -58,6 +62,10 @@ class ChangeNode(Change):
 
     def _save(self, sheet: Sheet, before: Stored) -> Result:
         room = sheet.nodes[self.key.name]
+        # Those that were named before this was asked stay.
+        added = _tenants(self.gate) - _tenants(room.gate)
+        if refusal := unknown_tenants(sheet.tree, "spec.tenants", added):
+            return refusal
         if self.origin.actor == f"node:{self.key.name}" and room.allocatable:
             _tell_rise(room, self.allocatable)
         schedulable = self.schedulable and not is_silent(before) and not is_ending(before.doc)
@@ -84,6 +92,17 @@ class ChangeNode(Change):
         if self.key.name in sheet.nodes:
             sheet.remove_node(self.key.name)
         return finish(sheet, self.draft, self.origin)
+
+
+def _tenants(gate: Gate | None) -> set[str]:
+    return set(gate.tenants) if gate is not None else set()
+
+
+def cap(node: Node) -> None:
+    """Hold a node that speaks for itself to the capacity that its spec gives, and warn of what it claimed beyond."""
+    if claimed := cap_by_spec(node):
+        metrics.NODE_RISES.inc(len(claimed))
+        log.warning("a node says to have more than its spec.capacity", node=node.metadata.name, resources=claimed)
 
 
 def _tell_rise(room: NodeRoom, allocatable: Amounts) -> None:

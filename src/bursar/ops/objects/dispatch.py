@@ -21,7 +21,7 @@ from bursar.store.db.idempotency import Claim
 from bursar.wire.kinds.allocation import GANG_SIZE, MAX_WAIT, Allocation, asking_of, facts_of, gang_of
 from bursar.wire.kinds.job import disown, keep_owner
 from bursar.wire.kinds.namespace import TENANT_LABEL, tenant_of
-from bursar.wire.kinds.node import Node, NodeSpec, allocatable_of, gate_of, said_at_joining
+from bursar.wire.kinds.node import Node, NodeSpec, allocatable_of, cap_by_spec, gate_of, said_at_joining
 from bursar.wire.shared.kind import Kind, Object
 
 
@@ -43,7 +43,8 @@ def create_command(
             return create_job(one, origin, claim, seen_tenant, admin=admin)
         case "Node":
             assert isinstance(one, Node)
-            # A new node offers what its spec says. Its agent says how it keeps tenants apart before any work comes.
+            # A new node offers what its spec says, or what it says itself where that is silent. Its agent says how it
+            # keeps tenants apart before any work comes.
             one.status = said_at_joining(one)
             allocatable, schedulable, gate = allocatable_of(one), is_schedulable(one), gate_of(one)
             draft = new_draft(kind, one)
@@ -96,6 +97,10 @@ def is_schedulable(node: Node) -> bool:
     return not (isinstance(node.spec, NodeSpec) and node.spec.unschedulable is True)
 
 
+def _capacity(node: Node) -> object:
+    return node.spec.capacity if isinstance(node.spec, NodeSpec) else None
+
+
 def change_command(
     kind: Kind,
     before: Stored,
@@ -122,6 +127,9 @@ def change_command(
         return refusal
     if kind.name == "Node":
         assert isinstance(one, Node)
+        if spec_changed and _capacity(one) != _capacity(msgspec.json.decode(before.doc, type=Node)):
+            # What the node said before is held to it at once.
+            cap_by_spec(one)
         allocatable, schedulable, gate = allocatable_of(one), is_schedulable(one), gate_of(one)
         draft = changed_draft(kind, before, one, spec_changed=spec_changed, keep_charge=True)
         return ChangeNode(

@@ -32,7 +32,8 @@ USAGE_EVENTS = Counter(
     "bursar_usage_events_total", "Measurements of jobs that were sent, by what became of them.", ["outcome"]
 )
 NODE_RISES = Counter(
-    "bursar_node_capacity_rises_total", "Times that a node said to have more of something than before."
+    "bursar_node_capacity_rises_total",
+    "Times that a node said to have more of something than before, or than its spec.",
 )
 AGENT_STREAMS = Gauge("bursar_agent_streams", "Streams of nodes' agents that this process holds.")
 AGENT_DIRECTIVES = Counter("bursar_agent_directives_total", "Directives told to agents beside whole answers.")

@@ -16,6 +16,7 @@ from bursar.core.credit.account import left_behind
 from bursar.core.nodes.node_claim import holds, still_claimed
 from bursar.core.nodes.queue import bares_its_work, still_sensitive
 from bursar.core.objects.object import Key, Stored, Write
+from bursar.core.quota.permit import still_granted, unknown_tenants
 from bursar.core.quota.quota import (
     Counter,
     Counters,
@@ -144,14 +145,19 @@ async def check(db: Connection, old: Tree, new: Tree, key: Key, after: Stored | 
     if key in _KEPT and (after is None or after.fields.get("status.phase") == "Terminating"):
         return Refusal(Code.FORBIDDEN, f"{key.kind} {key.name!r} is built in and cannot be deleted")
     match key.kind:
+        case "Tenant" if after is None:
+            return await _check_tenant_gone(db, old, key.name)
         case "Tenant":
-            return _check_tenant(new, key.name) if after else await _check_tenant_gone(db, old, key.name)
+            return _check_tenant(new, key.name) or await _check_tenant_new(db, old, key.name)
         case "Tier":
             return None if after else _check_tier_gone(old, key.name)
         case "Namespace":
             return await _check_namespace(db, old, new, key.name, after)
         case "ResourceQuota":
             return _check_quota(new, key) if after else None
+        case "PriorityClass" if after is not None:
+            before = old.classes[key.name].allowed_tenants if key.name in old.classes else frozenset()
+            return unknown_tenants(new, "allowedTenants", new.classes[key.name].allowed_tenants - before)
     return None
 
 
@@ -180,12 +186,21 @@ def _dangling(field: str, kind: str, name: str) -> Refusal:
     return Refusal(Code.INVALID, message, "Create it first.", (Cause("FieldValueNotFound", message, field=field),))
 
 
+async def _check_tenant_new(db: Connection, old: Tree, name: str) -> Refusal | None:
+    """Grants may name a tenant that is not there, where they are older than the rule that they must not."""
+    if name in old.tenants:
+        return None
+    return still_granted(old, name, await node_store.list_kept_for(db, name))
+
+
 async def _check_tenant_gone(db: Connection, tree: Tree, name: str) -> Refusal | None:
     below = sorted(one.name for one in tree.tenants.values() if one.parent == name)
     living = sorted(one.name for one in tree.namespaces.values() if one.tenant == name)
     if below or living:
         what = f"tenants {', '.join(below[:5])}" if below else f"namespaces {', '.join(living[:5])}"
         return Refusal(Code.IN_USE, f'tenants "{name}" still has {what}', "Delete or move them first.")
+    if refusal := still_granted(tree, name, await node_store.list_kept_for(db, name)):
+        return refusal
     held = sorted(room.name for room in (await node_store.load_claimed(db)).values() if holds(room.claim, name))
     return still_claimed(name, held) or left_behind(name, await ledger_store.lock_of_tenant(db, name))
 

@@ -69,6 +69,7 @@ class WantedPlace(NamedTuple):
     doc: bytes
     status: bytes
     lease: int = 0
+    tenant_uid: str = ""
 
 
 class WantedSet(NamedTuple):
@@ -160,7 +161,7 @@ async def load_wanted(db: Connection, nodes: Iterable[str]) -> dict[str, WantedS
                 WantedPlace(
                     Key("Allocation", row["namespace"], row["name"]), row["uid"], row["tenant"], row["epoch"],
                     row["wanted"], row["gang"], row["doc"], row["status"] or b"{}",
-                    row["lease"] or 0,
+                    row["lease"] or 0, row["tenant_uid"] or "",
                 )
             )  # fmt: skip
     return {node: WantedSet(revision, tuple(some), claims.get(node)) for node, some in places.items()}

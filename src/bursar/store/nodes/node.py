@@ -106,6 +106,11 @@ async def list_names(db: Connection) -> list[str]:
     return [row["name"] for row in await db.fetch(SQL.names)]
 
 
+async def list_kept_for(db: Connection, tenant: str) -> list[str]:
+    """The nodes whose spec names a tenant, in order."""
+    return [row["name"] for row in await db.fetch(SQL.kept_for, tenant)]
+
+
 async def put(db: Connection, rooms: Sequence[NodeRoom], uids: Mapping[str, str]) -> None:
     ordered = sorted(rooms, key=lambda room: room.name)
     await db.execute(

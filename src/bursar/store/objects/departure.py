@@ -12,6 +12,7 @@ SQL = statements("objects/departure")
 
 async def file_away(db: Connection, tenant: str, uid: str) -> list[TokenRecord]:
     """File accounts, tokens, webhooks and notices that are not addressed yet; the tokens that were revoked by it.
+    What is left of its external budget is forgotten.
 
     Whoever calls holds the tree alone, and the tenant's accounts.
     """

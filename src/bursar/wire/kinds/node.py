@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 from bursar.core.nodes.liveness import Standing
 from bursar.core.nodes.node import Gate
 from bursar.core.objects.ask import Effect
+from bursar.core.quota.visibility import HIDDEN
 from bursar.core.values.names import label_key, label_value
 from bursar.core.values.quantity import amount, is_bytes
 from bursar.core.values.refusal import Cause, field_fault
@@ -119,27 +120,40 @@ class Node(Wire, kw_only=True):
     status: NodeStatus | UnsetType = UNSET
 
 
-def cap_by_spec(node: Node) -> None:
+def cap_by_spec(node: Node) -> list[str]:
     """Take back what a status claims beyond the capacity that its spec gives; where the spec gives one, what it does
-    not name is not there."""
+    not name is not there. The resources of which it claimed too much."""
     capacity = node.spec.capacity if isinstance(node.spec, NodeSpec) else UNSET
-    if not isinstance(capacity, dict) or not isinstance(node.status, NodeStatus):
-        return
-    most = amounts(capacity)
+    if not isinstance(capacity, dict) or not capacity or not isinstance(node.status, NodeStatus):
+        return []
+    most, claimed = amounts(capacity), set[str]()
     for name in ("capacity", "allocatable"):
         said = getattr(node.status, name)
         if isinstance(said, dict):
+            claimed |= {one for one, value in amounts(said).items() if value > most.get(one, 0)}
             known = {resource: value for resource, value in said.items() if dimension_name(resource) in most}
             above = {one for one, value in amounts(known).items() if value > most[one]}
             kept = {one: value for one, value in known.items() if dimension_name(one) not in above}
             kept |= {one: value for one, value in capacity.items() if dimension_name(one) in above}
             setattr(node.status, name, kept)
+    return sorted(claimed)
+
+
+def describe_itself(node: Node) -> None:
+    """A node that registers itself says what it has as its own word, in its status: its spec is for administrators."""
+    if isinstance(node.spec, NodeSpec) and isinstance(node.spec.capacity, dict):
+        status = node.status if isinstance(node.status, NodeStatus) else NodeStatus()
+        status.capacity, node.spec.capacity, node.status = node.spec.capacity, UNSET, status
 
 
 def said_at_joining(node: Node) -> NodeStatus:
-    """The part of a new node's status that its agent decides: how it keeps tenants apart."""
+    """The part of a new node's status that its agent decides: how it keeps tenants apart, and what it has where the
+    spec does not say that."""
     status = node.status if isinstance(node.status, NodeStatus) else NodeStatus()
-    return NodeStatus(isolation=status.isolation, features=status.features)
+    first = NodeStatus(isolation=status.isolation, features=status.features)
+    if not (isinstance(node.spec, NodeSpec) and (node.spec.capacity or node.spec.allocatable)):
+        first.capacity = first.allocatable = status.capacity
+    return first
 
 
 def isolation_condition(isolation: str, why: str = "") -> tuple[str, str, str, str]:
@@ -261,7 +275,8 @@ def _normalise(node: Node) -> None:
 
 def _first_status(node: Node, now: str) -> dict[str, Any]:
     spec = node.spec if isinstance(node.spec, NodeSpec) else NodeSpec()
-    capacity = spec.capacity or spec.allocatable or {}
+    said = node.status if isinstance(node.status, NodeStatus) else NodeStatus()
+    capacity = spec.capacity or spec.allocatable or said.capacity or {}
     first: dict[str, Any] = {
         "phase": "Ready",
         "leaseId": f"lease-{node.metadata.name}",
@@ -269,7 +284,6 @@ def _first_status(node: Node, now: str) -> dict[str, Any]:
         "allocatable": {**capacity, **(spec.allocatable or {})},
         "conditions": [{"type": "Ready", "status": "True", "reason": "Registered", "lastTransitionTime": now}],
     }
-    said = node.status if isinstance(node.status, NodeStatus) else NodeStatus()
     if said.features:
         first["features"] = sorted(set(said.features))
     if said.isolation:
@@ -308,7 +322,10 @@ def _free(resource: str, label: str) -> Column:
         whole = read(document, "status.allocatable", {})
         if resource not in whole:
             return "<none>"
-        given = (read(document, "status.allocated", {}) or {}).get(resource, "0")
+        allocated = read(document, "status.allocated", None)
+        if allocated is None and HIDDEN in read(document, "spec.tenants", ()):
+            return f"?/{_short(resource, whole[resource])}"
+        given = (allocated or {}).get(resource, "0")
         return f"{_short(resource, given)}/{_short(resource, whole[resource])}"
 
     return Column(label, value)

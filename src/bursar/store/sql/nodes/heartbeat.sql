@@ -51,11 +51,14 @@ SELECT (SELECT value FROM revision) AS revision, line.node, (SELECT claim FROM n
   FROM unnest($1::text[]) AS line (node)
   LEFT JOIN LATERAL (
            SELECT placement.uid, placement.namespace, placement.name, placement.tenant, placement.epoch,
-                  placement.wanted, placement.lease, coalesce(object.gang, '') AS gang, object.doc, object.status
+                  placement.wanted, placement.lease, coalesce(object.gang, '') AS gang, object.doc, object.status,
+                  tenant.uid AS tenant_uid
              FROM placement
              JOIN object
                ON (object.kind, object.namespace, object.name) = ('Allocation', placement.namespace, placement.name)
               AND object.uid = placement.uid
+             LEFT JOIN object AS tenant
+               ON (tenant.kind, tenant.namespace, tenant.name) = ('Tenant', '', placement.tenant)
             WHERE placement.node = line.node
        ) AS placed ON true
  ORDER BY line.node, placed.uid;

@@ -6,6 +6,8 @@ WITH accounts AS (
     UPDATE account SET tenant = $2 WHERE tenant = $1
 ), webhooks AS (
     UPDATE webhook SET tenant = $2 WHERE tenant = $1
+), budgets AS (
+    DELETE FROM budget_remaining WHERE tenant = $1
 ), notices AS (
     UPDATE notice SET tenant = $2 WHERE tenant = $1 AND spread_at IS NULL
 ), tokens AS (

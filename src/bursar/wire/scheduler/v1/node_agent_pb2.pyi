@@ -331,6 +331,7 @@ class SchedulingDirective(message.Message):
     JOB_FIELD_NUMBER: builtins.int
     JOB_INDEX_FIELD_NUMBER: builtins.int
     PREPARE_FIELD_NUMBER: builtins.int
+    TENANT_UID_FIELD_NUMBER: builtins.int
     type: DirectiveType.ValueType
     allocation_id: builtins.str
     """The allocation's uid. Its epoch rises with every placement: an older one is of the past."""
@@ -355,6 +356,10 @@ class SchedulingDirective(message.Message):
     job_index: builtins.int
     prepare: builtins.bool
     """Whether PrepareAllocation is to be called before it is started."""
+    tenant_uid: builtins.str
+    """The tenant's uid: a later tenant of the same name is another, and gets another user of the node. Empty from older
+    servers: then the name counts.
+    """
     @builtins.property
     def resources(self) -> ResourceRequirements: ...
     @builtins.property
@@ -401,10 +406,11 @@ class SchedulingDirective(message.Message):
         job: builtins.str = ...,
         job_index: builtins.int | None = ...,
         prepare: builtins.bool = ...,
+        tenant_uid: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["_job_index", b"_job_index", "job_index", b"job_index", "resources", b"resources"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_job_index", b"_job_index", "allocation_id", b"allocation_id", "annotations", b"annotations", "command", b"command", "devices", b"devices", "env", b"env", "epoch", b"epoch", "exclusive", b"exclusive", "grace_seconds", b"grace_seconds", "job", b"job", "job_index", b"job_index", "leased", b"leased", "message", b"message", "name", b"name", "namespace", b"namespace", "nodes", b"nodes", "paid", b"paid", "prepare", b"prepare", "reason", b"reason", "resources", b"resources", "tenant", b"tenant", "ttl_seconds", b"ttl_seconds", "type", b"type", "working_dir", b"working_dir"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_job_index", b"_job_index", "allocation_id", b"allocation_id", "annotations", b"annotations", "command", b"command", "devices", b"devices", "env", b"env", "epoch", b"epoch", "exclusive", b"exclusive", "grace_seconds", b"grace_seconds", "job", b"job", "job_index", b"job_index", "leased", b"leased", "message", b"message", "name", b"name", "namespace", b"namespace", "nodes", b"nodes", "paid", b"paid", "prepare", b"prepare", "reason", b"reason", "resources", b"resources", "tenant", b"tenant", "tenant_uid", b"tenant_uid", "ttl_seconds", b"ttl_seconds", "type", b"type", "working_dir", b"working_dir"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__job_index: _TypeAlias = typing.Literal["job_index"]  # noqa: Y015
     _WhichOneofArgType__job_index: _TypeAlias = typing.Literal["_job_index", b"_job_index"]  # noqa: Y015
