@@ -44,7 +44,7 @@ from bursar.loops.reconcile import run_reconcile
 from bursar.loops.schedule import run_schedule
 from bursar.loops.usage_rollup import run_hours
 from bursar.ops.access.token import TokenFileError, ensure_admin_token
-from bursar.ops.objects.bootstrap import prepare
+from bursar.ops.lifecycle.bootstrap import prepare
 from bursar.ops.open_runtime import open_runtime
 from bursar.ops.runtime.clock import now
 from bursar.ops.runtime.gc_tuning import calm_collector

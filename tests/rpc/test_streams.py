@@ -13,10 +13,10 @@ from bursar.core.nodes.liveness import Standing
 from bursar.core.objects.object import Key, Origin
 from bursar.core.values.certificate import NodeIdentity
 from bursar.core.values.refusal import Refusal
+from bursar.ops.lifecycle.bootstrap import bootstrap
 from bursar.ops.nodes.liveness import SetReadiness
 from bursar.ops.nodes.node_ca import enrol, ensure_authority
 from bursar.ops.nodes.x509 import Issued
-from bursar.ops.objects.bootstrap import bootstrap
 from bursar.ops.runtime.runtime import Office
 from bursar.ops.workloads.log_source import Reading
 from bursar.rpc import agent as agent_module

@@ -24,8 +24,8 @@ from bursar.bench.server import Server, running_office, running_server
 from bursar.core.nodes.bind_check import Target
 from bursar.core.objects.object import Key, Origin
 from bursar.core.values.refusal import Refusal
+from bursar.ops.lifecycle.dispatch import create_command
 from bursar.ops.objects import object as object_ops
-from bursar.ops.objects.dispatch import create_command
 from bursar.ops.runtime.runtime import Office
 from bursar.ops.scheduling import bind as bind_ops
 from bursar.ops.workloads.allocation import request_in

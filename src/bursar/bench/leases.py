@@ -30,8 +30,8 @@ from bursar.core.values.money import MICROS, NANO
 from bursar.core.values.refusal import Refusal
 from bursar.ops.credit.credit import OpenLease, PutPrice, TopUp
 from bursar.ops.credit.ledger import Extend, Receipt
+from bursar.ops.lifecycle.dispatch import create_command
 from bursar.ops.objects import object as object_ops
-from bursar.ops.objects.dispatch import create_command
 from bursar.ops.runtime.gc_tuning import calm_collector
 from bursar.ops.runtime.runtime import Office
 from bursar.store.credit import ledger as store

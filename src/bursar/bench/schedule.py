@@ -33,8 +33,8 @@ from bursar.core.scheduling.state.cluster_state import World
 from bursar.core.values.refusal import Refusal
 from bursar.core.values.selector import Op, Selector, Term
 from bursar.loops.schedule import Scheduler
+from bursar.ops.lifecycle.dispatch import create_command
 from bursar.ops.objects import object as object_ops
-from bursar.ops.objects.dispatch import create_command
 from bursar.ops.runtime.feed import Feed
 from bursar.ops.runtime.gc_tuning import calm_collector
 from bursar.ops.runtime.runtime import Office

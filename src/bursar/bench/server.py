@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bursar.ops.objects.bootstrap import prepare
+from bursar.ops.lifecycle.bootstrap import prepare
 from bursar.ops.open_runtime import open_runtime
 from bursar.ops.runtime.runtime import Office
 from bursar.store.db.database import Database

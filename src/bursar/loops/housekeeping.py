@@ -17,10 +17,10 @@ from bursar.core.objects.object import Key, Origin
 from bursar.core.values.refusal import Code, Refusal
 from bursar.core.values.selector import parse_fields
 from bursar.ops.credit.billing import load_credit_policy
+from bursar.ops.lifecycle.dispatch import delete_command
+from bursar.ops.lifecycle.namespace import TellWaiting
 from bursar.ops.nodes.signing import rotate_old
 from bursar.ops.objects import object as object_ops
-from bursar.ops.objects.dispatch import delete_command
-from bursar.ops.objects.namespace import TellWaiting
 from bursar.ops.objects.object import Delete, Preconditions
 from bursar.ops.runtime.clock import now
 from bursar.ops.runtime.command import Written

@@ -18,8 +18,8 @@ from bursar.core.objects.object import Key, Origin
 from bursar.core.values.refusal import Code, Refusal
 from bursar.core.values.selector import Op, Selector, Term
 from bursar.ops.credit.agentless_billing import pay_on
+from bursar.ops.lifecycle.dispatch import create_command
 from bursar.ops.objects import object as object_ops
-from bursar.ops.objects.dispatch import create_command
 from bursar.ops.runtime.command import Written
 from bursar.ops.runtime.feed import Feed, Lagging
 from bursar.ops.runtime.lane import Closed, Overloaded

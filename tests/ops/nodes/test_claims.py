@@ -14,9 +14,9 @@ from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key
 from bursar.core.values.access import Reach
 from bursar.core.values.refusal import Refusal
+from bursar.ops.lifecycle.dispatch import change_command
 from bursar.ops.nodes import claim as ops
 from bursar.ops.objects import object as object_ops
-from bursar.ops.objects.dispatch import change_command
 from bursar.ops.runtime.runtime import Office
 from bursar.wire.kinds.node import TRACELESS
 from bursar.wire.kinds.registry import BY_NAME

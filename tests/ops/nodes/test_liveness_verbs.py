@@ -9,9 +9,9 @@ import pytest
 from bursar.core.nodes.liveness import Patience, Sighting, Standing
 from bursar.core.objects.allocation import Phase
 from bursar.loops.node_liveness import Watch, look_after
+from bursar.ops.lifecycle.dispatch import change_command
 from bursar.ops.nodes.liveness import EndLost, node_alive, node_key, set_readiness, settle
 from bursar.ops.objects import object as object_ops
-from bursar.ops.objects.dispatch import change_command
 from bursar.ops.runtime.runtime import Office
 from bursar.wire.kinds.node import NODE, Node, NodeStatus
 from support.nodes.liveness import (

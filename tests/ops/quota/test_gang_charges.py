@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from bursar.ops.lifecycle.dispatch import change_command
 from bursar.ops.objects import object as object_ops
-from bursar.ops.objects.dispatch import change_command
 from bursar.ops.runtime.runtime import Office
 from bursar.wire.kinds.allocation import GANG_SIZE, MAX_WAIT
 from bursar.wire.kinds.registry import BY_NAME

@@ -9,8 +9,8 @@ from bursar.core.nodes.bind_check import Target
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key, Stored
 from bursar.core.quota.quota import Counter
+from bursar.ops.lifecycle.dispatch import change_command
 from bursar.ops.objects import object as object_ops
-from bursar.ops.objects.dispatch import change_command
 from bursar.ops.runtime.command import Written
 from bursar.ops.runtime.runtime import Office
 from bursar.ops.scheduling import bind as bind_ops

@@ -17,8 +17,8 @@ from bursar.core.nodes.eviction import Notice, Reason, Rule
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key, Stored
 from bursar.core.values.refusal import Refusal
+from bursar.ops.lifecycle.dispatch import change_command
 from bursar.ops.objects import object as object_ops
-from bursar.ops.objects.dispatch import change_command
 from bursar.ops.runtime.command import Reply, Written
 from bursar.ops.scheduling.evict import evict
 from bursar.ops.usage.usage_rollup import roll

@@ -17,8 +17,8 @@ from bursar.core.nodes.node import EXCLUSIVE, WHOLE
 from bursar.core.objects.allocation import ENDED, Phase
 from bursar.core.objects.object import Key, Stored
 from bursar.core.values.refusal import Code, Refusal
+from bursar.ops.lifecycle.dispatch import change_command
 from bursar.ops.objects import object as object_ops
-from bursar.ops.objects.dispatch import change_command
 from bursar.ops.runtime.command import Reply
 from bursar.ops.runtime.runtime import Office
 from bursar.store.db.database import Connection, connect

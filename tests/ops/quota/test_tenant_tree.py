@@ -13,8 +13,8 @@ from bursar.core.values.quantity import UNLIMITED
 from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.credit import credit
 from bursar.ops.credit.ledger import Receipt
+from bursar.ops.lifecycle.dispatch import change_command
 from bursar.ops.objects import object as object_ops
-from bursar.ops.objects.dispatch import change_command
 from bursar.ops.runtime.command import Reply
 from bursar.ops.runtime.runtime import Office
 from bursar.wire.kinds.registry import BY_NAME

@@ -8,8 +8,8 @@ import msgspec
 
 from bursar.core.objects.object import Key
 from bursar.core.values.refusal import Code, Refusal
+from bursar.ops.lifecycle.dispatch import change_command
 from bursar.ops.objects import object as object_ops
-from bursar.ops.objects.dispatch import change_command
 from bursar.ops.runtime.runtime import Office
 from bursar.store.db.idempotency import Claim, RequestKey
 from bursar.wire.kinds.registry import BY_NAME

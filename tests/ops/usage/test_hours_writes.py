@@ -9,9 +9,9 @@ import pytest
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key, Origin
 from bursar.core.values.refusal import Refusal
+from bursar.ops.lifecycle.dispatch import create_command
 from bursar.ops.nodes.fence import fence
 from bursar.ops.objects import object as object_ops
-from bursar.ops.objects.dispatch import create_command
 from bursar.ops.runtime.command import Command
 from bursar.ops.runtime.runtime import Office
 from bursar.ops.workloads.report import Report

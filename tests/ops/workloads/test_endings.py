@@ -13,9 +13,9 @@ from bursar.core.values.access import Role
 from bursar.core.values.selector import parse, parse_fields
 from bursar.loops import housekeeping
 from bursar.ops.access import token as token_ops
+from bursar.ops.lifecycle.bootstrap import bootstrap, first_objects
+from bursar.ops.lifecycle.dispatch import delete_command
 from bursar.ops.objects import object as object_ops
-from bursar.ops.objects.bootstrap import bootstrap, first_objects
-from bursar.ops.objects.dispatch import delete_command
 from bursar.ops.objects.object import Preconditions
 from bursar.ops.runtime.clock import now
 from bursar.ops.runtime.command import Reply, Written

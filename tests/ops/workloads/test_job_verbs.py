@@ -11,8 +11,8 @@ from bursar.core.objects.object import Key, Origin
 from bursar.core.values.refusal import Refusal
 from bursar.core.values.replace import replace
 from bursar.loops.housekeeping import finish_namespaces
+from bursar.ops.lifecycle.dispatch import delete_command
 from bursar.ops.objects import object as object_ops
-from bursar.ops.objects.dispatch import delete_command
 from bursar.ops.objects.object import Preconditions
 from bursar.ops.runtime.command import Reply, Written
 from bursar.ops.runtime.runtime import Office

@@ -8,8 +8,8 @@ import pytest
 
 from bursar.core.nodes.eviction import Notice, Rule
 from bursar.core.objects.object import Key, Origin, Stored
+from bursar.ops.lifecycle.dispatch import change_command, create_command
 from bursar.ops.objects import object as object_ops
-from bursar.ops.objects.dispatch import change_command, create_command
 from bursar.ops.runtime.clock import now
 from bursar.ops.runtime.command import Reply
 from bursar.ops.runtime.runtime import Office

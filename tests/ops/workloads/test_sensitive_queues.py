@@ -7,8 +7,8 @@ import pytest
 
 from bursar.core.nodes.queue import InQueue, bares_its_work, still_sensitive
 from bursar.core.objects.allocation import Phase
+from bursar.ops.lifecycle.dispatch import delete_command
 from bursar.ops.objects import object as object_ops
-from bursar.ops.objects.dispatch import delete_command
 from bursar.ops.objects.object import Preconditions
 from bursar.ops.runtime.command import Reply
 from bursar.ops.runtime.runtime import Office

@@ -20,7 +20,7 @@ from bursar.api.serve import Server, opened_house
 from bursar.api.site.routes import build_routes
 from bursar.core.values.access import Role
 from bursar.ops.access.token import create_token
-from bursar.ops.objects.bootstrap import bootstrap
+from bursar.ops.lifecycle.bootstrap import bootstrap
 from bursar.ops.runtime.clock import now
 from bursar.store.objects import object as object_store
 from bursar.store.objects.change import load_position

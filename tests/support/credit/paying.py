@@ -7,8 +7,8 @@ import msgspec
 from bursar.core.credit.billing_terms import Billing
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key, Origin
+from bursar.ops.lifecycle.dispatch import create_command
 from bursar.ops.objects import object as object_ops
-from bursar.ops.objects.dispatch import create_command
 from bursar.ops.runtime.command import Reply
 from bursar.ops.runtime.runtime import Office
 from bursar.ops.workloads.report import Report, report

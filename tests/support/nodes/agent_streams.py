@@ -16,9 +16,9 @@ from bursar.api.serve import opened_house
 from bursar.core.nodes.eviction import Notice
 from bursar.core.objects.object import Key
 from bursar.core.values.refusal import Refusal
+from bursar.ops.lifecycle.bootstrap import bootstrap
 from bursar.ops.nodes.x509 import OUR_LIFE
 from bursar.ops.objects import object as object_ops
-from bursar.ops.objects.bootstrap import bootstrap
 from bursar.ops.runtime.feed import Feed
 from bursar.ops.runtime.runtime import Office
 from bursar.ops.scheduling import evict as evict_ops

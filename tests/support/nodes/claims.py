@@ -9,11 +9,11 @@ from bursar.core.objects.object import Origin
 from bursar.core.values.access import Reach
 from bursar.core.values.quantity import format_amount
 from bursar.core.values.refusal import Refusal
+from bursar.ops.lifecycle.dispatch import create_command
 from bursar.ops.nodes import claim as ops
 from bursar.ops.nodes.capacity import report_capacity, report_isolation
 from bursar.ops.nodes.claim import ReleaseNode, node_key
 from bursar.ops.objects import object as object_ops
-from bursar.ops.objects.dispatch import create_command
 from bursar.ops.runtime.command import Reply
 from bursar.ops.runtime.runtime import Office
 from bursar.store.nodes import node as node_store

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 from anyio.from_thread import start_blocking_portal
 
-from bursar.ops.objects.bootstrap import prepare
+from bursar.ops.lifecycle.bootstrap import prepare
 from bursar.store.db.database import Connection, connect
 from bursar.store.db.migrate import migrate
 from bursar.store.embedded import Embedded, start

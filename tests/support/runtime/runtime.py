@@ -14,9 +14,9 @@ from bursar.core.objects.object import Key, Origin, Stored
 from bursar.core.quota.quota import Counter, Move, deltas
 from bursar.core.quota.tenant_tree import Row
 from bursar.core.values.refusal import Refusal
+from bursar.ops.lifecycle.bootstrap import bootstrap
+from bursar.ops.lifecycle.dispatch import change_command, create_command, delete_command
 from bursar.ops.objects import object as object_ops
-from bursar.ops.objects.bootstrap import bootstrap
-from bursar.ops.objects.dispatch import change_command, create_command, delete_command
 from bursar.ops.objects.object import Preconditions
 from bursar.ops.open_runtime import open_runtime
 from bursar.ops.runtime.command import Reply, Written

@@ -17,8 +17,8 @@ from bursar.core.scheduling.state.placed_columns import Placed
 from bursar.core.values.quantity import UNLIMITED
 from bursar.loops.informer import Keeper
 from bursar.loops.schedule import Scheduler
+from bursar.ops.lifecycle.dispatch import change_command
 from bursar.ops.objects import object as object_ops
-from bursar.ops.objects.dispatch import change_command
 from bursar.ops.runtime.command import Reply
 from bursar.ops.runtime.runtime import Office
 from bursar.ops.scheduling.leader import stand

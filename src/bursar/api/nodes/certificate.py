@@ -20,10 +20,10 @@ from bursar.api.nodes.node import others_node, use_up_token
 from bursar.api.objects.object import key_of, kind_of, origin_of
 from bursar.core.values.access import Role
 from bursar.core.values.refusal import Code, Refusal, invalid
+from bursar.ops.lifecycle.dispatch import create_command
 from bursar.ops.nodes import node_ca as ops
 from bursar.ops.nodes.x509 import Issued, fingerprint, read_request
 from bursar.ops.objects import object as object_ops
-from bursar.ops.objects.dispatch import create_command
 from bursar.ops.runtime.clock import timestamp
 from bursar.wire.kinds.node import Node, describe_itself
 from bursar.wire.shared.document import encode

@@ -13,8 +13,8 @@ from bursar.api.objects.object import find, key_of, kind_of, origin_of, query_of
 from bursar.api.objects.render import shown
 from bursar.core.objects.object import Key
 from bursar.core.values.refusal import Code, Refusal, invalid
+from bursar.ops.lifecycle.dispatch import delete_command
 from bursar.ops.objects import object as ops
-from bursar.ops.objects.dispatch import delete_command
 from bursar.ops.objects.object import Preconditions
 from bursar.ops.runtime.command import Reply, Written
 from bursar.store.objects import listing

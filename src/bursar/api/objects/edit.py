@@ -36,9 +36,9 @@ from bursar.core.values.access import Role, allows, reach
 from bursar.core.values.names import quoted
 from bursar.core.values.patch import PatchError, TestFailed, json_patch, merge, strategic
 from bursar.core.values.refusal import Code, Refusal, invalid
+from bursar.ops.lifecycle.dispatch import change_command, owner_of
 from bursar.ops.nodes.node import cap
 from bursar.ops.objects import object as ops
-from bursar.ops.objects.dispatch import change_command, owner_of
 from bursar.ops.objects.object import conflict
 from bursar.ops.runtime.command import Command, Written
 from bursar.wire.kinds.node import Node

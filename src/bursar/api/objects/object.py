@@ -25,8 +25,8 @@ from bursar.core.values.access import Identity, Role, reach
 from bursar.core.values.refusal import Code, Refusal, field_fault, invalid
 from bursar.core.values.replace import replace
 from bursar.core.values.selector import SelectorError, parse, parse_fields
+from bursar.ops.lifecycle.dispatch import create_command, owner_of
 from bursar.ops.objects import object as ops
-from bursar.ops.objects.dispatch import create_command, owner_of
 from bursar.ops.objects.object import not_found
 from bursar.ops.quota.cluster_ceiling import unsatisfiable
 from bursar.ops.runtime.command import Reply, Written

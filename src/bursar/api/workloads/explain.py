@@ -39,8 +39,8 @@ from bursar.core.values.access import reach
 from bursar.core.values.money import credits_of
 from bursar.core.values.redaction import redacted
 from bursar.core.values.refusal import Code, Refusal, invalid
+from bursar.ops.lifecycle.dispatch import create_command
 from bursar.ops.objects import object as object_ops
-from bursar.ops.objects.dispatch import create_command
 from bursar.ops.objects.object import Create, submitter
 from bursar.ops.scheduling.cost_estimate import Quote, quote, refused_time
 from bursar.ops.scheduling.leader_query import Draft, Simulate

@@ -14,9 +14,9 @@ import msgspec
 
 from bursar.core.objects.object import Key, Origin, Stored
 from bursar.core.values.refusal import Refusal
+from bursar.ops.lifecycle.dispatch import change_command
 from bursar.ops.nodes.node import cap
 from bursar.ops.objects import object as object_ops
-from bursar.ops.objects.dispatch import change_command
 from bursar.ops.runtime.clock import timestamp
 from bursar.ops.runtime.command import Command, Reply
 from bursar.ops.runtime.runtime import Office

@@ -10,8 +10,8 @@ from bursar.core.objects.charge import NOTHING
 from bursar.core.objects.object import Key, Origin, Stored
 from bursar.core.values.refusal import Code, Refusal
 from bursar.core.values.replace import replace
+from bursar.ops.lifecycle.namespace import Terminate
 from bursar.ops.nodes.node import ChangeNode, DeleteNode, RegisterNode
-from bursar.ops.objects.namespace import Terminate
 from bursar.ops.objects.object import Change, Create, Delete, Preconditions, changed_draft, new_draft, submitter
 from bursar.ops.runtime.command import Command
 from bursar.ops.workloads.allocation import GRACE_SECONDS, Release

@@ -10,7 +10,7 @@ import structlog
 
 from bursar.core.objects.object import Key, Origin
 from bursar.core.values.refusal import Code, Refusal
-from bursar.ops.objects.dispatch import create_command
+from bursar.ops.lifecycle.dispatch import create_command
 from bursar.ops.objects.object import get, submit
 from bursar.ops.open_runtime import open_runtime
 from bursar.ops.runtime.runtime import Office
