@@ -9,7 +9,11 @@ import pytest
 
 from bursar.api.http import body as body_module
 from bursar.api.http.context import BODY_BYTES_MAX
+from bursar.wire.kinds.allocation import ALLOCATION
+from bursar.wire.kinds.registry import KINDS
+from bursar.wire.kinds.settings import SETTINGS
 from bursar.wire.shared import faults
+from bursar.wire.shared.kind import Kind
 from support.api.site import APPLY, JSON_PATCH, MERGE, STRATEGIC, Site, allocation
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -20,6 +24,11 @@ PROTOBUF = "application/vnd.kubernetes.protobuf"
 # What stands before many small values, one of them, and what stands after them.
 SHAPES: dict[str, tuple[str, str, str]] = {
     "amounts": ('{"metadata":{"name":"a"},"spec":{"resources":{"requests":{', '"%d":[]', "}}}}"),
+    "amounts of a template": (
+        '{"metadata":{"name":"a"},"spec":{"template":{"spec":{"resources":{"requests":{',
+        '"%d":[]',
+        "}}}}}}",
+    ),
     "limits": ('{"metadata":{"name":"a"},"spec":{"limits":{', '"%d":{}', "}}}"),
     "labels": ('{"metadata":{"name":"a","labels":{', '"%d":"!"', '}},"spec":{}}'),
     "annotations": ('{"metadata":{"name":"a","annotations":{', '"%d":1', '}},"spec":{}}'),
@@ -41,11 +50,19 @@ def shaped(shape: str, count: int) -> bytes:
     return f"{begin}{pieces}{end}".encode()
 
 
+MADE = [kind for kind in KINDS if kind not in (ALLOCATION, SETTINGS)]
+
+
+def path_of(kind: Kind, team: str) -> str:
+    return f"namespaces/{team}/{kind.plural}" if kind.namespaced else kind.plural
+
+
 def requests(team: str) -> Iterator[tuple[str, str, str]]:
     """Routes of all sorts, and the media types that each takes."""
     yield from (("POST", f"namespaces/{team}/allocations", media) for media in ("application/json", YAML, PROTOBUF))
     yield from (("PATCH", f"tenants/{team}", media) for media in (MERGE, APPLY))
-    yield from (("POST", path, "application/json") for path in ("nodes", "usage"))
+    yield from (("POST", path, "application/json") for path in ("usage", *(path_of(kind, team) for kind in MADE)))
+    yield "PUT", "settings/system", "application/json"
 
 
 @pytest.fixture
