@@ -1,18 +1,21 @@
 """No body takes long to refuse: values are bounded, few are held against the schema, and long bodies have a thread."""
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from bursar.api.credit import credit as credit_module
 from bursar.api.http import body as body_module
 from bursar.api.http.context import BODY_BYTES_MAX
 from bursar.wire.kinds.allocation import ALLOCATION
 from bursar.wire.kinds.registry import KINDS
 from bursar.wire.kinds.settings import SETTINGS
 from bursar.wire.shared import faults
+from bursar.wire.shared.bounds import require_unique_keys
 from bursar.wire.shared.kind import Kind
 from support.api.site import APPLY, JSON_PATCH, MERGE, STRATEGIC, Site, allocation
 
@@ -141,6 +144,37 @@ async def test_long_bodies_are_read_beside_the_loop(site: Site, monkeypatch: pyt
     assert (await site.post(f"namespaces/{team}/allocations", text.encode(), media=YAML)).status == 201
     assert readers
     assert readers.count(threading.main_thread()) <= 1, "only what was read from YAML is checked where it is used"
+
+
+async def test_every_route_reads_long_bodies_beside_the_loop(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    readers: list[threading.Thread] = []
+    plain = credit_module._plain
+
+    def noted(raw: bytes, value: Any) -> None:
+        readers.append(threading.current_thread())
+        require_unique_keys(raw, value)
+
+    def noted_plain(value: Any) -> Any:
+        readers.append(threading.current_thread())
+        return plain(value)
+
+    monkeypatch.setattr(body_module, "require_unique_keys", noted)
+    monkeypatch.setattr(credit_module, "_plain", noted_plain)
+    twice = b'{"x":1,"x":2,"text":"%s"}' % (b"x" * body_module.INLINE_BYTES_MAX)
+    asked = 0
+    for path, item in (await site.get("/openapi.json")).body["paths"].items():
+        for method in {"post", "put", "patch", "delete"} & item.keys() - (
+            {"put"} if path.endswith("/stdin") else set()
+        ):
+            reply = await site.ask(method.upper(), re.sub(r"\{\w+\}", "absent", path), twice)
+            assert (reply.status, "twice" in reply.message) == (400, True), (method, path, reply)
+            asked += 1
+    assert len(readers) == asked > 50
+    for path in ("leases", "accounts", "prices"):
+        reply = await site.post(path, {"text": "x" * body_module.INLINE_BYTES_MAX})
+        assert reply.status == 400, reply
+    assert len(readers) > asked + 3, "exact numbers are read from the same bytes"
+    assert threading.main_thread() not in readers
 
 
 @pytest.mark.parametrize(
