@@ -114,6 +114,30 @@ async def test_a_body_with_too_many_values_is_told_how_many_there_may_be(site: S
     assert (await site.post(f"namespaces/{team}/allocations", sound)).status == 201, "text has no values"
 
 
+@pytest.mark.parametrize("text", ["x" * 1_400_000, "x " * 700_000], ids=["a word", "words"])
+async def test_a_refusal_does_not_grow_with_what_it_quotes(site: Site, text: str) -> None:
+    team = await site.namespace()
+    bodies: list[tuple[str, Any]] = []
+    for field in ("queue", "priorityClass", "ttl", "onNodeLost"):
+        one = allocation("a", cpu=1)
+        job = {"metadata": {"name": "a"}, "spec": {"template": {"spec": {**one["spec"], field: text}}}}
+        one["spec"][field] = text
+        bodies += [(f"namespaces/{team}/allocations", one), (f"namespaces/{team}/jobs", job)]
+    named, limited = allocation(text, cpu=1), allocation("a", cpu=1)
+    limited["spec"]["resources"]["requests"][text] = 1
+    bodies += [(f"namespaces/{team}/allocations", one) for one in (named, limited)]
+    bodies += [
+        ("tenants", {"metadata": {"name": "a"}, "spec": spec})
+        for spec in ({"parent": text}, {"tier": text}, {"limits": {text: 1}}, {text: 1})
+    ]
+    bodies += [("leases", {"request_id": "a", "account": text}), ("accounts", {"tenant": text})]
+    for path, body in bodies:
+        tried = {} if path in ("leases", "accounts") else {"dryRun": "All"}
+        reply = await site.post(path, body, **tried)
+        assert 400 <= reply.status < 500, reply
+        assert len(json.dumps(reply.body)) < 16_384, (path, str(reply.body)[:1000])
+
+
 async def test_json_that_says_it_is_yaml_is_bounded_too(site: Site) -> None:
     team = await site.namespace()
     reply = await site.post(f"namespaces/{team}/allocations", b"[" + b"1," * 700_000 + b"1]", media=YAML)
