@@ -2,6 +2,8 @@
 
 import json
 
+import click
+import pytest
 from click.testing import CliRunner
 
 from bursar.bench.main import bench
@@ -19,3 +21,18 @@ def test_the_command_prints_one_object_last() -> None:
     assert figures["hot_max_per_s"] > 0
     assert figures["max_vs_baseline"] == round(figures["max_per_s"] / figures["baseline_tx_per_s"], 2)
     assert {"extended_per_s", "max_p99_ms", "hot_p99_ms", "baseline_connections", "cores"} <= figures.keys()
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf"])
+def test_no_float_option_of_a_benchmark_takes_what_is_no_number(text: str) -> None:
+    floats = [
+        (command, option)
+        for command in bench.commands.values()
+        for option in command.params
+        if isinstance(option.type, click.types.FloatParamType)
+    ]
+    assert len(floats) > 4
+    for command, option in floats:
+        with pytest.raises(click.BadParameter):
+            option.type.convert(text, option, click.Context(command))
+    assert CliRunner().invoke(bench, ["leases", "--seconds", text]).exit_code == 2

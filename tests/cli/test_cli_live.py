@@ -389,7 +389,35 @@ def test_a_limit_below_what_is_used_is_told(shell: Shell) -> None:
             "nothing is stopped, new work is refused until there is room\n"
         )
     assert shell(f"{lower} 2").stderr == ""
-    assert shell(f"{lower} none").stderr == ""
+    without = f"note: tenant {shell.namespace} has no limit of its own any more for max_concurrent_allocations; "
+    assert shell(f"{lower} none").stderr.startswith(without)
+    assert shell(f"{lower} none").stderr == "", "it was gone"
+
+
+def test_limits_that_are_removed_are_told(shell: Shell, tmp_path: Path) -> None:
+    where, limits = f"tenant {shell.namespace}", {"allocations": 0, "volumes": 3}
+    body = {"metadata": {"name": "a"}, "spec": {"resources": {"requests": {"cpu": 1}}}}
+    shell(f"create allocation -n {shell.namespace} -f -", given=json.dumps(body))
+    gone = (
+        f"note: tenant {shell.namespace} has no limits of its own any more; "
+        "those of its tier, of the tenants above it and of the system apply\n"
+    )
+    tenant = {"kind": "Tenant", "metadata": {"name": shell.namespace}, "spec": {"limits": limits}}
+    editor = tmp_path / "editor.sh"
+    editor.write_text('#!/bin/sh\nsed -i "/^  limits:/,/^    volumes:/d; s/^spec:$/spec: {}/" "$1"\n')
+    editor.chmod(0o700)
+    ways: list[tuple[list[str], dict[str, Any]]] = [
+        ([f"patch {where} -p", '{"spec":{"limits":null}}'], {}),
+        (["apply -f -"], {"given": json.dumps({**tenant, "spec": {}})}),
+        ([f"edit {where}"], {"env": {"EDITOR": str(editor)}}),
+    ]
+    for words, options in ways:
+        lowered = shell("apply -f -", given=json.dumps(tenant))
+        assert "is refused until there is room" in lowered.stderr
+        assert shell(*words, **options).stderr == gone, words
+    shell("apply -f -", given=json.dumps(tenant))
+    assert shell(f"patch {where} --dry-run -p", '{"spec":{"limits":null}}').stderr == "", "nothing was changed"
+    assert shell(f"patch {where} -p", '{"metadata":{"labels":{"a":"b"}}}').stderr == "", "limits were left as they are"
 
 
 def test_tokens(shell: Shell) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -15,6 +16,16 @@ import uvloop
 SECONDS_MAX = 3600.0
 
 
+class FiniteRange(click.FloatRange):
+    """A range of numbers. NaN is in none, but compares as neither below nor above, so click lets it pass."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a number.", param, ctx)
+        return number
+
+
 @click.group()
 def bench() -> None:
     """Measure, on this machine, now."""
@@ -22,7 +33,7 @@ def bench() -> None:
 
 @bench.command()
 @click.option(
-    "--seconds", default=10.0, show_default=True, type=click.FloatRange(0.1, SECONDS_MAX),
+    "--seconds", default=10.0, show_default=True, type=FiniteRange(0.1, SECONDS_MAX),
     help="How long each part is measured.",
 )  # fmt: skip
 @click.option(
@@ -37,7 +48,7 @@ def api(seconds: float, watchers: int, as_json: bool) -> None:
 
 
 @bench.command()
-@click.option("--seconds", default=5.0, show_default=True, type=click.FloatRange(0.1, 3600), help="Of each part.")
+@click.option("--seconds", default=5.0, show_default=True, type=FiniteRange(0.1, 3600), help="Of each part.")
 @click.option("--list-mb", default=41, show_default=True, type=click.IntRange(1, 400), help="Length of each list.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, last.")
 def abuse(as_json: bool, **options: Any) -> None:
@@ -77,13 +88,13 @@ def schedule(as_json: bool, **options: Any) -> None:
 @bench.command()
 @click.option("--agents", default=5000, show_default=True, type=click.IntRange(1, 9999), help="How many agents.")
 @click.option(
-    "--beat", default=5.0, show_default=True, type=click.FloatRange(0.01, SECONDS_MAX), help="Seconds between beats."
+    "--beat", default=5.0, show_default=True, type=FiniteRange(0.01, SECONDS_MAX), help="Seconds between beats."
 )
 @click.option(
     "--seconds",
     default=20.0,
     show_default=True,
-    type=click.FloatRange(1, SECONDS_MAX),
+    type=FiniteRange(1, SECONDS_MAX),
     help="How long each part lasts.",
 )
 @click.option("--secure", default=200, show_default=True, type=click.IntRange(0, 9999), help="Agents in the mTLS part.")
@@ -103,13 +114,13 @@ def agents(as_json: bool, **options: Any) -> None:
     "--jobs", default=10_000, show_default=True, type=click.IntRange(2, 1_000_000), help="How many run and are paid."
 )
 @click.option(
-    "--delta", default=5.0, show_default=True, type=click.FloatRange(0.01, SECONDS_MAX), help="Seconds between beats."
+    "--delta", default=5.0, show_default=True, type=FiniteRange(0.01, SECONDS_MAX), help="Seconds between beats."
 )
 @click.option(
     "--seconds",
     default=15.0,
     show_default=True,
-    type=click.FloatRange(1, SECONDS_MAX),
+    type=FiniteRange(1, SECONDS_MAX),
     help="How long each part lasts.",
 )
 @click.option("--accounts", default=100, show_default=True, type=click.IntRange(1), help="How many pay for them.")

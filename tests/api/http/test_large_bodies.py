@@ -1,15 +1,22 @@
 """No body takes long to refuse: values are bounded, few are held against the schema, and long bodies have a thread."""
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from bursar.api.credit import credit as credit_module
 from bursar.api.http import body as body_module
 from bursar.api.http.context import BODY_BYTES_MAX
+from bursar.wire.kinds.allocation import ALLOCATION
+from bursar.wire.kinds.registry import KINDS
+from bursar.wire.kinds.settings import SETTINGS
 from bursar.wire.shared import faults
+from bursar.wire.shared.bounds import require_unique_keys
+from bursar.wire.shared.kind import Kind
 from support.api.site import APPLY, JSON_PATCH, MERGE, STRATEGIC, Site, allocation
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -20,6 +27,11 @@ PROTOBUF = "application/vnd.kubernetes.protobuf"
 # What stands before many small values, one of them, and what stands after them.
 SHAPES: dict[str, tuple[str, str, str]] = {
     "amounts": ('{"metadata":{"name":"a"},"spec":{"resources":{"requests":{', '"%d":[]', "}}}}"),
+    "amounts of a template": (
+        '{"metadata":{"name":"a"},"spec":{"template":{"spec":{"resources":{"requests":{',
+        '"%d":[]',
+        "}}}}}}",
+    ),
     "limits": ('{"metadata":{"name":"a"},"spec":{"limits":{', '"%d":{}', "}}}"),
     "labels": ('{"metadata":{"name":"a","labels":{', '"%d":"!"', '}},"spec":{}}'),
     "annotations": ('{"metadata":{"name":"a","annotations":{', '"%d":1', '}},"spec":{}}'),
@@ -41,11 +53,19 @@ def shaped(shape: str, count: int) -> bytes:
     return f"{begin}{pieces}{end}".encode()
 
 
+MADE = [kind for kind in KINDS if kind not in (ALLOCATION, SETTINGS)]
+
+
+def path_of(kind: Kind, team: str) -> str:
+    return f"namespaces/{team}/{kind.plural}" if kind.namespaced else kind.plural
+
+
 def requests(team: str) -> Iterator[tuple[str, str, str]]:
     """Routes of all sorts, and the media types that each takes."""
     yield from (("POST", f"namespaces/{team}/allocations", media) for media in ("application/json", YAML, PROTOBUF))
     yield from (("PATCH", f"tenants/{team}", media) for media in (MERGE, APPLY))
-    yield from (("POST", path, "application/json") for path in ("nodes", "usage"))
+    yield from (("POST", path, "application/json") for path in ("usage", *(path_of(kind, team) for kind in MADE)))
+    yield "PUT", "settings/system", "application/json"
 
 
 @pytest.fixture
@@ -94,6 +114,30 @@ async def test_a_body_with_too_many_values_is_told_how_many_there_may_be(site: S
     assert (await site.post(f"namespaces/{team}/allocations", sound)).status == 201, "text has no values"
 
 
+@pytest.mark.parametrize("text", ["x" * 1_400_000, "x " * 700_000], ids=["a word", "words"])
+async def test_a_refusal_does_not_grow_with_what_it_quotes(site: Site, text: str) -> None:
+    team = await site.namespace()
+    bodies: list[tuple[str, Any]] = []
+    for field in ("queue", "priorityClass", "ttl", "onNodeLost"):
+        one = allocation("a", cpu=1)
+        job = {"metadata": {"name": "a"}, "spec": {"template": {"spec": {**one["spec"], field: text}}}}
+        one["spec"][field] = text
+        bodies += [(f"namespaces/{team}/allocations", one), (f"namespaces/{team}/jobs", job)]
+    named, limited = allocation(text, cpu=1), allocation("a", cpu=1)
+    limited["spec"]["resources"]["requests"][text] = 1
+    bodies += [(f"namespaces/{team}/allocations", one) for one in (named, limited)]
+    bodies += [
+        ("tenants", {"metadata": {"name": "a"}, "spec": spec})
+        for spec in ({"parent": text}, {"tier": text}, {"limits": {text: 1}}, {text: 1})
+    ]
+    bodies += [("leases", {"request_id": "a", "account": text}), ("accounts", {"tenant": text})]
+    for path, body in bodies:
+        tried = {} if path in ("leases", "accounts") else {"dryRun": "All"}
+        reply = await site.post(path, body, **tried)
+        assert 400 <= reply.status < 500, reply
+        assert len(json.dumps(reply.body)) < 16_384, (path, str(reply.body)[:1000])
+
+
 async def test_json_that_says_it_is_yaml_is_bounded_too(site: Site) -> None:
     team = await site.namespace()
     reply = await site.post(f"namespaces/{team}/allocations", b"[" + b"1," * 700_000 + b"1]", media=YAML)
@@ -124,6 +168,37 @@ async def test_long_bodies_are_read_beside_the_loop(site: Site, monkeypatch: pyt
     assert (await site.post(f"namespaces/{team}/allocations", text.encode(), media=YAML)).status == 201
     assert readers
     assert readers.count(threading.main_thread()) <= 1, "only what was read from YAML is checked where it is used"
+
+
+async def test_every_route_reads_long_bodies_beside_the_loop(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    readers: list[threading.Thread] = []
+    plain = credit_module._plain
+
+    def noted(raw: bytes, value: Any) -> None:
+        readers.append(threading.current_thread())
+        require_unique_keys(raw, value)
+
+    def noted_plain(value: Any) -> Any:
+        readers.append(threading.current_thread())
+        return plain(value)
+
+    monkeypatch.setattr(body_module, "require_unique_keys", noted)
+    monkeypatch.setattr(credit_module, "_plain", noted_plain)
+    twice = b'{"x":1,"x":2,"text":"%s"}' % (b"x" * body_module.INLINE_BYTES_MAX)
+    asked = 0
+    for path, item in (await site.get("/openapi.json")).body["paths"].items():
+        for method in {"post", "put", "patch", "delete"} & item.keys() - (
+            {"put"} if path.endswith("/stdin") else set()
+        ):
+            reply = await site.ask(method.upper(), re.sub(r"\{\w+\}", "absent", path), twice)
+            assert (reply.status, "twice" in reply.message) == (400, True), (method, path, reply)
+            asked += 1
+    assert len(readers) == asked > 50
+    for path in ("leases", "accounts", "prices"):
+        reply = await site.post(path, {"text": "x" * body_module.INLINE_BYTES_MAX})
+        assert reply.status == 400, reply
+    assert len(readers) > asked + 3, "exact numbers are read from the same bytes"
+    assert threading.main_thread() not in readers
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 """Objects over HTTP: every verb of Kubernetes, alone and in races."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
 
+from bursar.api.objects.edit import SPEC_HINT
 from support.api.site import APPLY, JSON_PATCH, STRATEGIC, TABLE, Site, allocation, made, node
 from support.runtime.runtime import assert_counters_equal_charges
 
@@ -88,6 +90,8 @@ async def test_a_merge_patch_removes_by_null(site: Site) -> None:
     [
         ("application/merge-patch+json", {"spec": None}),
         (STRATEGIC, {"spec": None}),
+        (STRATEGIC, {"spec": {"$patch": "delete"}}),
+        (STRATEGIC, {"$patch": "delete"}),
         (JSON_PATCH, [{"op": "remove", "path": "/spec"}]),
         (JSON_PATCH, [{"op": "replace", "path": "/spec", "value": None}]),
     ],
@@ -96,8 +100,23 @@ async def test_a_patch_does_not_remove_the_whole_spec_and_its_limits(site: Site,
     name = site.name("t")
     await site.post("tenants", {"metadata": {"name": name}, "spec": {"limits": {"nodes": 3}}})
     reply = await site.patch(f"tenants/{name}", patch, media)
-    assert (reply.status, "spec to null" in reply.body["message"]) == (400, True)
+    assert (reply.status, "whole spec" in reply.message, reply.body["details"]["hint"]) == (400, True, SPEC_HINT)
     assert (await site.get(f"tenants/{name}")).body["spec"]["limits"] == {"nodes": 3}
+
+
+@pytest.mark.parametrize("media", ["application/json", "application/yaml"])
+async def test_a_replacement_that_says_no_spec_removes_none(site: Site, media: str) -> None:
+    path = f"tenants/{(name := site.name('t'))}"
+    await site.post("tenants", {"metadata": {"name": name}, "spec": {"limits": {"nodes": 3}}})
+    for body in ({"metadata": {"name": name}}, {"metadata": {"name": name}, "spec": None}):
+        reply = await site.put(path, json.dumps(body).encode(), media=media)
+        assert (reply.status, "whole spec" in reply.message, reply.body["details"]["hint"]) == (400, True, SPEC_HINT)
+    assert (await site.get(path)).body["spec"]["limits"] == {"nodes": 3}
+    emptied = await site.put(path, json.dumps({"metadata": {"name": name}, "spec": {}}).encode(), media=media)
+    assert (emptied.status, (await site.get(path)).body.get("spec") or {}) == (200, {})
+    labelled = {"metadata": {"name": name, "labels": {"a": "b"}}}
+    reply = await site.put(path, json.dumps(labelled).encode(), media=media)
+    assert (reply.status, reply.body["metadata"]["labels"]) == (200, {"a": "b"}), "there is nothing to remove"
 
 
 async def test_a_strategic_patch_merges_lists_by_their_key(site: Site) -> None:

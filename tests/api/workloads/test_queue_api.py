@@ -17,7 +17,7 @@ async def test_a_queue_for_sensitive_work_is_kept_while_work_is_in_it(site: Site
     for refused in (
         await site.delete(f"queues/{queue}"),
         await site.patch(f"queues/{queue}", {"spec": {"profile": "ml"}}),
-        await site.put(f"queues/{queue}", {"metadata": {"name": queue}}),
+        await site.put(f"queues/{queue}", {"metadata": {"name": queue}, "spec": {}}),
     ):
         assert (refused.status, refused.body["details"]["code"]) == (409, "in_use")
         assert "1 allocation that waits" in refused.message

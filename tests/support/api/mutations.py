@@ -81,7 +81,8 @@ class _Parts:
             lambda: chance.choice((None, True, False, [], {}, [None], {"": None}, [[]], {"a": {"b": {"c": []}}})),
             lambda: [chance.choice(TEXTS)] * chance.choice((1, 3, 300)),
             lambda: {
-                f"{chance.choice(TEXTS)}{number}": chance.choice(NUMBERS) for number in range(chance.choice((2, 200)))
+                f"{chance.choice(TEXTS)}{number}": chance.choice((*NUMBERS, [], {}))
+                for number in range(chance.choice((2, 200, 600)))
             },
             lambda: _deep(chance.choice((5, 60, 300))),
         )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from typing import Any
 
 import msgspec
@@ -13,7 +16,7 @@ from bursar.wire.kinds.allocation import Allocation
 from bursar.wire.kinds.job import Job
 from bursar.wire.kinds.node import Node
 from bursar.wire.kinds.registry import KINDS
-from bursar.wire.shared.faults import FAULTS_MAX, VALUE_CHARS_MAX, all_faults, dotted
+from bursar.wire.shared.faults import FAULTS_MAX, VALUE_CHARS_MAX, all_faults, dotted, told_by
 
 
 def test_every_fault_is_listed_at_once() -> None:
@@ -103,6 +106,57 @@ def test_hostile_documents_do_no_harm() -> None:
 def test_names_with_dots_stand_in_brackets() -> None:
     assert dotted(["spec", "hard", "nvidia.com/gpu"]) == "spec.hard[nvidia.com/gpu]"
     assert dotted(["spec", "taints", 0, "key"]) == "spec.taints[0].key"
+
+
+REQUESTS: dict[str, Any] = {"metadata": {}, "spec": {"template": {"spec": {"resources": {"requests": {"cpu": []}}}}}}
+OF_A_MAP = "Expected `int | float | str`, got `array` - at `$.spec.template.spec.resources.requests[...]`"
+
+
+@pytest.mark.parametrize(
+    ("kind_type", "document", "path", "message"),
+    [
+        (Job, {"metadata": {"name": 1}}, "metadata.name", "expected str, got int"),
+        (
+            Job,
+            {"metadata": {"ownerReferences": [{}]}},
+            "metadata.ownerReferences[0]",
+            "object missing required field kind",
+        ),
+        (Node, {"metadata": {}, "spec": {"taints": [{"key": 1}]}}, "spec.taints[0].key", "expected str, got int"),
+        (Node, {"metadata": {}, "spec": {"a-b": 1}}, "spec", "object contains unknown field a-b"),
+        (Node, {"metadata": {}, "x - at `$.y": 1}, "y", "object contains unknown field x"),
+        (Node, {"metadata": {}, "spec": {"x - at `$.y!": 1}}, "spec", "object contains unknown field x - at $.y!"),
+        (Job, [], "", "Expected `object`, got `array`"),
+        (Node, {"metadata": {}, "x": 1}, "", "Object contains unknown field `x`"),
+        (Job, REQUESTS, "", OF_A_MAP),
+        (Job, {"metadata": {"labels": {1: "a"}}}, "", "Expected `str`, got `int` - at `key` in `$.metadata.labels`"),
+    ],
+)
+def test_the_path_is_read_from_what_msgspec_says(kind_type: type, document: Any, path: str, message: str) -> None:
+    with pytest.raises(msgspec.ValidationError) as caught:
+        msgspec.convert(document, kind_type)
+    assert told_by(str(caught.value)) == (path, message)
+
+
+@pytest.mark.parametrize(
+    "error",
+    ["`", "", " - at `$", " - at `$.a", "a - at `$.b` ", "a - at `$.b c`", "a - at `$.b[]`", "a - at `$.b[x]`", "$.a`"],
+)
+def test_what_ends_in_no_path_is_left_as_it_is(error: str) -> None:
+    assert told_by(error) == ("", error)
+
+
+def test_no_message_takes_long_to_read() -> None:
+    """The work is linear. It is done in a process of its own, since nothing else runs while a pattern is matched; a
+    pattern that tries each step in every way takes minutes for the shortest of these."""
+    errors = [
+        OF_A_MAP,
+        f"Object contains unknown field `x - at `$.{'a' * 1_000_000}!` - at `$.spec[...]`",
+        f"Object contains unknown field `{' - at `$.aaaaaaaa.aaaaaaaa!' * 50_000}` - at `$.spec[...]`",
+        f"a - at `${'.aaaaaaaa[0]' * 100_000}!`",
+    ]
+    read = "import sys, json; from bursar.wire.shared.faults import told_by; list(map(told_by, json.load(sys.stdin)))"
+    subprocess.run([sys.executable, "-c", read], input=json.dumps(errors), text=True, timeout=5, check=True)
 
 
 json_values = st.recursive(

@@ -65,7 +65,7 @@ ACCOUNTS_MAX = 500
 
 async def top_up(call: Call) -> Outcome:
     """Put credit into an account. A tenant's own begins with its first top-up."""
-    order = read_order(call, NewTopup, "top-up", _topup_faults)
+    order = await read_order(call, NewTopup, "top-up", _topup_faults)
     if isinstance(order, Refusal):
         return order
     owner = await _owner(call, order.account)
@@ -88,13 +88,13 @@ async def top_up(call: Call) -> Outcome:
 
 async def refund(call: Call) -> Outcome:
     """Give back what was spent."""
-    order = read_order(call, NewRefund, "refund", _refund_faults)
+    order = await read_order(call, NewRefund, "refund", _refund_faults)
     return order if isinstance(order, Refusal) else await _move(call, order, ops.refund)
 
 
 async def adjust(call: Call) -> Outcome:
     """Put a balance right by hand; who did, and why, is kept with the entry."""
-    order = read_order(call, NewAdjustment, "adjustment", _adjustment_order_faults)
+    order = await read_order(call, NewAdjustment, "adjustment", _adjustment_order_faults)
     return order if isinstance(order, Refusal) else await _move(call, order, ops.adjust)
 
 
@@ -196,7 +196,7 @@ async def get_account(call: Call) -> Outcome:
 
 async def open_account(call: Call) -> Outcome:
     """Open an account. A user's own pays for that user from then on, and the tenant's no longer does."""
-    order = read_order(call, NewAccount, "account", _account_faults, required=False)
+    order = await read_order(call, NewAccount, "account", _account_faults, required=False)
     if isinstance(order, Refusal):
         return order
     owner = Owner(order.tenant, order.user)
@@ -221,7 +221,7 @@ async def open_account(call: Call) -> Outcome:
 
 async def change_account(call: Call) -> Outcome:
     """Suspend it, let it go on, close it; how far it may go below nothing; and when its owner is warned."""
-    order = read_order(call, AccountChange, "account", _change_faults, required=False)
+    order = await read_order(call, AccountChange, "account", _change_faults, required=False)
     if isinstance(order, Refusal):
         return order
     changes: dict[str, Any] = {}
@@ -245,7 +245,7 @@ async def get_limits(call: Call) -> Outcome:
 
 async def put_limits(call: Call) -> Outcome:
     """Replace all limits of an account. Without a burst, what may be leased at once is one window's worth."""
-    order = read_order(call, NewLimits, "set of limits", _limit_faults, required=False)
+    order = await read_order(call, NewLimits, "set of limits", _limit_faults, required=False)
     if isinstance(order, Refusal):
         return order
     rate = None if order.spend_rate is None else nanocredits(order.spend_rate)

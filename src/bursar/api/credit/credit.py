@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from bursar.api.http.action import faulty
-from bursar.api.http.body import REQUEST_ID_CHARS_MAX, dry_run, read_document
+from bursar.api.http.body import REQUEST_ID_CHARS_MAX, dry_run, read_beside, read_document
 from bursar.api.http.route import JSON, Call, Param
 from bursar.core.credit.account import Account, Owner, account_name, no_account, spends_anothers
 from bursar.core.credit.lease import Lease, lease_number
@@ -43,13 +43,13 @@ PLACE_MAX: Final = 2**63 - 1
 # Bodies.
 
 
-def read_order(
+async def read_order(
     call: Call, wanted: type[T], what: str, check: Callable[[T], list[Cause]], *, required: bool = True
 ) -> T | Refusal:
     """A checked body with its request id, which is `required` where money moves."""
     if refusal := _no_dry_run(call):
         return refusal
-    document = _read(call)
+    document = await read_beside(call, _read)
     if isinstance(document, Refusal):
         return document
     try:

@@ -58,7 +58,7 @@ GPUS_MAX = 10**9  # thousandths in one lease
 async def open_lease(call: Call) -> Outcome:
     """Hold the first window, if there is credit and every limit has room."""
     tree = await call.house.tree()
-    order = read_order(call, NewLease, "lease", lambda one: _faults(one, tree.credits))
+    order = await read_order(call, NewLease, "lease", lambda one: _faults(one, tree.credits))
     if isinstance(order, Refusal):
         return order
     if refusal := too_small(tree, _asking(order)):
@@ -149,7 +149,7 @@ def _faults(order: NewLease, policy: CreditPolicy) -> list[Cause]:
 async def extend_lease(call: Call) -> Outcome:
     """Pay for more time, as far ahead as the settings allow."""
     policy = (await call.house.tree()).credits
-    order = read_order(
+    order = await read_order(
         call, ExtendLease, "extension", lambda one: seconds_faults("delta_seconds", one.delta_seconds, SECONDS_MAX)
     )
     if isinstance(order, Refusal):
@@ -178,7 +178,7 @@ SECONDS_MAX = 30 * 86_400
 
 async def close_lease(call: Call) -> Outcome:
     """Settle it by our own clock; the rest of what is held is free again. One that has ended stays as it ended."""
-    order = read_order(call, CloseLease, "closing", lambda _: [])
+    order = await read_order(call, CloseLease, "closing", lambda _: [])
     if isinstance(order, Refusal):
         return order
     found = await find_lease(call, spending=True)

@@ -33,7 +33,7 @@ async def take(call: Call) -> Outcome:
     )
     if isinstance(payer, Refusal):
         return payer
-    order = read_order(call, Payment, "payment", _faults, required=False)
+    order = await read_order(call, Payment, "payment", _faults, required=False)
     if isinstance(order, Refusal):
         return order
     owner = named_owner(call, order.account)

@@ -48,7 +48,7 @@ def _in_force(known: list[Price], at: int) -> list[Price]:
 
 async def set_price(call: Call) -> Outcome:
     """A new price, from now on or from a later time. What has begun is never changed."""
-    order = read_order(call, NewPrice, "price", _faults, required=False)
+    order = await read_order(call, NewPrice, "price", _faults, required=False)
     if isinstance(order, Refusal):
         return order
     order = one_name_each(order)

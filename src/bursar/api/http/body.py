@@ -128,20 +128,28 @@ def _too_many() -> Refusal:
 
 
 async def weigh(call: Call) -> Refusal | None:
-    """Bound a body that is not short before a handler reads it; what takes long to read is read here."""
-    media = call.media_type
+    """Bound a body that is not short before a handler reads it. The document of one that takes long to read is made
+    here, in a thread, whatever the route is."""
     if BYTES in call.route.body_media:
         return None  # Nobody reads it as a document.
-    if media != PROTOBUF and not _is_yaml(media):
-        if has_more_values_json(call.body):
-            return _too_many()
-        if media == JSON or len(call.body) <= INLINE_BYTES_MAX:
-            return None
-    document = await _apart(call, read_document, call)
+    if len(call.body) <= INLINE_BYTES_MAX and call.media_type != PROTOBUF and not _is_yaml(call.media_type):
+        return None  # It is too short to hold too many values.
+    document = await _apart(call, _read_bounded, call)
     if isinstance(document, Refusal):
         return document
     call.document = document
     return None
+
+
+def _read_bounded(call: Call) -> Any:
+    # The readers of YAML and protobuf count values while they read.
+    counts_itself = call.media_type == PROTOBUF or _is_yaml(call.media_type)
+    return _too_many() if not counts_itself and has_more_values_json(call.body) else read_document(call)
+
+
+async def read_beside(call: Call, read: Callable[[Call], T]) -> T:
+    """Read a body in a way of its own: in a thread where it is long."""
+    return await _apart(call, read, call) if len(call.body) > INLINE_BYTES_MAX else read(call)
 
 
 def _is_yaml(media: str) -> bool:

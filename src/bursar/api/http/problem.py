@@ -51,6 +51,7 @@ TABLE: dict[Code, tuple[int, str]] = {
 }
 
 CAUSES_MAX = 50
+NAME_CHARS_MAX = 320  # no name is longer, nor is NAME@UID of a deleted tenant
 
 # Kinds for which running into a quota is a 403, as the allocation API has it; for all others it is a 409.
 FORBIDDEN_FOR_QUOTA = frozenset({"allocations", "jobs"})
@@ -71,7 +72,7 @@ def body_of(refusal: Refusal, request_id: str, *, resource: str = "", kind: str 
     status, reason = status_of(refusal, resource)
     details: dict[str, Any] = {"code": refusal.code}
     if name:
-        details["name"] = name
+        details["name"] = name[:NAME_CHARS_MAX]
     if resource:
         details["kind"] = kind if kind and reason == "Invalid" else resource
     if refusal.hint:

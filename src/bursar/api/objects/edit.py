@@ -49,7 +49,8 @@ MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
-SPEC_REMOVED = "it sets spec to null and would remove every limit and setting in it; name the fields to change"
+SPEC_REMOVED = "it would remove the whole spec, every limit and setting in it"
+SPEC_HINT = 'Name the fields to change or, where all of them are meant to go, replace the object with "spec": {}.'
 PATCHES = (MERGE_PATCH, STRATEGIC_PATCH, JSON_PATCH, APPLY_PATCH)
 
 
@@ -61,7 +62,20 @@ async def replace_object(call: Call) -> Outcome:
         return body
     pinned = body.object.metadata.resource_version or ""
     wanted: dict[str, Any] = msgspec.to_builtins(body.object)
-    return await edit_object(call, lambda _: wanted, pinned=pinned, request_id=body.request_id, warnings=body.warnings)
+    return await edit_object(
+        call,
+        lambda _: wanted,
+        pinned=pinned,
+        request_id=body.request_id,
+        warnings=body.warnings,
+        lacks_spec=not wanted.get("spec") and _says_no_spec(call),
+    )
+
+
+def _says_no_spec(call: Call) -> bool:
+    """Whether a body leaves spec out, or says null: neither asks for an empty one."""
+    document = read_document(call)
+    return isinstance(document, dict) and document.get("spec") is None
 
 
 async def patch_object(call: Call) -> Outcome:
@@ -81,12 +95,6 @@ async def patch_object(call: Call) -> Outcome:
         return missing if call.route.subresource else await _apply_new(call, kind, patch)
 
     def edited(document: dict[str, Any]) -> Any:
-        result = patched(document)
-        if document.get("spec") and isinstance(result, dict) and result.get("spec") is None:
-            raise PatchError(SPEC_REMOVED)
-        return result
-
-    def patched(document: dict[str, Any]) -> Any:
         if media == JSON_PATCH:
             return json_patch(document, patch)
         if media == STRATEGIC_PATCH:
@@ -98,7 +106,14 @@ async def patch_object(call: Call) -> Outcome:
     if media != JSON_PATCH and not isinstance(patch, dict):
         return invalid("a merge patch must be an object")
     request_id = patch.pop("request_id", "") if isinstance(patch, dict) else ""
-    return await edit_object(call, edited, pinned="", request_id=request_id)
+    lacks_spec = True if media == STRATEGIC_PATCH and _deletes_spec(patch) else None
+    return await edit_object(call, edited, pinned="", request_id=request_id, lacks_spec=lacks_spec)
+
+
+def _deletes_spec(patch: dict[str, Any]) -> bool:
+    """Whether a strategic merge patch takes all of spec away by its directive, which leaves an empty object."""
+    spec = patch.get("spec")
+    return isinstance(spec, dict) and spec.get("$patch") == "delete"
 
 
 async def _apply_new(call: Call, kind: Kind, document: Any) -> Outcome:
@@ -117,9 +132,19 @@ async def _apply_new(call: Call, kind: Kind, document: Any) -> Outcome:
 
 
 async def edit_object(
-    call: Call, edited: Any, *, pinned: str, request_id: Any = "", warnings: tuple[str, ...] = ()
+    call: Call,
+    edited: Any,
+    *,
+    pinned: str,
+    request_id: Any = "",
+    warnings: tuple[str, ...] = (),
+    lacks_spec: bool | None = None,
 ) -> Outcome:
-    """Apply an edit to the latest version, and again while others are faster, unless the caller named a version."""
+    """Apply an edit to the latest version, and again while others are faster, unless the caller named a version.
+
+    An edit that `lacks_spec` asks for none, and is refused where there is one to lose; where that is None, an edit
+    lacks it if its result does.
+    """
     kind, key = kind_of(call), key_of(call)
     claim, dry = claim_of(call, request_id), dry_run(call)
     if isinstance(claim, Refusal):
@@ -133,7 +158,7 @@ async def edit_object(
 
     def edit(before: Stored, document: dict[str, Any]) -> Command | Refusal:
         unchanged.clear()
-        result = next_version(call, kind, before, document, edited)
+        result = next_version(call, kind, before, document, edited, lacks_spec=lacks_spec)
         if isinstance(result, Refusal):
             return result
         one, spec_changed = result
@@ -182,7 +207,7 @@ def _out_of_sight(call: Call, kind: Kind, before: Stored, one: Object) -> Refusa
 
 
 def next_version(
-    call: Call, kind: Kind, before: Stored, document: dict[str, Any], edited: Any
+    call: Call, kind: Kind, before: Stored, document: dict[str, Any], edited: Any, *, lacks_spec: bool | None = None
 ) -> tuple[Object | None, bool] | Refusal:
     """The object after an edit, and whether its spec changed; None where nothing did."""
     try:
@@ -200,7 +225,9 @@ def next_version(
         return conflict(before.key)
     if refusal := _other_identity(before, wanted):
         return refusal
-    merged = _only_what_may_change(call.route.subresource == "status", document, wanted)
+    is_status = call.route.subresource == "status"
+    merged = _only_what_may_change(is_status, document, wanted)
+    loses_spec = not is_status and (wanted.get("spec") is None if lacks_spec is None else lacks_spec)
     if merged == document:
         return None, False
     body = convert(call, kind, merged)
@@ -213,6 +240,8 @@ def next_version(
     after["metadata"]["resourceVersion"] = document["metadata"]["resourceVersion"]
     if after == document:
         return None, False
+    if loses_spec and document.get("spec") and after.get("spec") != document["spec"]:
+        return invalid(SPEC_REMOVED, hint=SPEC_HINT)
     return body.object, _spec(after) != _spec(document)
 
 

@@ -8,6 +8,7 @@ import click
 
 from bursar.cli.shell import completers, manifest
 from bursar.cli.shell.connection import Connection, connected, dry_run_option, namespace_option
+from bursar.cli.shell.limit_notes import tell_limits, tenant_before
 from bursar.cli.shell.output import output_option, say
 from bursar.cli.shell.problem import Outcomes, Problem
 
@@ -40,8 +41,10 @@ def apply(connection: Connection, kind: str, files: Sequence[str], recursive: bo
         try:
             noun, resource = manifest.place(one, connection, kind)
             one.require_name()
+            before = None if dry_run else tenant_before(connection, noun.plural, one.document["metadata"]["name"])
             applied = resource.apply(one.document, dry_run=dry_run)
             say(noun, applied.object, applied.outcome, output, dry_run=dry_run)
+            tell_limits(connection, before, applied.object)
         except (BursarError, Problem, click.ClickException) as error:
             outcomes.failed(error)
     outcomes.leave()

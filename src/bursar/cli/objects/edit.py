@@ -9,6 +9,7 @@ import click
 
 from bursar.cli.shell import completers
 from bursar.cli.shell.connection import Connection, connected, namespace_option
+from bursar.cli.shell.limit_notes import tell_limits
 from bursar.cli.shell.output import full_name, say, to_yaml
 from bursar.cli.shell.problem import Problem
 from bursar.cli.shell.resource_arg import one_target
@@ -50,6 +51,7 @@ def edit(connection: Connection, words: Sequence[str]) -> None:
         click.echo(text, err=True)
         raise
     say(target.noun, document, "edited")
+    tell_limits(connection, before if target.noun.plural == "tenants" else None, document)
 
 
 def editable(document: Mapping[str, Any]) -> dict[str, Any]:

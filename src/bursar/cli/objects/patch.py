@@ -10,6 +10,7 @@ import click
 
 from bursar.cli.shell import completers
 from bursar.cli.shell.connection import Connection, connected, dry_run_option, namespace_option
+from bursar.cli.shell.limit_notes import tell_limits, tenant_before
 from bursar.cli.shell.output import output_option, say
 from bursar.cli.shell.resource_arg import one_target
 
@@ -49,10 +50,12 @@ def patch(
         raise click.UsageError("give the patch with -p or in a file with --patch-file")
     target = one_target(words, connection.client)
     content = parsed(text if patch_file is None else patch_file.read_text(), patch_type)
+    before = None if dry_run else tenant_before(connection, target.noun.plural, target.name)
     document = connection.resource(target.noun).patch(
         target.name, content, type=patch_type, subresource=subresource, dry_run=dry_run
     )
     say(target.noun, document, "patched", output, dry_run=dry_run)
+    tell_limits(connection, before, document)
 
 
 def parsed(text: str | None, patch_type: str) -> Any:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from bursar.cli.shell import completers
 from bursar.cli.shell.connection import Connection, connected, dry_run_option
+from bursar.cli.shell.limit_notes import tell_limits, tenant_before
 from bursar.cli.shell.resource_names import check_limited, force_option
-from bursar.core.quota.quota_messages import dimension_label, dimension_of
-from bursar.core.values.quantity import amount
+from bursar.core.quota.quota_messages import dimension_of
 
 NO_LIMIT = "none"
 
@@ -94,32 +94,13 @@ def update(connection: Connection, name: str, limits: Sequence[str], force: bool
             check_limited(dimension, force=force)
     if not changes:
         raise click.UsageError("nothing to change: name at least one limit")
-    connection.client.update_tenant(name, changes, dry_run=dry_run)
+    before = None if dry_run else tenant_before(connection, "tenants", name)
+    after = connection.client.update_tenant(name, changes, dry_run=dry_run)
     click.echo(f"tenant/{name} updated{' (dry run)' if dry_run else ''}")
     if not dry_run:
-        for line in _below_use(connection, name, changes):
-            click.echo(line, err=True)
-
-
-def _below_use(connection: Connection, name: str, changes: Mapping[str, Any]) -> Iterator[str]:
-    """What becomes of work where a limit that was just set is below what is in use."""
-    from bursar.client import BursarError
-
-    numbers = {field: value for field, value in changes.items() if field.startswith("max_")}
-    limited = [dimension_of(field) for field, value in numbers.items() if value is not None]
-    if not limited:
-        return
-    try:
-        answer = connection.client.tenant_quotas(name)
-    except BursarError:
-        return  # The limits are set; that this cannot be read is no failure of it.
-    becomes = "waits" if answer["enforcement"] == "Queue" else "is refused"
-    for dimension in limited:
-        quota = answer["quotas"].get(dimension)
-        if quota and quota["limit"] and amount(dimension, quota["accepted"]) > amount(dimension, quota["limit"]):
-            above = f"{quota['accepted']} are in use, the limit is {quota['limit']}"
-            what = f"nothing is stopped, new work {becomes} until there is room"
-            yield f"note: {dimension_label(dimension)}: {above}; {what}"
+        numbers = {field: value for field, value in changes.items() if field.startswith("max_")}
+        limited = [dimension_of(field) for field, value in numbers.items() if value is not None]
+        tell_limits(connection, before, after, limited)
 
 
 def _value(field: str, value: Any) -> Any:

@@ -3,12 +3,17 @@
 A refusal carries the numbers that explain it and what would help. Doors translate `Code` in one table each (HTTP
 status, gRPC status, exit code); nothing else looks at the message. The codes stand in order of precedence: when several
 apply, the first one is what the caller is told.
+
+Refusals quote what was asked for, which may be as long as a body. Each bounds its own texts when it is made, so that
+none of its copies (answers, remembered answers, logs) grows with its cause.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 
 class Code(StrEnum):
@@ -68,6 +73,30 @@ FORGETTABLE = frozenset(
 )
 
 
+WORD_CHARS_MAX: Final = 120
+MESSAGE_CHARS_MAX: Final = 4096
+CAUSE_CHARS_MAX: Final = 512
+_WORD: Final = re.compile(r"\S++")
+_CLOSING: Final = "\"'`:;,.)]}"
+
+
+def shortened(text: str, chars_max: int = MESSAGE_CHARS_MAX) -> str:
+    """A text whose words are cut, so that the sentence around a long value stays, and then the text itself."""
+    if len(text) <= WORD_CHARS_MAX:
+        return text
+    text = _WORD.sub(_short_word, text)
+    return text if len(text) <= chars_max else f"{text[: chars_max - 1]}…"
+
+
+def _short_word(found: re.Match[str]) -> str:
+    word = found[0]
+    if len(word) <= WORD_CHARS_MAX:
+        return word
+    value = word.rstrip(_CLOSING)
+    closing = word[len(value) :][:4]
+    return f"{value[: WORD_CHARS_MAX - 1 - len(closing)]}…{closing}"
+
+
 @dataclass(frozen=True, slots=True)
 class Cause:
     """One reason among several: a field that is wrong, or a limit that has no room."""
@@ -81,6 +110,13 @@ class Cause:
     current_usage: str = ""
     requested_delta: str = ""
 
+    def __post_init__(self) -> None:
+        if len(self.message) > WORD_CHARS_MAX:
+            object.__setattr__(self, "message", shortened(self.message, CAUSE_CHARS_MAX))
+        for name in ("field", "dimension", "scope"):
+            if len(text := getattr(self, name)) > CAUSE_CHARS_MAX:
+                object.__setattr__(self, name, f"{text[: CAUSE_CHARS_MAX - 1]}…")
+
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
@@ -90,6 +126,11 @@ class Refusal:
     causes: tuple[Cause, ...] = ()
     retry_after_seconds: int = 0
     seconds_left: float | None = None  # that a lease which was not extended is still paid for
+
+    def __post_init__(self) -> None:
+        for name in ("message", "hint"):
+            if len(text := getattr(self, name)) > WORD_CHARS_MAX:
+                object.__setattr__(self, name, shortened(text))
 
     @property
     def remembered(self) -> bool:

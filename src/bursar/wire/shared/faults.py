@@ -27,7 +27,11 @@ VALUES_COMPARED_MAX = 512
 VALUE_CHARS_MAX = 63
 PATH_CHARS_MAX = 512
 
-_MSGSPEC = re.compile(r"(?P<what>.*) - at `\$\.?(?P<path>(?:[\w-]+|\[\d+\]|\.)*)`", re.DOTALL)
+# msgspec puts the path last: names of fields, indexes of lists, and `[...]` for a value of a map, which cannot be
+# followed. The quantifiers are possessive: a step given back character by character can never match better, and trying
+# that takes time exponential in the length of the path.
+_PATH_FOLLOWS = " - at `$"
+_PATH = re.compile(r"\.?((?:[\w-]++|\[\d++\]|\.)*+)`")
 _STEPS = re.compile(r"[\w-]+|\[\d+\]")
 _OF_VALUES = (ValidationErrorKind.Type, ValidationErrorKind.AnyOf, ValidationErrorKind.Enum)
 
@@ -59,11 +63,12 @@ def all_faults(kind_type: type, document: Any) -> list[tuple[str, str]]:
 
 def told_by(error: str) -> tuple[str, str]:
     """Path and message of what msgspec says; without a path where it tells none that can be followed."""
-    found = _MSGSPEC.fullmatch(error)
-    if found is None:
+    what, found, rest = error.rpartition(_PATH_FOLLOWS)
+    path = _PATH.fullmatch(rest) if found else None
+    if path is None:
         return "", error
-    said = found["what"].replace("`", "")
-    return found["path"], f"{said[:1].lower()}{said[1:]}"
+    said = what.replace("`", "")
+    return path[1], f"{said[:1].lower()}{said[1:]}"
 
 
 def without_faulty(kind_type: type, document: Any, paths: Iterable[str] = ()) -> Any:
